@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup quickstart test check bench time-to-voice clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
+
+setup: $(READY)  ## make .venv and install everything (once)
+
+$(READY): pyproject.toml
+	@echo "==> Setting up $(VENV): about 6 GB, 2 minutes and more on a slow line; only done once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $(READY)
+	@echo "==> Installed"
+
+quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickstart/report.html
+	@echo "==> Running recipes/quickstart.yaml (stages that are done are skipped)"
+	@$(BIN)/audiollm run recipes/quickstart.yaml
+	@echo "==> Open runs/quickstart/report.html; the figures are in runs/quickstart/summary.json"
+
+test: $(READY)  ## pass the tests
+	@echo "==> Running the tests"
+	@$(BIN)/python -m pytest
+
+check: $(READY)  ## ruff, mypy and the import contract
+	@echo "==> ruff, mypy, import contract"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+time-to-voice: $(READY)  ## minutes from raw recordings to speech that is understood (AUDIO=, TRANSCRIPTS=, TEST=)
+	@$(BIN)/python benchmarks/time_to_voice.py $(if $(AUDIO),--audio $(AUDIO)) \
+		$(if $(TRANSCRIPTS),--transcripts '$(TRANSCRIPTS)') $(if $(TEST),--test '$(TEST)')
+
+bench: time-to-voice  ## every benchmark; each prints JSON lines
+
+clean:  ## remove the environment and caches (never runs/)
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

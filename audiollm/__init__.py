@@ -1,0 +1,23 @@
+"""audiollm: the open training stack for audio LLMs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "DualFFN": "audiollm.models.dual_ffn",
+    "Generator": "audiollm.generation.run",
+    "load_recipe": "audiollm.recipe",
+    "run_recipe": "audiollm.runner",
+}
+__all__ = ["DualFFN", "Generator", "__version__", "load_recipe", "run_recipe"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded at first use, so that `audiollm --help` does not wait for torch."""
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'audiollm' has no attribute {name!r}")

@@ -1,0 +1,54 @@
+"""What `audiollm` needs of a codec, and how it gets one without knowing the package that makes it."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from audiollm.config import ConfigError, nearest
+from audiollm.files import read_json
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Waveform to codes and back. Codes are int64 `[num_codebooks, frames]`."""
+
+    @property
+    def frame_rate(self) -> float: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @property
+    def codebook_size(self) -> int: ...
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def codebook_vectors_KVD(self) -> Tensor:
+        """What each code stands for in the latent space, float32 `[num_codebooks, codebook_size, dim]`."""
+
+    def encode(self, samples_CN: Tensor) -> Tensor:
+        """float32 `[1, samples]` at `sample_rate` to codes `[num_codebooks, ceil(samples * frame_rate / sample_rate)]`."""
+
+    def decode(self, codes_KT: Tensor) -> Tensor:
+        """Codes to float32 `[1, frames * sample_rate / frame_rate]`."""
+
+
+def load_codec(folder: Path) -> Codec:
+    """The codec saved in `folder`, through the entry-point group `audiollm.codecs` and `model_type` in its config.
+
+    Raises:
+        ConfigError: no config there, or no installed package knows its `model_type`.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise ConfigError(
+            f"no codec in {folder}: config.json is missing", str(folder), "give a codec's folder"
+        )
+    kind = str(read_json(path).get("model_type"))
+    known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
+    if kind not in known:
+        raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), nearest(kind, known))
+    codec: Codec = known[kind].load().from_pretrained(folder)
+    return codec

@@ -1,0 +1,344 @@
+"""Recipes in YAML to plain data: inheritance, overrides, references, and errors that name file, line and remedy.
+
+Everything here works on safely loaded YAML; typing and unknown keys are the business of `recipe.py`, which
+hands every stage's settings to that stage's pydantic model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+KeyPath = tuple[str | int, ...]
+
+REQUIRED = "???"
+_REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+
+
+class ConfigError(Exception):
+    """A recipe, an override or a command that cannot be used.
+
+    Args:
+        message: what is wrong, beginning with the key.
+        where: file and line (`recipe.yaml:9`), or `command line`.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, message: str, where: str = "", remedy: str = "") -> None:
+        self.message, self.where, self.remedy = message, where, remedy
+        super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
+
+
+@dataclass
+class Document:
+    """Plain data with the place that every key came from."""
+
+    data: dict[str, Any]
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        """The origin of the longest known prefix of `path`."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.origins:
+                return self.origins[path[:end]]
+        return ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest of `known`, or the whole list where nothing is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "there is none to choose from"
+
+
+def load_document(path: Path) -> Document:
+    """Read a recipe with everything that its `base:` chain says.
+
+    Raises:
+        ConfigError: missing file, not YAML, doubled key, circular `base`, or not a mapping.
+    """
+    return _load(Path(path), seen=())
+
+
+def apply_overrides(document: Document, overrides: Sequence[str], stage_names: Sequence[str]) -> None:
+    """Write `key.sub=value` overrides into the document; the value is read as YAML.
+
+    The first word is a stage's name or a top-level key that the recipe has; a new key below a stage is
+    allowed here and checked later by the stage's own model.
+    """
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        parts = key.split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"{text!r} is not key=value", "command line", "example: train.steps=500")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            parsed = value
+        _write_override(document, parts, parsed, stage_names)
+
+
+def resolve(document: Document, used: set[str]) -> Document:
+    """The top level with every `${key}` replaced, and nothing left that is `???`.
+
+    Args:
+        used: receives the top-level keys that were referred to.
+    """
+    resolved = Document(dict(document.data), document.origins)
+    for key, value in document.data.items():
+        if key == "stages":
+            continue
+        try:
+            resolved.data[key] = _resolve_value(value, (key,), document, {}, used)
+        except RecursionError:
+            raise ConfigError(f"{key}: its references go round in a circle", document.where((key,))) from None
+    return resolved
+
+
+def resolve_settings(
+    settings: dict[str, Any],
+    path: KeyPath,
+    document: Document,
+    artifacts: Mapping[str, Mapping[str, str]],
+    used: set[str],
+) -> dict[str, Any]:
+    """One stage's settings, whose place in the document is `path`, with every reference replaced.
+
+    Args:
+        artifacts: stage name -> artifact name -> path, of the stages before this one.
+        used: receives the top-level keys and stage names that were referred to.
+    """
+    resolved = _resolve_value(settings, path, document, artifacts, used)
+    assert isinstance(resolved, dict)
+    return resolved
+
+
+def show_path(path: KeyPath) -> str:
+    """`('stages', 2, 'train', 'minutes')` as `stages[2].train.minutes`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def _load(path: Path, seen: tuple[Path, ...]) -> Document:
+    if path.resolve() in seen:
+        raise ConfigError(
+            f"base: {path} is its own ancestor", str(seen[-1]), "remove one of the `base:` lines"
+        )
+    child = _read_yaml(path)
+    base = child.data.pop("base", None)
+    if base is None:
+        return child
+    if not isinstance(base, str):
+        raise ConfigError("base: must be the path of a recipe", child.where(("base",)))
+    parent_path = path.parent / base
+    if not parent_path.is_file():
+        raise ConfigError(
+            f"base: no such file: {parent_path}",
+            child.where(("base",)),
+            "the path is relative to this recipe",
+        )
+    parent = _load(parent_path, (*seen, path.resolve()))
+    return _merge(parent, child)
+
+
+def _read_yaml(path: Path) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("no such recipe", str(path), _recipes_nearby(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", str(path), "a recipe is a UTF-8 text file") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"not valid YAML: {getattr(error, 'problem', error)}", where) from None
+    if not isinstance(data, dict) or node is None:
+        raise ConfigError("a recipe is a mapping of keys to values", str(path), "see recipes/quickstart.yaml")
+    document = Document(data)
+    _record_lines(node, (), str(path), document.origins)
+    return document
+
+
+def _record_lines(node: yaml.Node, path: KeyPath, file: str, origins: dict[KeyPath, str]) -> None:
+    origins.setdefault(path, f"{file}:{node.start_mark.line + 1}")
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            key, place = str(key_node.value), f"{file}:{key_node.start_mark.line + 1}"
+            if key in seen:
+                raise ConfigError(f"{show_path((*path, key))}: given twice", place, "keep one of them")
+            seen.add(key)
+            origins[(*path, key)] = place
+            _record_lines(value_node, (*path, key), file, origins)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _record_lines(item, (*path, index), file, origins)
+
+
+def _recipes_nearby(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path()
+    names = sorted(p.name for p in folder.glob("*.yaml"))
+    return nearest(path.name, names) if names else "give the path of a .yaml file"
+
+
+# ---------------------------------------------------------------------------------------------- merging
+
+
+def split_stage(entry: Any) -> tuple[str, str, dict[str, Any]] | None:
+    """`{kind: {settings}}` or `{name: n, kind: {settings}}` as (name, kind, settings); None if malformed."""
+    if isinstance(entry, str):
+        return entry, entry, {}
+    if not isinstance(entry, dict):
+        return None
+    kinds = [key for key in entry if key != "name"]
+    if len(kinds) != 1 or not isinstance(kinds[0], str):
+        return None
+    kind, settings = kinds[0], entry[kinds[0]]
+    name = entry.get("name", kind)
+    if settings is None:
+        settings = {}
+    return (name, kind, settings) if isinstance(settings, dict) and isinstance(name, str) else None
+
+
+def _merge(parent: Document, child: Document) -> Document:
+    """`child` over `parent`: mappings deeply, stages by name (settings merged, new stages appended)."""
+    merged = Document(dict(parent.data), dict(parent.origins))
+    merged.origins[()] = child.where(())
+    for key, value in child.data.items():
+        if key == "stages" and isinstance(value, list) and isinstance(parent.data.get("stages"), list):
+            _merge_stages(merged, child, value)
+        else:
+            merged.data[key] = _merge_value(merged.data.get(key), value)
+            _copy_origins(child, (key,), merged, (key,))
+    return merged
+
+
+def _merge_stages(merged: Document, child: Document, entries: list[Any]) -> None:
+    stages = list(merged.data["stages"])
+    names = [parts[0] if (parts := split_stage(entry)) else None for entry in stages]
+    for index, entry in enumerate(entries):
+        parts = split_stage(entry)
+        target = names.index(parts[0]) if parts and parts[0] in names else len(stages)
+        if parts and target < len(stages):
+            old = split_stage(stages[target])
+            assert old is not None
+            same_kind = old[1] == parts[1]
+            settings = _merge_value(old[2], parts[2]) if same_kind else parts[2]
+            stages[target] = {"name": parts[0], parts[1]: settings}
+        else:
+            stages.append(entry)
+            names.append(parts[0] if parts else None)
+        _copy_origins(child, ("stages", index), merged, ("stages", target))
+    merged.data["stages"] = stages
+
+
+def _merge_value(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merge_value(old.get(key), value) for key, value in new.items()}}
+    return new
+
+
+def _copy_origins(source: Document, path: KeyPath, target: Document, new_path: KeyPath) -> None:
+    for key, where in source.origins.items():
+        if key[: len(path)] == path:
+            target.origins[(*new_path, *key[len(path) :])] = where
+
+
+# ------------------------------------------------------------------------------------------- overriding
+
+
+def _write_override(document: Document, parts: list[str], value: Any, stage_names: Sequence[str]) -> None:
+    head, where = parts[0], "command line"
+    if len(parts) > 1 and head in stage_names:
+        index = stage_names.index(head)
+        split = split_stage(document.data["stages"][index])
+        assert split is not None
+        name, kind, settings = split
+        document.data["stages"][index] = {"name": name, kind: settings}
+        path: KeyPath = ("stages", index, kind)
+        container, rest = settings, parts[1:]
+    elif head in document.data and head != "stages":
+        path, container, rest = (), document.data, parts
+    else:
+        known = [key for key in document.data if key != "stages"] + [f"{name}." for name in stage_names]
+        raise ConfigError(f"{'.'.join(parts)}: this recipe has no such key", where, nearest(head, known))
+    for part in rest[:-1]:
+        inner = container.get(part)
+        if not isinstance(inner, dict):
+            inner = container[part] = {}
+        container, path = inner, (*path, part)
+    container[rest[-1]] = value
+    document.origins[(*path, rest[-1])] = where
+
+
+# -------------------------------------------------------------------------------------------- resolving
+
+
+def _resolve_value(
+    value: Any, path: KeyPath, document: Document, artifacts: Mapping[str, Mapping[str, str]], used: set[str]
+) -> Any:
+    if isinstance(value, dict):
+        return {k: _resolve_value(v, (*path, k), document, artifacts, used) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_resolve_value(v, (*path, i), document, artifacts, used) for i, v in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    if value == REQUIRED:
+        key = show_path(path)
+        raise ConfigError(f"{key}: required", document.where(path), f"give it: {path[-1]}=...")
+    whole = _REFERENCE.fullmatch(value)
+    if whole and whole.group(1) is not None:
+        return _look_up(whole.group(1), path, document, artifacts, used)
+
+    def substitute(match: re.Match[str]) -> str:
+        if match.group(1) is None:
+            return "${"
+        return str(_look_up(match.group(1), path, document, artifacts, used))
+
+    return _REFERENCE.sub(substitute, value)
+
+
+def _look_up(
+    name: str, path: KeyPath, document: Document, artifacts: Mapping[str, Mapping[str, str]], used: set[str]
+) -> Any:
+    where, head = document.where(path), name.partition(".")[0]
+    if "." in name:
+        artifact = name.partition(".")[2]
+        if head in artifacts:
+            if artifact in artifacts[head]:
+                used.add(head)
+                return artifacts[head][artifact]
+            raise ConfigError(
+                f"{show_path(path)}: stage {head!r} makes no {artifact!r}",
+                where,
+                nearest(artifact, artifacts[head]),
+            )
+    elif head in document.data and head != "stages":
+        used.add(head)
+        value = document.data[head]
+        if value == REQUIRED:
+            raise ConfigError(f"{head}: required", document.where((head,)), f"give it: {head}=...")
+        if (head,) == path:
+            raise ConfigError(f"{head}: refers to itself", where)
+        return _resolve_value(value, (head,), document, artifacts, used)
+    known = [key for key in document.data if key != "stages"]
+    known += [f"{stage}.{artifact}" for stage, made in artifacts.items() for artifact in made]
+    raise ConfigError(
+        f"{show_path(path)}: ${{{name}}} refers to nothing above this stage", where, nearest(name, known)
+    )

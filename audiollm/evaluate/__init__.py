@@ -1,0 +1,1 @@
+"""Judges and benchmarks: what scores a model, and shares nothing with it."""

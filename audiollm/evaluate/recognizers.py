@@ -1,0 +1,104 @@
+"""Speech recognizers that run offline on a CPU and share nothing with our models: judges and annotators.
+
+Shapes: C channels, N samples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from audiollm.data.text import recognition_form, spoken_form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SAMPLE_RATE = 16000
+_LEVEL_DBFS = -26.0
+_MAX_GAIN_DB = 40.0
+_DITHER = 1e-3  # standard deviation of the noise: -60 dBFS
+_PADDING_S = 0.2
+
+
+class PocketsphinxRecognizer:
+    """CMU Pocketsphinx with its English model, in one thread; the same input gives the same text.
+
+    A clip is brought to -26 dBFS (RMS) at 16 kHz mono, and white noise at -60 dBFS is added and put for 0.2 s
+    on either side, because digital silence ruins the features: without it 81 % of the words of synthetic
+    speech are wrong in the open vocabulary and 60 % with it, under 1 % with a closed grammar.
+
+    Measured on 300 recordings of digits (8 kHz, cut tightly) with a grammar of the ten: 83 to 84 % right over
+    three seeds of the noise, 77 to 80 % without the level. Padding of 0.1 to 1 s, other noise levels and
+    colours, cmn, remove_noise, beams, vocal tract warping and mirroring the band above 4 kHz do no better
+    beyond chance: what is missing is that band ("six" loses its /s/, 4 of 30). Cost: 0.01 s of CPU a clip.
+
+    Args:
+        grammar: the texts of which exactly one is said; None: the open vocabulary of the language model.
+        votes: decode with so many seeds of the noise and take the most frequent text (the first on a tie).
+
+    Raises:
+        ValueError: an empty grammar, or words of it that are not in the pronunciation dictionary.
+    """
+
+    name = "pocketsphinx"
+
+    def __init__(self, grammar: Sequence[str] | None = None, votes: int = 1) -> None:
+        from pocketsphinx import Decoder
+
+        if votes < 1:
+            raise ValueError(f"votes must be at least 1, not {votes}")
+        self._votes = votes
+        options: dict[str, Any] = {"samprate": _SAMPLE_RATE, "loglevel": "FATAL"}
+        if grammar is None:
+            self._decoder = Decoder(**options)
+            return
+        phrases = sorted({recognition_form(spoken_form(text)) for text in grammar} - {""})
+        if not phrases:
+            raise ValueError("the grammar holds no words")
+        self._decoder = Decoder(lm=None, **options)
+        unknown = sorted({word for phrase in phrases for word in phrase.split() if not self._knows(word)})
+        if unknown:
+            raise ValueError(
+                f"not in the pronunciation dictionary of pocketsphinx: {', '.join(unknown)}; "
+                "take these texts out of the grammar, or recognize with the open vocabulary"
+            )
+        alternatives = " | ".join(f"( {phrase} )" for phrase in phrases)
+        self._decoder.add_jsgf_string(
+            "given", f"#JSGF V1.0; grammar given; public <given> = {alternatives} ;"
+        )
+        self._decoder.activate_search("given")
+
+    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+        """What is said, in `recognition_form`; empty where nothing was recognized.
+
+        Args:
+            samples_CN: waveform in [-1, 1], shape [channels, samples].
+            sample_rate: hertz.
+        """
+        from audiollm.audio import resample, rms_dbfs, to_mono
+
+        if samples_CN.shape[1] == 0:
+            return ""
+        mono_1N = resample(to_mono(samples_CN), sample_rate, _SAMPLE_RATE)
+        gain_db = min(_LEVEL_DBFS - rms_dbfs(mono_1N), _MAX_GAIN_DB)
+        samples_N = mono_1N[0].numpy() * 10 ** (gain_db / 20)
+        heard = [self._decode(samples_N, seed) for seed in range(self._votes)]
+        return Counter(heard).most_common(1)[0][0]
+
+    def _decode(self, samples_N: np.ndarray[Any, Any], seed: int) -> str:
+        padding = int(_PADDING_S * _SAMPLE_RATE)
+        padded_N = np.random.default_rng(seed).normal(0.0, _DITHER, len(samples_N) + 2 * padding)
+        padded_N[padding : padding + len(samples_N)] += samples_N
+        pcm = (padded_N.clip(-1.0, 1.0) * 32767.0).astype(np.int16).tobytes()
+        self._decoder.reinit_feat()  # else its normalization would go on from the clip before
+        self._decoder.start_utt()
+        self._decoder.process_raw(pcm, full_utt=True)
+        self._decoder.end_utt()
+        hypothesis = self._decoder.hyp()
+        return recognition_form(hypothesis.hypstr) if hypothesis is not None else ""
+
+    def _knows(self, word: str) -> bool:
+        return self._decoder.lookup_word(word) is not None

@@ -1,0 +1,1 @@
+"""From a prompt to audio codes to sound."""

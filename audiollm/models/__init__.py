@@ -1,0 +1,1 @@
+"""Model definitions: attention over packed sequences and the DualFFN decoder."""

@@ -1,0 +1,1 @@
+"""One training loop for the whole project, and the tasks that train through it."""

@@ -1,0 +1,136 @@
+"""The stage `train`: its settings, the rules of `size`, and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan
+from audiollm.runner import Context
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """What follows from `size`."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    batch_size: int
+    steps: int
+    learning_rate: float
+    vocab_size: int
+
+
+SIZES: dict[str, SizeRule] = {
+    "tiny": SizeRule(256, 6, 4, 64, 1_200, 1.5e-3, 1_024),
+    "small": SizeRule(512, 12, 8, 64, 20_000, 6e-4, 8_192),
+    "300m": SizeRule(1024, 16, 16, 256, 100_000, 3e-4, 32_768),
+    "1b": SizeRule(2048, 16, 32, 512, 250_000, 2e-4, 128_256),
+    "3b": SizeRule(3072, 28, 24, 512, 500_000, 1.5e-4, 128_256),
+}
+
+
+class ModelConfig(BaseModel):
+    """The model of `train`. What is None follows from `size`."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["dual_ffn"] = "dual_ffn"
+    hidden_size: int | None = Field(None, ge=16)
+    num_layers: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=16)
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelConfig:
+        if self.hidden_size and self.num_heads and self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads {self.num_heads}"
+            )
+        return self
+
+
+class TrainConfig(StageConfig):
+    """Settings of `train`. What is None follows from `size`."""
+
+    shards: InputPath
+    model: ModelConfig = ModelConfig()
+    size: Size = "tiny"
+    steps: int | None = Field(None, ge=10)
+    minutes: float | None = Field(None, gt=0)
+    """In place of `steps`: turned into a number of steps once, by a short calibration."""
+    batch_size: int | None = Field(None, ge=1)
+    """Sequences a step."""
+    learning_rate: float | None = Field(None, gt=0)
+    text_dropout: float = Field(0.15, ge=0, lt=1)
+    """Share of the samples whose text is hidden, so that text guidance works."""
+    speaker_dropout: float = Field(0.15, ge=0, lt=1)
+    """Share of the samples whose speaker is hidden, so that speaker guidance works."""
+    corrupt_codes: float = Field(0.16, ge=0, lt=1)
+    """Up to this share of a sample's input codes is replaced at random (targets are not)."""
+    text_weight: float = Field(0.1, ge=0)
+    audio_weight: float = Field(1.0, ge=0)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    checkpoint_seconds: float = Field(20.0, ge=0)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> TrainConfig:
+        if self.steps is not None and self.minutes is not None:
+            raise ValueError("give steps or minutes, not both")
+        return self
+
+
+def intermediate_size(hidden_size: int) -> int:
+    """Feed-forward width: 8/3 of the hidden size (SwiGLU), to the next multiple of 64."""
+    return -(-hidden_size * 8 // 3 // 64) * 64
+
+
+def model_parameters(config: TrainConfig, num_codebooks: int = 8, codebook_size: int = 1026) -> int:
+    """Parameters in closed form (a test compares it with the model's)."""
+    rule = SIZES[config.size]
+    hidden = config.model.hidden_size or rule.hidden_size
+    layers = config.model.num_layers or rule.num_layers
+    wide = config.model.intermediate_size or intermediate_size(hidden)
+    layer = 4 * hidden * hidden + 2 * 3 * hidden * wide + 4 * hidden
+    return layers * layer + hidden + 2 * hidden * (rule.vocab_size + num_codebooks * codebook_size)
+
+
+def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
+    from audiollm.train.run import train_model
+
+    return train_model(config, context)
+
+
+def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    rule = SIZES[config.size]
+    parameters = model_parameters(config)
+    frames = max((plan.facts.get("frames", 0.0) for plan in plans.values()), default=0.0)
+    clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
+    length = frames / clips + 40 if clips else 100.0
+    batch = config.batch_size or rule.batch_size
+    steps = config.steps or (None if config.minutes else rule.steps)
+    hidden, layers = config.model.hidden_size or rule.hidden_size, config.model.num_layers or rule.num_layers
+    activations = batch * length * (layers * 24 * hidden + 3 * 8 * 1026) * 4 / 2**20
+    return StagePlan(
+        parameters=parameters,
+        tokens=(steps or 0) * batch * length,
+        memory_mb=700 + parameters * 16 / 2**20 + activations,
+        disk_mb=parameters * 20 / 2**20,
+        seconds=config.minutes * 60 if config.minutes else None,
+        note=f"{steps} steps of {batch} sequences" if steps else f"{config.minutes} minutes",
+    )
+
+
+STAGE = Stage(
+    kind="train",
+    config=TrainConfig,
+    run=_run,
+    artifacts={"checkpoint": "model"},
+    help="train the DualFFN decoder on the shards",
+    plan=_plan,
+)

@@ -1,0 +1,1 @@
+"""From raw recordings to training data, and from a run to its report."""

@@ -1,0 +1,1 @@
+"""From raw recordings to segments: who said what, when, how well. See README.md beside this file."""

@@ -1,0 +1,224 @@
+"""Pictures for the page: curves as inline SVG that takes the page's colours, spectrograms as small PNGs.
+
+Shapes: N samples, M mel bands, T frames.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+# colours that stand for the page's own, which differ between light and dark
+_INK, _GRID, _SERIES = "#010203", "#010204", ("#010205", "#010206")
+_PAGE_COLOURS = {
+    _INK: "currentColor",
+    _GRID: "var(--line)",
+    _SERIES[0]: "var(--first)",
+    _SERIES[1]: "var(--second)",
+}
+_SVG_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "audiollm",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": _INK,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": _GRID,
+    "ytick.color": _GRID,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "figure.facecolor": "none",
+}
+_MOST_POINTS = 800
+
+DYNAMIC_RANGE_DB = 70.0
+_BANDS, _COLUMNS, _TICKS_HZ = 96, 420, (500, 1000, 2000, 4000, 8000, 16000)
+
+
+# ----------------------------------------------------------------------------------------------- curves
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart: its name and (step, value) points. `dotted` marks each point (evaluations)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dotted: bool = False
+
+
+def series_of(rows: Sequence[Mapping[str, Any]], key: str, name: str, dotted: bool = False) -> Series:
+    """The finite values of `key` in the rows of a `metrics.jsonl`."""
+    points = {}
+    for row in rows:
+        value, step = row.get(key), row.get("step")
+        if isinstance(value, (int, float)) and isinstance(step, (int, float)) and math.isfinite(value):
+            points[float(step)] = float(value)
+    return Series(name, sorted(points.items()), dotted)
+
+
+def curve_chart(series: Sequence[Series], y_label: str, title: str) -> Markup | None:
+    """One chart of up to two series over the training steps; None where there is no point at all.
+
+    Args:
+        title: what the chart shows, for those who hear the page.
+    """
+    series = [one for one in series if one.points]
+    if not series:
+        return None
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SVG_STYLE):
+        figure = Figure(figsize=(3.15, 2.35), layout="constrained")
+        axes = figure.add_subplot()
+        for colour, one in zip(_SERIES, series, strict=False):
+            steps, values = zip(*_thinned(one.points), strict=True)
+            marker = "o" if one.dotted or len(steps) == 1 else None
+            axes.plot(
+                steps, values, color=colour, linewidth=1.4, label=one.name, marker=marker, markersize=3.2
+            )
+        low, high, highest = _limits(series)
+        axes.set_ylim(low, high)
+        if highest > high:
+            axes.text(0.16, 0.93, f"from {highest:.3g}", transform=axes.transAxes, fontsize=8.5)
+        _label(axes, y_label)
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=9, handlelength=1.6, borderaxespad=0.1)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return _inline(buffer.getvalue().decode(), title)
+
+
+def _label(axes: Axes, y_label: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel("training step")
+    axes.set_ylabel(y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(_short_number))
+    axes.tick_params(length=3, width=0.6)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    step = -(-len(points) // _MOST_POINTS)
+    return [*points[:-1:step], points[-1]]
+
+
+def _limits(series: Sequence[Series]) -> tuple[float, float, float]:
+    """What to show, and the highest value: an early outburst would flatten the rest, and is cut."""
+    values, calm = [], []
+    for one in series:
+        values += [value for _, value in one.points]
+        calm += [value for step, value in one.points if step >= 0.1 * one.points[-1][0]]
+    low, highest = min(values), max(values)
+    high = highest
+    if max(calm) - low < 0.35 * (highest - low):
+        high = low + (max(calm) - low) / 0.6
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low - margin if low - margin > 0 or low < 0 else 0.0), high + margin, highest
+
+
+def _short_number(value: float, _position: int | None = None) -> str:
+    if abs(value) >= 10_000:
+        size, suffix = (1e6, " M") if abs(value) >= 1e6 else (1e3, " k")
+        return f"{value / size:g}{suffix}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.8g}"
+
+
+def _inline(svg: str, title: str) -> Markup:
+    """matplotlib's SVG without its prologue, metadata, ids and colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="[A-Za-z.]+_?\d*_\d+"', "", svg)
+    view_box = re.search(r'viewBox="([^"]*)"', svg)
+    assert view_box is not None
+    head = f'<svg class="chart" viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
+    svg = head + svg[svg.index(">") + 1 :]
+    for stand_in, colour in _PAGE_COLOURS.items():
+        svg = svg.replace(stand_in, colour)
+    return Markup(svg)
+
+
+# ----------------------------------------------------------------------------------------- spectrograms
+
+
+@dataclass(frozen=True)
+class Spectrogram:
+    """A picture with its axes: ticks as (place in percent from the left or the bottom, text)."""
+
+    image: str
+    """A PNG as a data URI, low frequencies at the bottom."""
+    time_ticks: list[tuple[float, str]]
+    frequency_ticks: list[tuple[float, str]]
+
+
+def mel_decibels(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np.float32]:
+    """Mel power in dB, `[M, T]`, with windows of 32 ms and at most some 400 frames."""
+    import librosa
+    import numpy as np
+
+    window = max(16, round(0.032 * sample_rate))
+    hop = max(1, round(0.004 * sample_rate), -(-len(samples_N) // _COLUMNS))
+    power_MT = librosa.feature.melspectrogram(
+        y=samples_N,
+        sr=sample_rate,
+        n_fft=max(2048, 1 << window.bit_length()),
+        win_length=window,
+        hop_length=hop,
+        n_mels=_BANDS,
+        pad_mode="constant",
+    )
+    decibels: NDArray[np.float32] = 10 * np.log10(np.maximum(power_MT, 1e-12))
+    return decibels
+
+
+def draw_spectrogram(decibels_MT: NDArray[np.float32], sample_rate: int, duration_s: float) -> Spectrogram:
+    """`DYNAMIC_RANGE_DB` below the loudest point are drawn."""
+    import numpy as np
+    from matplotlib import colormaps
+    from PIL import Image
+
+    level_MT = np.clip(1 + (decibels_MT - decibels_MT.max()) / DYNAMIC_RANGE_DB, 0, 1)
+    picture = Image.fromarray(np.rint(level_MT[::-1] * 255).astype(np.uint8), "P")
+    picture.putpalette(np.rint(colormaps["magma"](np.arange(256))[:, :3] * 255).astype(np.uint8).tobytes())
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    image = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return Spectrogram(image, _time_ticks(duration_s), _frequency_ticks(sample_rate))
+
+
+def _time_ticks(duration_s: float) -> list[tuple[float, str]]:
+    step = next((s for s in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0) if duration_s / s <= 5), 30.0)
+    places = [step * number for number in range(int(duration_s / step) + 1)]
+    return [(round(100 * at / duration_s, 2), f"{at:g}") for at in places if at <= 0.72 * duration_s]
+
+
+def _frequency_ticks(sample_rate: int) -> list[tuple[float, str]]:
+    import librosa
+
+    top = float(librosa.hz_to_mel(sample_rate / 2))
+    shown = [hz for hz in _TICKS_HZ if hz < 0.46 * sample_rate]
+    return [(round(100 * float(librosa.hz_to_mel(hz)) / top, 2), f"{hz / 1000:g}") for hz in shown]

@@ -1,0 +1,83 @@
+"""Clips for the page: sound as a data URI that every browser plays, and its spectrogram."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.report.figures import Spectrogram, draw_spectrogram, mel_decibels
+from pipelines.report.material import without_home
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+
+PAGE_RATE = 24_000
+_MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000)
+_LONGEST_S = 30.0
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A sound on the page. Without a player `audio` is empty; `problem` says why there is nothing at all."""
+
+    duration_s: float = 0.0
+    audio: str = ""
+    spectrogram: Spectrogram | None = None
+    problem: str = ""
+    cut: bool = False
+    """Only the first half minute is here."""
+
+
+@dataclass
+class Gallery:
+    """Makes clips until the page has its fill of sound.
+
+    Args:
+        players: put the sound into the page.
+        most_bytes: of sound (as it stands in the page); what comes later is silent.
+    """
+
+    players: bool = True
+    most_bytes: int = 8_000_000
+    num_clips: int = field(default=0, init=False)
+    num_silent: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def clip(self, path: Path, start_s: float = 0.0, end_s: float | None = None) -> Clip:
+        """The sound of a file or a span of it, mono, at most half a minute; never raises for a bad file."""
+        from audiollm.audio import AudioError, load
+
+        last_s = start_s + _LONGEST_S
+        cut = end_s is not None and end_s > last_s
+        try:
+            waveform = load(path, start_s, last_s if end_s is None or cut else end_s, mono=True)
+            if waveform.sample_rate not in _MP3_RATES:
+                waveform = waveform.resample(PAGE_RATE)
+        except AudioError as error:
+            return Clip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
+        cut = cut or (end_s is None and waveform.duration_s > _LONGEST_S - 0.01)
+        samples_N = waveform.samples_CN[0].numpy()
+        picture = draw_spectrogram(
+            mel_decibels(samples_N, waveform.sample_rate), waveform.sample_rate, waveform.duration_s
+        )
+        self.num_clips += 1
+        return Clip(waveform.duration_s, self._audio(waveform), picture, cut=cut)
+
+    def _audio(self, waveform: Waveform) -> str:
+        from audiollm.audio import AudioError, encode_bytes
+
+        if not self.players:
+            return ""
+        kind, content = "mpeg", b""
+        try:
+            content = encode_bytes(waveform.samples_CN, waveform.sample_rate, "mp3")
+        except AudioError:  # a libsndfile of before 1.1 writes no MP3
+            kind, content = "wav", encode_bytes(waveform.samples_CN, waveform.sample_rate, "wav")
+        uri = f"data:audio/{kind};base64,{base64.b64encode(content).decode()}"
+        if self._bytes + len(uri) > self.most_bytes:
+            self.num_silent += 1
+            return ""
+        self._bytes += len(uri)
+        return uri

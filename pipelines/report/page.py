@@ -1,0 +1,171 @@
+"""`report.html`: one page that needs nothing beside itself, and `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from audiollm.files import write_json, write_text
+from audiollm.runner import Context
+from pipelines.report.figures import DYNAMIC_RANGE_DB
+from pipelines.report.material import Material, Row, without_home
+from pipelines.report.media import Gallery
+from pipelines.report.scores import duration, headline, megabytes, percent, samples_section, scores_section
+from pipelines.report.sections import funnel_section, tokenizer_section, training_section
+from pipelines.report.stage import Config
+from pipelines.report.summary import seconds_and_memory, summarize
+
+FOLDER = Path(__file__).parent
+PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
+
+
+def write_report(config: Config, context: Context) -> dict[str, Any]:
+    """Write both files into the stage's folder; returns the numbers of clips and bytes."""
+    started = time.monotonic()
+    material = Material(context.recipe, context.results)
+    gallery = Gallery(config.players)
+    with context.progress("drawing", 5) as bar:
+
+        def build(name: str, builder: Callable[[], Row]) -> Row:
+            section = _built(name, builder, context)
+            bar.advance(bar.task_ids[0])
+            return section
+
+        sections = {
+            "funnel": build("funnel", lambda: funnel_section(material, gallery)),
+            "tokenizer": build("tokenizer", lambda: tokenizer_section(material, gallery)),
+            "training": build("training", lambda: training_section(material)),
+            "samples": build("samples", lambda: samples_section(material, gallery, config.samples)),
+            "scores": build("scores", lambda: scores_section(material)),
+        }
+    figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
+    summary = summarize(material, *figures)
+    html = render_page(material, summary, sections, gallery)
+    write_text(context.folder / "report.html", html)
+    write_json(context.folder / "summary.json", summary)
+    return {"clips": gallery.num_clips, "bytes": len(html.encode())}
+
+
+def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
+    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    try:
+        return builder()
+    except Exception as error:
+        problem = without_home(f"{type(error).__name__}: {error}")
+        context.say(f"the report's section {name} could not be made: {problem}")
+        return {"absent": f"This section could not be made: {problem}"}
+
+
+def render_page(material: Material, summary: Row, sections: Mapping[str, Row], gallery: Gallery) -> str:
+    """The page as text. Whatever comes from a run is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "duration": duration, "megabytes": megabytes}
+    return environment.get_template("page.html").render(
+        name=material.recipe.name,
+        about=_about(material),
+        failed=summary["failed"],
+        tiles=headline(summary),
+        num_silent=gallery.num_silent,
+        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
+        stages=_stages(material, summary),
+        total_s=summary["seconds"]["total"],
+        configuration=_configuration(material),
+        versions=_versions(),
+        css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
+        script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
+        **sections,
+    )
+
+
+def _about(material: Material) -> list[str]:
+    recipe = material.recipe
+    return [
+        f"recipe {recipe.path.name}",
+        f"size {recipe.size}",
+        f"seed {recipe.seed}",
+        f"{len(recipe.stages)} stages",
+    ]
+
+
+def _stages(material: Material, summary: Row) -> list[Row]:
+    """A row a stage of the recipe: its state, and its seconds and memory beside the largest."""
+    seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
+    seconds.pop("total")
+    longest, largest = max(seconds.values()) or 1.0, max(memory.values()) or 1.0
+    rows = []
+    for stage in material.recipe.stages:
+        result = material.results.get(stage.name)
+        state = result.state if result is not None else "" if stage.name in seconds else "not run"
+        time_s, memory_mb = seconds.get(stage.name), memory.get(stage.name)
+        rows.append(
+            {
+                "name": stage.name,
+                "help": stage.stage.help,
+                "state": state,
+                "seconds": time_s,
+                "seconds_percent": 100 * (time_s or 0.0) / longest,
+                "memory_mb": memory_mb,
+                "memory_percent": 100 * (memory_mb or 0.0) / largest,
+            }
+        )
+    return rows
+
+
+def _configuration(material: Material) -> list[Row]:
+    return [
+        {
+            "name": stage.name,
+            "kind": stage.stage.kind,
+            "settings": [(key, _setting(material, value)) for key, value in _flat(stage.settings())],
+        }
+        for stage in material.recipe.stages
+    ]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as `outer.inner`, which is how they are written on the command line."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
+
+
+def _setting(material: Material, value: Any) -> str:
+    if isinstance(value, str):
+        return material.shown(value)
+    return without_home(json.dumps(value, ensure_ascii=False))
+
+
+def _versions() -> list[tuple[str, str]]:
+    """What the run ran on. No host name and no path: the page may be shown to others."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    rows = [("Python", platform.python_version()), ("platform", f"{platform.system()} {platform.machine()}")]
+    rows.append(("CPU cores", str(os.cpu_count() or "unknown")))
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        rows.append(("GPU", torch.cuda.get_device_name(0)))
+    for package in PACKAGES:
+        try:
+            rows.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    return rows

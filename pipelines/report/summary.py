@@ -1,0 +1,72 @@
+"""The figures of a run as plain data: `summary.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.report.material import Material, plain, without_home
+
+SCORES = (
+    "judge",
+    "real_accuracy",
+    "generated_accuracy",
+    "relative_accuracy",
+    "pocketsphinx_real_accuracy",
+    "pocketsphinx_generated_accuracy",
+    "pocketsphinx_relative",
+    "speaker_real_accuracy",
+    "speaker_generated_accuracy",
+    "speaker_relative",
+    "n_real",
+    "n_generated",
+)
+SECTIONS = {
+    "annotate": "annotate",
+    "compose": "compose",
+    "tokenizer": "train_tokenizer",
+    "tokenize": "tokenize",
+    "train": "train",
+    "generate": "generate",
+    "evaluate": "evaluate",
+}
+
+
+def summarize(material: Material, seconds: dict[str, float], memory_mb: dict[str, float]) -> dict[str, Any]:
+    """Everything that a program wants to know of a run, keys in order.
+
+    Args:
+        seconds, memory_mb: by stage; apart from these the result depends on the run's content alone.
+    """
+    scores = material.figures("evaluate") or {}
+    recipe, failed = material.recipe, material.failed
+    summary: dict[str, Any] = {key: scores.get(key) for key in SCORES}
+    summary |= {key: material.figures(kind) for key, kind in SECTIONS.items()}
+    summary |= {
+        "name": recipe.name,
+        "size": recipe.size,
+        "seed": recipe.seed,
+        "failed": {"stage": failed.name, "message": without_home(failed.error)} if failed else None,
+        "seconds": {**_rounded(seconds), "total": round(sum(seconds.values()), 1)},
+        "memory_mb": _rounded(memory_mb),
+        "peak_memory_mb": round(max(memory_mb.values(), default=0.0), 1),
+    }
+    ordered = plain(summary)
+    assert isinstance(ordered, dict)
+    return ordered
+
+
+def seconds_and_memory(
+    material: Material, report_name: str, report_s: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """By stage: seconds, and peak memory in MB. The report's own are those until now."""
+    import psutil
+
+    seconds = {name: result.seconds for name, result in material.results.items()}
+    memory_mb = {name: result.peak_memory_mb for name, result in material.results.items()}
+    seconds[report_name] = report_s
+    memory_mb[report_name] = psutil.Process().memory_info().rss / 2**20
+    return seconds, memory_mb
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Recipes, installed as data: `importlib.resources.files("recipes")`."""

@@ -1,0 +1,123 @@
+"""The training loop: a killed run ends with the weights of an uninterrupted one; budgets; gradients of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from audiollm.files import read_json, read_jsonl
+from audiollm.recipe import Recipe
+from audiollm.runner import Context, StageError
+from audiollm.train.loop import LoopConfig, train
+from audiollm.train.optim import cosine_schedule
+
+CPU = torch.device("cpu")
+
+
+class Killed(Exception):
+    pass
+
+
+class Regression:
+    """A small network with dropout and random batches: everything that a resume must get right."""
+
+    def __init__(self, kill_at: int = -1, poison_at: int = -1) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+        self.kill_at, self.poison_at = kill_at, poison_at
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model}
+
+    def batch(self, step: int, generator: torch.Generator) -> Tensor:
+        if step == self.kill_at:
+            raise Killed
+        return torch.randn(8, 4, generator=generator)
+
+    def loss(self, batch: Tensor, step: int, steps: int) -> tuple[Tensor, Mapping[str, float | Tensor]]:
+        error = (self.model(batch)[:, 0] - batch.sum(dim=1)).square().mean()
+        return (error * float("nan") if step == self.poison_at else error), {"error": error.detach()}
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        return {"ones": float(self.model(torch.ones(1, 4)))}
+
+
+def context_of(folder: Path) -> Context:
+    recipe = Recipe("test", Path("test.yaml"), "tiny", 0, folder, (), {})
+    return Context(folder, recipe, Console(quiet=True), {})
+
+
+def config(**changes: object) -> LoopConfig:
+    values: dict[str, object] = {
+        "seed": 1, "steps": 40, "minutes": None, "learning_rate": 0.01, "warmup_steps": 5, "ema_decay": 0.9,
+        "log_every": 5, "evaluate_every": 10, "checkpoint_seconds": 0.0, "precision": "fp32",
+    }  # fmt: skip
+    return LoopConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def run(folder: Path, task: Regression, **changes: object) -> dict[str, Tensor]:
+    folder.mkdir(exist_ok=True)
+    train(task, config(**changes), folder, context_of(folder), CPU)
+    return {key: value.clone() for key, value in task.model.state_dict().items()}
+
+
+def test_killed_at_any_step_it_ends_with_the_same_weights_and_log(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", Regression())
+    for kill_at in (0, 1, 17, 39):
+        folder = tmp_path / f"killed{kill_at}"
+        with pytest.raises(Killed):
+            run(folder, Regression(kill_at))
+        resumed = run(folder, Regression())
+        for key, value in whole.items():
+            assert torch.equal(value, resumed[key]), (kill_at, key)
+        assert read_jsonl(folder / "metrics.jsonl") == read_jsonl(tmp_path / "whole" / "metrics.jsonl")
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    run(tmp_path / "run", Regression(), steps=300)
+    errors = [row["error"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "error" in row]
+    assert errors[-1] < 0.3 * errors[0]
+
+
+def test_a_checkpoint_cut_short_is_not_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(folder, Regression(kill_at=20))
+    (folder / "checkpoint.new").mkdir()
+    (folder / "checkpoint.new" / "modules.safetensors").write_bytes(b"torn")
+    whole, resumed = run(tmp_path / "whole", Regression()), run(folder, Regression())
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_killed_between_the_two_renames(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        run(folder, Regression(kill_at=20))
+    (folder / "checkpoint").rename(folder / "checkpoint.old")
+    resumed = run(folder, task := Regression())
+    whole = run(tmp_path / "whole", Regression())
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert task.model.training is False
+
+
+def test_minutes_become_steps_once_and_leave_no_trace(tmp_path: Path) -> None:
+    task = Regression()
+    run(tmp_path / "run", task, steps=None, minutes=0.002, warmup_steps=2)
+    budget = read_json(tmp_path / "run" / "budget.json")
+    fixed = run(tmp_path / "fixed", Regression(), steps=budget["steps"], warmup_steps=2)
+    assert all(torch.equal(value, fixed[key]) for key, value in task.model.state_dict().items())
+
+
+def test_a_loss_that_is_not_finite_stops_the_stage(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="loss is nan at step 20"):
+        run(tmp_path / "run", Regression(poison_at=19))
+
+
+def test_schedule_by_hand() -> None:
+    factors = [cosine_schedule(step, 110, 10, final_share=0.0) for step in (0, 9, 10, 60, 110)]
+    assert factors == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])

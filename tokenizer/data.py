@@ -1,0 +1,110 @@
+"""Training audio for the tokenizer: the clips that samples name, loaded, levelled and cut to batches.
+
+Shapes: B crops, N samples.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from audiollm.audio import load, normalize_rms, resample
+from audiollm.data.sample import AudioPart, Sample, read_samples
+
+LEVEL_DBFS = -23.0
+"""RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
+DITHER = 1e-4
+"""Noise added everywhere, -80 dBFS: digital silence is not a sound the model should learn."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A span of a file."""
+
+    path: Path
+    start_s: float
+    end_s: float | None
+
+
+def clips_of(samples_path: Path, split: str) -> list[Clip]:
+    """Every audio part of the samples of a split, each span once."""
+    samples, _ = read_samples(samples_path)
+    spans = {
+        Clip(Path(part.path), part.start_s, part.end_s): None
+        for sample in samples
+        if sample.metadata.get("split") == split
+        for part in audio_parts(sample)
+    }
+    return list(spans)
+
+
+def audio_parts(sample: Sample) -> list[AudioPart]:
+    return [part for message in sample.messages for part in message.content if isinstance(part, AudioPart)]
+
+
+class ClipStore:
+    """Levelled mono clips at one sample rate; as many as fit in `cache_mb` stay in memory."""
+
+    def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
+        self.clips, self.sample_rate = list(clips), sample_rate
+        self._cache: OrderedDict[int, Tensor] = OrderedDict()
+        self._room = int(cache_mb * 2**20 / 4)
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Samples `[N]`, float32.
+
+        Raises:
+            AudioError: the file cannot be read any more.
+        """
+        if index in self._cache:
+            self._cache.move_to_end(index)
+            return self._cache[index]
+        samples_N = load_levelled(self.clips[index], self.sample_rate)
+        self._cache[index] = samples_N
+        self._room -= len(samples_N)
+        while self._room < 0 and len(self._cache) > 1:
+            self._room += len(self._cache.popitem(last=False)[1])
+        return samples_N
+
+
+def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
+    """Mono samples `[N]` of a clip, brought to `LEVEL_DBFS`."""
+    waveform = load(clip.path, clip.start_s, clip.end_s, sample_rate=sample_rate, mono=True)
+    return normalize_rms(waveform.samples_CN, LEVEL_DBFS)[0]
+
+
+def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Generator) -> Tensor:
+    """Augmented crops `[B, N]`: clips one after another until full, at random gain and speed, dithered."""
+    crops_BN = torch.randn(batch, length, generator=generator) * DITHER
+    for row in range(batch):
+        filled = 0
+        while filled < length:
+            piece_N = augment(store[_below(len(store), generator)], store.sample_rate, generator)
+            if len(piece_N) > length:
+                piece_N = piece_N[_below(len(piece_N) - length, generator) :]
+            piece_N = piece_N[: length - filled]
+            crops_BN[row, filled : filled + len(piece_N)] += piece_N
+            filled += len(piece_N) + _below(store.sample_rate // 10, generator)
+    return crops_BN
+
+
+def augment(
+    samples_N: Tensor, sample_rate: int, generator: torch.Generator, gain_db: float = 6.0, speed: float = 0.1
+) -> Tensor:
+    """Random gain of +- `gain_db` and random resampling of +- `speed` (pitch and tempo together)."""
+    gain_dice, speed_dice = (torch.rand(2, generator=generator) * 2 - 1).tolist()
+    factor = 1 + round(speed_dice * 10) / 10 * speed
+    faster_N = resample(samples_N[None], sample_rate, round(sample_rate / factor))[0]
+    return (faster_N * 10 ** (gain_dice * gain_db / 20)).clamp(-1, 1)
+
+
+def _below(limit: int, generator: torch.Generator) -> int:
+    return int(torch.randint(max(1, limit), (1,), generator=generator))

@@ -1,0 +1,141 @@
+"""What the tokenizer's stages do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiollm.audio import AudioError, save
+from audiollm.codec import Codec, load_codec
+from audiollm.data.sample import Sample, read_samples
+from audiollm.data.shards import ShardWriter
+from audiollm.files import atomic_path, write_json, write_jsonl
+from audiollm.runner import Context, StageError
+from audiollm.train.loop import LoopConfig, step_generator, train
+from audiollm.train.optim import default_device
+from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
+from tokenizer.losses import ReconstructionLoss
+from tokenizer.model import AudioTokenizer, TokenizerConfig
+from tokenizer.stages import TokenizeConfig, TrainTokenizerConfig, budget, rule
+from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
+
+
+def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
+    """Train, save to `model`, and write before/after examples of held-out clips."""
+    hidden, blocks, batch, steps, rate = rule(config.size)
+    shape = TokenizerConfig(
+        hidden_size=config.hidden_size or hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:]
+    )
+    torch.manual_seed(config.seed)
+    device = default_device()
+    model = AudioTokenizer(shape).to(device)
+    stores = {
+        split: ClipStore(clips_of(config.audio, split), shape.sample_rate) for split in ("train", "test")
+    }
+    if not len(stores["train"]) or not len(stores["test"]):
+        raise StageError(f"{config.audio} has no clips to train on or none to hold out", "see `compose`", 2)
+    task = TokenizerTask(
+        model,
+        stores["train"],
+        stores["test"],
+        TokenizerTaskConfig(
+            seed=config.seed,
+            batch_size=config.batch_size or batch,
+            crop_frames=config.crop_frames,
+            commitment_weight=config.commitment_weight,
+            quantizer_dropout=config.quantizer_dropout,
+        ),
+    )
+    count = budget(config.steps, config.minutes, steps)
+    loop = LoopConfig(
+        seed=config.seed,
+        steps=count,
+        minutes=config.minutes,
+        learning_rate=config.learning_rate or rate,
+        ema_decay=0.995,
+        precision=config.precision,
+        evaluate_every=max(50, (count or 2000) // 8),
+        checkpoint_seconds=config.checkpoint_seconds,
+    )
+    figures = train(task, loop, context.folder, context, device)
+    model.cpu().save_pretrained(context.folder / "model")
+    figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
+    figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
+    _write_examples(model, stores["test"], context.folder)
+    return figures
+
+
+def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
+    """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
+    codec = load_codec(config.codec)
+    samples, bad = read_samples(config.samples)
+    set_aside = [{"path": str(config.samples), "stage": "tokenize", "reason": str(row)} for row in bad]
+    folder = context.folder / "shards"
+    writer = ShardWriter(folder, config.samples_per_shard)
+    with context.progress("encoding", len(samples)) as bar:
+        for index, sample in enumerate(samples):
+            bar.advance(bar.task_ids[0])
+            if writer.has(index):
+                continue
+            try:
+                encodings = _encode_sample(codec, sample, config, index)
+            except AudioError as error:
+                set_aside.append({"path": sample.id, "stage": "tokenize", "reason": str(error)})
+                continue
+            writer.write(index, sample, encodings)
+    write_jsonl(context.folder / "set_aside.jsonl", set_aside)
+    with atomic_path(folder / "codebooks.safetensors") as temporary:
+        save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
+    shape = {
+        key: getattr(codec, key) for key in ("frame_rate", "num_codebooks", "codebook_size", "sample_rate")
+    }
+    counts = writer.close({"codec": {**shape, "path": str(config.codec)}})
+
+    context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
+    return {**counts, "set_aside": len(set_aside)}
+
+
+def _encode_sample(
+    codec: Codec, sample: Sample, config: TokenizeConfig, index: int
+) -> list[list[np.ndarray]]:
+    """`encodings` lists of codes `[K, T]`, one a audio part; a test sample is encoded once, as it is."""
+    count = config.encodings if sample.metadata.get("split") == "train" else 1
+    parts = [
+        load_levelled(Clip(Path(p.path), p.start_s, p.end_s), codec.sample_rate) for p in audio_parts(sample)
+    ]
+    result = []
+    for variant in range(count):
+        generator = step_generator(config.seed, index, f"encoding {variant}")
+        varied = [_vary(part, codec, generator) if variant else part for part in parts]
+        dithered = [part + torch.randn(part.shape, generator=generator) * DITHER for part in varied]
+        result.append([codec.encode(part[None]).numpy().astype(np.int16) for part in dithered])
+    return result
+
+
+def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:
+    """Gain of +- 3 dB, speed of +- 5 %, and a shift by less than a frame."""
+    varied_N = augment(samples_N, codec.sample_rate, generator, gain_db=3.0, speed=0.05)
+    hop = round(codec.sample_rate / codec.frame_rate)
+    shift = int(torch.randint(hop, (1,), generator=generator))
+    return torch.nn.functional.pad(varied_N, (shift, 0))
+
+
+def _write_examples(model: AudioTokenizer, clips: ClipStore, folder: Path, count: int = 4) -> None:
+    """Held-out clips before and after, with all codebooks and with the first alone, for the report."""
+    rows = []
+    for number in range(min(count, len(clips))):
+        index = round(number * (len(clips) - 1) / max(1, count - 1))
+        samples_1N = clips[index][None]
+        codes_KT = model.encode(samples_1N)
+        row: dict[str, Any] = {"source": str(clips.clips[index].path)}
+        for name, books in (("original", 0), ("first_codebook", 1), ("decoded", model.num_codebooks)):
+            audio_1N = samples_1N if not books else model.decode(codes_KT[:books])[:, : samples_1N.shape[1]]
+            row[name] = f"examples/{number}_{name}.wav"
+            save(folder / row[name], audio_1N, model.sample_rate)
+        rows.append(row)
+    write_json(folder / "examples.json", rows)
