@@ -29,7 +29,7 @@ class Codec(Protocol):
         """What each code stands for in the latent space, float32 `[num_codebooks, codebook_size, dim]`."""
 
     def encode(self, samples_CN: Tensor) -> Tensor:
-        """float32 `[1, samples]` at `sample_rate` to codes `[num_codebooks, ceil(samples * frame_rate / sample_rate)]`."""
+        """float32 `[1, samples]` at `sample_rate` to codes `[num_codebooks, frames]`, frames rounded up."""
 
     def decode(self, codes_KT: Tensor) -> Tensor:
         """Codes to float32 `[1, frames * sample_rate / frame_rate]`."""

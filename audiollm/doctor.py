@@ -1,2 +1,249 @@
+"""The command `doctor`: what this machine has, what it lacks, and how to mend it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import os
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+State = Literal["ok", "missing", "warning", "optional", "note"]
+STYLES = {"ok": "green", "missing": "bold red", "warning": "yellow", "optional": "dim", "note": "dim"}
+TORCH_REMEDY = "pip install 'torch>=2.11,<2.15' 'torchaudio>=2.11,<2.12'"
+TORCHAUDIO_NOTE = (
+    "torchaudio 2.11 is built for CUDA 13.0 and loads only with the PyPI builds of torch 2.11 to 2.14 (not with"
+    " torch 2.15, not with a +cpu build); until it does, transformers and peft do not import either"
+)
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. Only `missing` makes the command fail."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, the module whose import shows whether it works, and what it is for.
+
+    Args:
+        remedy: how to mend it; by default pip with the requirement that audiollm states.
+        details: of the imported module: more about it; raises where it does not do what it is for.
+    """
+
+    name: str
+    module: str
+    purpose: str = ""
+    needed: bool = True
+    remedy: str = ""
+    details: Callable[[Any], str] | None = None
+
+
 def doctor() -> None:
-    """placeholder"""
+    """Say what this machine has and lacks for audiollm, and how to mend it.
+
+    The exit code is 1 when something that is needed is missing or does not load.
+    """
+    console = Console(file=sys.stdout)
+    checks = list(_checks(console))
+    table = Table("", "what", "found", "remedy", title="audiollm doctor", title_justify="left", box=None)
+    for check in checks:
+        table.add_row(
+            Text(check.state, STYLES[check.state]), *map(Text, (check.name, check.found, check.remedy))
+        )
+    console.print(table)
+    if missing := [check.name for check in checks if check.state == "missing"]:
+        console.print(Text(f"\nneeded, and missing or not loading: {', '.join(missing)}", "bold red"))
+        raise typer.Exit(1)
+    console.print(Text("\nAll that is needed is here.", "green"))
+
+
+def _checks(console: Console) -> Iterator[Check]:
+    """All checks, one after the other, with progress; a look at the machine that fails is a warning."""
+    torchaudio_loads = True
+    with console.status("looking at this machine") as status:
+        for package in PACKAGES:
+            status.update(f"importing {package.name}")
+            yield (check := _package(package, torchaudio_loads))
+            torchaudio_loads &= (check.name, check.state) != ("torchaudio", "missing")
+        for name, look in MACHINE.items():
+            try:
+                yield look()
+            except Exception as error:
+                yield Check(name, "warning", f"cannot be found out ({_one_line(error)})")
+        status.update("loading stages and commands")
+        for group in ("audiollm.stages", "audiollm.commands", "audiollm.codecs"):
+            yield from _entry_points(group)
+
+
+def _package(package: Package, torchaudio_loads: bool) -> Check:
+    try:
+        version, wanted = _stated(package.name)
+    except Exception:  # without audiollm's metadata, or without `packaging`, the imports still say much
+        version, wanted = "", None
+    remedy = package.remedy or f"pip install '{package.name}{wanted.specifier if wanted else ''}'"
+    found, works = "not installed", False
+    try:
+        if version or importlib.util.find_spec(package.module.partition(".")[0]) is not None:
+            found, works = f"{version} {_quietly(lambda: _details(package))}".strip(), True
+    except (Exception, SystemExit) as error:
+        found = f"{version} does not load: {_one_line(error)}".strip()
+    if works and version and wanted and not wanted.specifier.contains(version, prereleases=True):
+        return Check(package.name, "warning", f"{found}; audiollm asks for {wanted.specifier}", remedy)
+    if works:
+        return Check(package.name, "ok", found)
+    if not package.needed:
+        return Check(package.name, "optional", f"{found} ({package.purpose})", remedy)
+    if package.name == "torchaudio":
+        return Check(package.name, "missing", f"{found}. {TORCHAUDIO_NOTE}", remedy)
+    return Check(package.name, "missing", found, remedy if torchaudio_loads else "mend torchaudio first")
+
+
+def _details(package: Package) -> str:
+    module = importlib.import_module(package.module)
+    return package.details(module) if package.details else ""
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Without what packages print when they are imported."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return call()
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
+
+
+def _stated(name: str) -> tuple[str, Any]:
+    """The installed version, and what audiollm's metadata asks for (a `packaging` Requirement, or None)."""
+    from packaging.requirements import Requirement
+
+    stated = [Requirement(line) for line in importlib.metadata.requires("audiollm") or ()]
+    wanted = next((one for one in stated if one.name == name), None)
+    found = next(iter(importlib.metadata.distributions(name=name)), None)
+    return found.version if found else "", wanted
+
+
+def _sound_formats(soundfile: Any) -> str:
+    known = {*soundfile.available_formats(), *soundfile.available_subtypes("OGG")}
+    if lacks := sorted({"MP3", "OPUS"} - known):
+        raise RuntimeError(f"libsndfile {soundfile.__libsndfile_version__} lacks {', '.join(lacks)}")
+    return f"(libsndfile {soundfile.__libsndfile_version__}: WAV, FLAC, OGG, MP3, OPUS)"
+
+
+def _espeak(loader: Any) -> str:
+    import ctypes
+
+    ctypes.CDLL(loader.get_library_path())
+    return ""
+
+
+# fmt: off
+PACKAGES: tuple[Package, ...] = (
+    Package("torch", "torch", remedy=TORCH_REMEDY, details=lambda torch: f"(CUDA: {torch.version.cuda or 'none'})"),
+    Package("torchaudio", "torchaudio", remedy=TORCH_REMEDY),
+    Package("transformers", "transformers.models.llama.modeling_llama"),
+    *(Package(name, name) for name in ("accelerate", "peft", "encodec", "librosa", "webdataset")),
+    Package("deepspeed", "deepspeed", "ZeRO, on Linux", needed=sys.platform == "linux"),
+    Package("soundfile", "soundfile", remedy="pip install -U soundfile", details=_sound_formats),
+    Package("av", "av", details=lambda av: f"(reads {av.codec.Codec('aac', 'r').long_name})"),
+    Package("silero-vad", "silero_vad"),
+    *(Package(name, name) for name in ("pocketsphinx", "speechmos", "onnxruntime", "jinja2")),
+    Package("espeakng-loader", "espeakng_loader", details=_espeak),
+    Package("matplotlib", "matplotlib.figure"),
+    Package("flash-attn", "flash_attn", "faster attention on CUDA", False,
+            "with a GPU and nvcc: pip install --no-build-isolation 'audiollm[flash]'"),
+    Package("liger-kernel", "liger_kernel", "fused kernels on CUDA", False, "pip install 'audiollm[liger]'"),
+    Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
+    Package("gradio", "gradio", "the studio", False, "pip install 'audiollm[studio]'"),
+    Package("ai-edge-litert", "ai_edge_litert", "sound events", False, "pip install 'audiollm[events]'"),
+    *(Package(name, name, "a metric", False, "pip install 'audiollm[metrics]'") for name in ("pesq", "pystoi")),
+)
+# fmt: on
+
+
+def _python() -> Check:
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 12)
+    remedy = "" if supported else "make the environment with Python 3.10, 3.11 or 3.12"
+    return Check("Python", "ok" if supported else "missing", platform.python_version(), remedy)
+
+
+def _cpu() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    info = Path("/proc/cpuinfo")
+    flags = set(info.read_text(errors="replace").split()) if info.exists() else set()
+    named = {"amx_bf16": "AMX bf16", "avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    fast = [title for flag, title in named.items() if flag in flags]
+    bf16 = [] if "amx_bf16" in flags else ["no AMX (training in fp32)"]
+    return Check("CPU", "ok", ", ".join([f"{cores} cores", *fast, *bf16]))
+
+
+def _memory() -> Check:
+    import psutil
+
+    memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else ""
+    total = min(memory.total, int(allowed)) if allowed.isdigit() else memory.total
+    found = f"{total / GB:.1f} GB, {min(memory.available, total) / GB:.1f} GB free"
+    remedy = "" if total >= 5 * GB else "the quickstart takes up to 4 GB"
+    return Check("memory", "warning" if remedy else "ok", found, remedy)
+
+
+def _gpu() -> Check:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        names = [f"{device.name} ({device.total_memory / GB:.0f} GB)" for device in devices]
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        return Check("GPU", "ok", ", ".join([*names, bf16]))
+    if shutil.which("nvidia-smi"):
+        remedy = "update its driver (nvidia-smi shows it): PyPI's torch needs one for CUDA 13"
+        return Check("GPU", "warning", "an NVIDIA driver is here, but torch sees no GPU", remedy)
+    return Check("GPU", "note", "none: the CPU is used, which is enough for size tiny")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free
+    remedy = "" if free >= 3 * GB else "make room, or put runs elsewhere: --runs FOLDER"
+    return Check("disk", "warning" if remedy else "ok", f"{free / GB:.1f} GB free here", remedy)
+
+
+MACHINE = {"Python": _python, "CPU": _cpu, "memory": _memory, "GPU": _gpu, "disk": _disk}
+
+
+def _entry_points(group: str) -> Iterator[Check]:
+    """One line for those of a group that load, and one for each that does not."""
+    names = []
+    for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            _quietly(entry.load)
+            names.append(entry.name)
+        except (Exception, SystemExit) as error:
+            found = f"{entry.value} does not load: {_one_line(error)}"
+            owner = entry.dist.name if entry.dist else "its package"
+            yield Check(f"{group}: {entry.name}", "missing", found, f"mend or reinstall {owner}")
+    if names:
+        yield Check(group, "ok", ", ".join(names))
+    elif group != "audiollm.codecs":
+        yield Check(group, "missing", "none that loads", "install audiollm itself: pip install -e .")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
@@ -29,6 +29,7 @@ from audiollm.config import (
     split_stage,
 )
 
+Value = TypeVar("Value")
 Size = Literal["tiny", "small", "300m", "1b", "3b"]
 
 
@@ -52,6 +53,12 @@ class StageConfig(BaseModel):
     """Base of every stage's settings. Fields named `size` and `seed` default to the recipe's."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+def chosen(value: Value | None) -> Value:
+    """A setting that is optional in a recipe and that the stage's rules of `size` have filled in."""
+    assert value is not None
+    return value
 
 
 @dataclass

@@ -15,21 +15,22 @@ from audiollm.codec import Codec, load_codec
 from audiollm.data.sample import Sample, read_samples
 from audiollm.data.shards import ShardWriter
 from audiollm.files import atomic_path, write_json, write_jsonl
+from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import TokenizeConfig, TrainTokenizerConfig, budget, rule
+from tokenizer.stages import SIZES, TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
     """Train, save to `model`, and write before/after examples of held-out clips."""
-    hidden, blocks, batch, steps, rate = rule(config.size)
+    blocks = SIZES[config.size].blocks
     shape = TokenizerConfig(
-        hidden_size=config.hidden_size or hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:]
+        hidden_size=chosen(config.hidden_size), encoder_layers=blocks[:2], decoder_layers=blocks[2:]
     )
     torch.manual_seed(config.seed)
     device = default_device()
@@ -45,21 +46,20 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
         stores["test"],
         TokenizerTaskConfig(
             seed=config.seed,
-            batch_size=config.batch_size or batch,
+            batch_size=chosen(config.batch_size),
             crop_frames=config.crop_frames,
             commitment_weight=config.commitment_weight,
             quantizer_dropout=config.quantizer_dropout,
         ),
     )
-    count = budget(config.steps, config.minutes, steps)
     loop = LoopConfig(
         seed=config.seed,
-        steps=count,
+        steps=config.steps,
         minutes=config.minutes,
-        learning_rate=config.learning_rate or rate,
+        learning_rate=chosen(config.learning_rate),
         ema_decay=0.995,
         precision=config.precision,
-        evaluate_every=max(50, (count or 2000) // 8),
+        evaluate_every=max(50, (config.steps or 2000) // 8),
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)

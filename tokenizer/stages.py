@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan
+from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan, chosen
 from audiollm.runner import Context
 
-# hidden size, blocks (encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz), batch, steps, learning rate
-_RULES: dict[str, tuple[int, tuple[int, int, int, int], int, int, float]] = {
-    "tiny": (256, (3, 4, 4, 4), 16, 2_000, 1.5e-3),
-    "small": (384, (4, 6, 6, 6), 16, 20_000, 1e-3),
-    "300m": (512, (6, 8, 8, 8), 64, 200_000, 5e-4),
-    "1b": (768, (6, 10, 10, 8), 64, 400_000, 3e-4),
-    "3b": (1024, (8, 12, 12, 10), 128, 500_000, 3e-4),
+
+@dataclass(frozen=True)
+class SizeRule:
+    """What follows from `size`."""
+
+    hidden_size: int
+    blocks: tuple[int, int, int, int]
+    """Encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
+    batch_size: int
+    steps: int
+    learning_rate: float
+
+
+SIZES: dict[str, SizeRule] = {
+    "tiny": SizeRule(256, (3, 4, 4, 4), 16, 1_000, 1.5e-3),
+    "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, 1e-3),
+    "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, 5e-4),
+    "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, 3e-4),
+    "3b": SizeRule(1024, (8, 12, 12, 10), 128, 500_000, 3e-4),
 }
 
 
@@ -43,9 +56,15 @@ class TrainTokenizerConfig(StageConfig):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _one_budget(self) -> TrainTokenizerConfig:
+    def _follow_size(self) -> TrainTokenizerConfig:
         if self.steps is not None and self.minutes is not None:
             raise ValueError("give steps or minutes, not both")
+        rule = SIZES[self.size]
+        if self.minutes is None and self.steps is None:
+            self.steps = rule.steps
+        self.batch_size = self.batch_size or rule.batch_size
+        self.hidden_size = self.hidden_size or rule.hidden_size
+        self.learning_rate = self.learning_rate or rule.learning_rate
         return self
 
 
@@ -61,11 +80,6 @@ class TokenizeConfig(StageConfig):
     seed: int = 0
 
 
-def budget(steps: int | None, minutes: float | None, rule: int) -> int | None:
-    """Steps as set, by the rule of the size, or None where minutes decide."""
-    return steps if steps is not None else None if minutes is not None else rule
-
-
 def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
     from tokenizer.run import train_tokenizer
 
@@ -76,11 +90,6 @@ def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     from tokenizer.run import tokenize
 
     return tokenize(config, context)
-
-
-def rule(size: Size) -> tuple[int, tuple[int, int, int, int], int, int, float]:
-    """Hidden size, blocks, batch size, steps and learning rate of a size."""
-    return _RULES[size]
 
 
 def tokenizer_parameters(
@@ -94,19 +103,17 @@ def tokenizer_parameters(
 
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    hidden, blocks, batch, steps, _ = rule(config.size)
-    hidden, batch = config.hidden_size or hidden, config.batch_size or batch
+    hidden, blocks = chosen(config.hidden_size), SIZES[config.size].blocks
     parameters = tokenizer_parameters(hidden, blocks)
-    frames = batch * config.crop_frames
-    count = budget(config.steps, config.minutes, steps)
-    activations = frames * 4 * hidden * sum(blocks) * 14 * 4 / 2**20
+    frames = chosen(config.batch_size) * config.crop_frames
+    activations = frames * 4 * hidden * sum(blocks) * 14 * 4
     return StagePlan(
         parameters=parameters,
-        tokens=float((count or 0) * frames),
-        memory_mb=700 + parameters * 16 / 2**20 + activations,
+        tokens=float((config.steps or 0) * frames),
+        memory_mb=700 + (parameters * 16 + activations) / 2**20,
         disk_mb=parameters * 16 / 2**20,
         seconds=config.minutes * 60 if config.minutes else None,
-        note=f"{count} steps" if count else f"{config.minutes} minutes",
+        note=f"{config.steps} steps" if config.steps else f"{config.minutes} minutes",
     )
 
 

@@ -30,6 +30,10 @@ from audiollm.evaluate.features import (
 from audiollm.files import atomic_path, read_json, write_json
 
 
+class UntrainableError(ValueError):
+    """The clips and labels given do not make a classifier."""
+
+
 @dataclass(frozen=True)
 class ClassifierConfig:
     """How a classifier is built and trained; README.md has what the defaults reach."""
@@ -172,12 +176,12 @@ def train_classifier(
         on_step: called after every step with the steps done and the loss.
 
     Raises:
-        ValueError: numbers of clips and labels differ, fewer than two labels, or one has only silent clips.
+        UntrainableError: numbers of clips and labels differ, fewer than two labels, or one has only silent clips.
     """
     config = config or ClassifierConfig()
     names = sorted(set(labels))
     if len(clips) != len(labels) or len(names) < 2:
-        raise ValueError(
+        raise UntrainableError(
             f"{len(clips)} clips and {len(labels)} labels, {len(names)} different: at least 2 needed"
         )
     bandwidth_hz = estimate_bandwidth(clips)
@@ -186,7 +190,7 @@ def train_classifier(
     heard = [i for i, power in enumerate(powers) if len(power)]
     if len({labels[i] for i in heard}) < len(names):
         silent = sorted(set(names) - {labels[i] for i in heard})
-        raise ValueError(f"all clips of {silent[0]!r} are silent")
+        raise UntrainableError(f"all clips of {silent[0]!r} are silent")
     powers = [powers[i] for i in heard]
     targets_N = torch.tensor([names.index(labels[i]) for i in heard])
     network = ClipNet(len(names), config)
@@ -227,9 +231,11 @@ def _fit(
 
 def _initialize(network: ClipNet, random: torch.Generator) -> None:
     """torch's own scales, from a generator of our own: judges that train side by side do not disturb each other."""
-    for parameter in network.parameters():
+    for name, parameter in network.named_parameters():
         if parameter.ndim > 1:
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=random)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
 
 
 def _schedule(step: int, steps: int) -> float:

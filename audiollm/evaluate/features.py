@@ -84,11 +84,11 @@ def _mono(samples_CN: Tensor, sample_rate: int) -> Tensor:
 
 
 def _power_spectrogram(mono_N: Tensor) -> Tensor:
-    """Power `[T, F]`; a clip shorter than one window is padded to it."""
-    padded = F.pad(mono_N, (0, max(0, WINDOW_SAMPLES - len(mono_N))))
+    """Power `[T, F]` of whole frames, whose windows taper off: a cut through sound would look like a wide band."""
+    padded_N = F.pad(mono_N, (0, max(0, FFT_SAMPLES - len(mono_N))))
     window = torch.hann_window(WINDOW_SAMPLES)
     spectrum_FT = torch.stft(
-        padded, FFT_SAMPLES, HOP_SAMPLES, WINDOW_SAMPLES, window, pad_mode="constant", return_complex=True
+        padded_N, FFT_SAMPLES, HOP_SAMPLES, WINDOW_SAMPLES, window, center=False, return_complex=True
     )
     return spectrum_FT.abs().square().T
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from rich.progress import TaskID
 
 from audiollm.audio import AudioError, Waveform, load
-from audiollm.evaluate.classifier import ClassifierConfig, ClipClassifier, train_classifier
+from audiollm.evaluate.classifier import ClassifierConfig, ClipClassifier, UntrainableError, train_classifier
+from audiollm.evaluate.features import Clip
 from audiollm.evaluate.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.stage import Config
 from audiollm.runner import Context
 
 MOST_LABELS = 60
 FEWEST_CLIPS = 5
-LONGEST_CLIP_S = 30.0
+LONGEST_CLIP_S = 60.0
+LONGEST_TRAINING_CLIP_S = 15.0
 JUDGE_RATE = 16_000
 BAR = TaskID(0)
 
@@ -77,22 +81,26 @@ def gather_judges(config: Config, context: Context, train: Sequence[Take], asked
         asked: every take that will be judged; only their texts are looked at.
     """
     facts: dict[str, Any] = {}
-    classifiers: dict[str, ClipClassifier] = {}
-    for name, key, reason in (
-        ("classifier", _text_of, why_no_text_judge(train, asked)),
-        ("speaker", _speaker_of, why_no_speaker_judge(train)),
+    labelled: dict[str, list[tuple[Take, str]]] = {}
+    for name, reason, pairs in (
+        ("classifier", why_no_text_judge(train, asked), [(take, take.text) for take in train]),
+        ("speaker", why_no_speaker_judge(train), _with_known_speaker(train)),
     ):
         if reason:
             facts[name] = {"left_out": reason}
-            context.say(f"no {name} judge: {reason}")
-            continue
-        chosen = _training_takes(train, key, config)
-        classifiers[name] = judge = _trained_judge(name, chosen, key, config, context)
-        facts[name] = {
-            "labels": judge.labels,
-            "training_clips": len(chosen),
-            "bandwidth_hz": judge.bandwidth_hz,
-        }
+        else:
+            labelled[name] = _choose(pairs, config)
+    classifiers = _trained_judges(labelled, config, context)
+    for name, pairs in labelled.items():
+        judge = classifiers.get(name)
+        if judge is None:
+            facts[name] = {"left_out": "its training takes cannot be read, or are silent"}
+        else:
+            known = {"labels": judge.labels, "bandwidth_hz": judge.bandwidth_hz}
+            facts[name] = {**known, "training_clips": len(pairs)}
+    for name in ("classifier", "speaker"):
+        if "left_out" in facts[name]:
+            context.say(f"no {name} judge: {facts[name]['left_out']}")
     recognizer, grammar, note = _recognizer(sorted({take.text for take in asked} - {""}))
     facts["pocketsphinx"] = {"grammar": grammar, "note": note}
     return Judges(classifiers, recognizer, grammar, facts)
@@ -125,51 +133,83 @@ def _known_speakers(train: Sequence[Take]) -> set[str]:
     return {speaker for speaker, count in counts.items() if count >= FEWEST_CLIPS}
 
 
-def _text_of(take: Take) -> str:
-    return take.text
+def _with_known_speaker(train: Sequence[Take]) -> list[tuple[Take, str]]:
+    known = _known_speakers(train)
+    return [(take, take.speaker) for take in train if take.speaker in known]
 
 
-def _speaker_of(take: Take) -> str:
-    return take.speaker or ""
+def _choose(pairs: Sequence[tuple[Take, str]], config: Config) -> list[tuple[Take, str]]:
+    """At most `judge_clips` in all, a seeded choice of equally many of each label."""
+    groups: dict[str, list[tuple[Take, str]]] = {}
+    for take, label in pairs:
+        groups.setdefault(label, []).append((take, label))
+    quota = max(FEWEST_CLIPS, config.judge_clips // len(groups))
+    draw = random.Random(config.seed)
+    return [
+        pair for _, group in sorted(groups.items()) for pair in draw.sample(group, min(quota, len(group)))
+    ]
 
 
-def _training_takes(train: Sequence[Take], key: Callable[[Take], str], config: Config) -> list[Take]:
-    if key is _speaker_of:
-        known = _known_speakers(train)
-        train = [take for take in train if take.speaker in known]
-    if len(train) <= config.judge_clips:
-        return list(train)
-    return random.Random(config.seed).sample(list(train), config.judge_clips)
+def _trained_judges(
+    labelled: Mapping[str, Sequence[tuple[Take, str]]], config: Config, context: Context
+) -> dict[str, ClipClassifier]:
+    """The judges in the stage's folder, after training those that are not there yet."""
+    folders = {name: context.folder / "judges" / name for name in labelled}
+    missing = [name for name in labelled if not (folders[name] / "classifier.json").exists()]
+    if missing:
+        _train_missing({folders[name]: labelled[name] for name in missing}, config, context)
+    return {name: ClipClassifier.load(f) for name, f in folders.items() if (f / "classifier.json").exists()}
 
 
-def _trained_judge(
-    name: str, takes: Sequence[Take], key: Callable[[Take], str], config: Config, context: Context
-) -> ClipClassifier:
-    """The judge in the stage's folder, trained there first if it is not yet."""
-    folder = context.folder / "judges" / name
-    if (folder / "classifier.json").exists():
-        context.say(f"judge {name}: trained before")
-        return ClipClassifier.load(folder)
-    clips, labels = [], []
-    with context.progress(f"reading takes for judge {name}", len(takes)) as progress:
-        for take in takes:
+def _train_missing(
+    missing: Mapping[Path, Sequence[tuple[Take, str]]], config: Config, context: Context
+) -> None:
+    """Train a judge for each folder, side by side in threads; an interruption ends them all."""
+    stop = Event()
+    with context.progress("training judges", config.judge_steps * len(missing)) as progress:
+
+        def advance(step: int, loss: float) -> None:
+            if stop.is_set():
+                raise InterruptedError
             progress.advance(BAR)
+
+        with ThreadPoolExecutor(config.workers) as pool:
+            running = [
+                pool.submit(_train, pairs, f, config, context, advance) for f, pairs in missing.items()
+            ]
             try:
-                clip = _load(take)
-            except AudioError as error:
-                context.say(f"left out of training the judge: {error}")
-                continue
-            clips.append((clip.samples_CN, clip.sample_rate))
-            labels.append(key(take))
-    with context.progress(f"training judge {name}", config.judge_steps) as progress:
-        judge = train_classifier(
-            clips,
-            labels,
-            ClassifierConfig(steps=config.judge_steps, seed=config.seed),
-            on_step=lambda step, loss: progress.update(BAR, completed=step),
-        )
+                for future in running:
+                    future.result()
+            except BaseException:
+                stop.set()
+                raise
+
+
+def _train(
+    pairs: Sequence[tuple[Take, str]],
+    folder: Path,
+    config: Config,
+    context: Context,
+    on_step: Callable[[int, float], None],
+) -> None:
+    """Train one judge and save it; nothing is saved where its takes do not suffice."""
+    clips: list[Clip] = []
+    labels: list[str] = []
+    for take, label in pairs:
+        try:
+            clip = _load(take, LONGEST_TRAINING_CLIP_S)
+        except AudioError as error:
+            context.say(f"judge {folder.name}: left out of its training: {error}")
+            continue
+        clips.append((clip.samples_CN, clip.sample_rate))
+        labels.append(label)
+    settings = ClassifierConfig(steps=config.judge_steps, seed=config.seed)
+    try:
+        judge = train_classifier(clips, labels, settings, on_step)
+    except UntrainableError as error:
+        context.say(f"judge {folder.name}: {error}")
+        return
     judge.save(folder)
-    return judge
 
 
 def _recognizer(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[str] | None, str]:
@@ -189,7 +229,7 @@ def hear(takes: Sequence[Take], judges: Judges, context: Context, description: s
     with context.progress(description, len(takes)) as progress:
         for take in takes:
             try:
-                heard.append(_hear_one(_load(take), judges))
+                heard.append(_hear_one(_load(take, LONGEST_CLIP_S), judges))
             except AudioError as error:
                 context.say(f"cannot be heard: {take.id}: {error}")
                 heard.append(Heard(problem=str(error)))
@@ -198,13 +238,19 @@ def hear(takes: Sequence[Take], judges: Judges, context: Context, description: s
 
 
 def _hear_one(clip: Waveform, judges: Judges) -> Heard:
-    samples_CN = clip.samples_CN[:, : int(LONGEST_CLIP_S * clip.sample_rate)]
-    answers: dict[str, str] = {"pocketsphinx": judges.recognizer.recognize(samples_CN, clip.sample_rate)}
+    answers: dict[str, str] = {"pocketsphinx": judges.recognizer.recognize(clip.samples_CN, clip.sample_rate)}
     confidence: dict[str, float] = {}
     for name, classifier in judges.classifiers.items():
-        answers[name], confidence[name] = classifier.predict(samples_CN, clip.sample_rate)
+        answers[name], confidence[name] = classifier.predict(clip.samples_CN, clip.sample_rate)
     return Heard(clip.duration_s, "", answers, confidence)
 
 
-def _load(take: Take) -> Waveform:
-    return load(take.path, take.start_s, take.end_s, sample_rate=JUDGE_RATE, mono=True)
+def _load(take: Take, longest_s: float) -> Waveform:
+    end_s = take.start_s + longest_s
+    return load(
+        take.path,
+        take.start_s,
+        end_s if take.end_s is None else min(end_s, take.end_s),
+        JUDGE_RATE,
+        mono=True,
+    )

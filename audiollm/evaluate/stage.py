@@ -22,12 +22,12 @@ class Config(StageConfig):
     """JSONL of the form of `audio`: real test takes through the codec alone, to know what that costs."""
     judge_steps: int = Field(default=400, ge=1)
     """Training steps of each trained judge."""
-    judge_clips: int = Field(default=6000, ge=2)
-    """At most so many training takes are used for a judge (a seeded choice)."""
+    judge_clips: int = Field(default=3000, ge=2)
+    """At most so many training takes are used for each judge (a seeded choice, equally many of each label)."""
     seed: int = Field(default=0, ge=0)
     """Of the judges' training; the recipe's by default."""
     workers: int = Field(default=2, ge=1)
-    """Processor threads; the judges are the same, bit for bit, only with the same number of them."""
+    """Judges that are trained at a time, each in one thread: the judges are the same whatever the number."""
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
     sets = {"real": real, "generated": read_rows(config.audio)}
     if config.reference_audio is not None:
         sets["reference"] = read_rows(config.reference_audio)
-    with _threads(config.workers):
+    with _one_thread():
         judges = gather_judges(config, context, train, [take for takes in sets.values() for take in takes])
         heard = {name: hear(takes, judges, context, f"hearing {name} clips") for name, takes in sets.items()}
     scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
@@ -113,9 +113,10 @@ def _form(text: str) -> str:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain little from more threads, and lose much of it on a busy machine."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -206,7 +207,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, Any]:
     for name, tables in result["sets"].items():
         flat[f"n_{name}"] = tables["n"]
         flat[f"{name}_duration_s"] = tables["durations"]["mean_s"]
-        flat[f"{name}_word_error_rate"] = tables["pocketsphinx"]["word_error_rate"]
+        flat[f"pocketsphinx_{name}_word_error_rate"] = tables["pocketsphinx"]["word_error_rate"]
     flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
     flat["unreadable"] = len(result["sets"]["generated"]["unreadable"])
     return flat

@@ -182,7 +182,7 @@ class DualFFN(nn.Module):
         cosine, sine = cosine[:, None], sine[:, None]
         for layer in self._layers():
             attended = self._attend_packed(layer, layer.norm_in(x_SC, routes), cosine, sine, batch.layout)
-            x_SC = x_SC + self._drop(attended)
+            x_SC = x_SC + attended
             x_SC = x_SC + self._drop(layer.feed_forward(x_SC, routes))
         normed: Tensor = self.model.norm(x_SC)
         return normed

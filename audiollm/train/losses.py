@@ -24,8 +24,7 @@ def token_losses(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> dict[
         losses["text"] = (each_X * batch.text_weights).sum()
     if len(batch.audio_target_index):
         logits_XKV = model.audio_logits(hidden_SC.index_select(0, batch.audio_target_index)).float()
-        each_XK = functional.cross_entropy(
-            logits_XKV.transpose(1, 2), batch.audio_targets_XK, reduction="none"
-        )
-        losses["audio"] = (each_XK * batch.audio_weights_XK).sum()
+        targets = batch.audio_targets_XK.flatten()
+        each = functional.cross_entropy(logits_XKV.flatten(0, 1), targets, reduction="none")
+        losses["audio"] = (each * batch.audio_weights_XK.flatten()).sum()
     return losses

@@ -15,11 +15,12 @@ from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import FILE_NAME, SPEAKERS_FILE, train_text_tokenizer
 from audiollm.files import write_json
 from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
 from audiollm.train.loop import LoopConfig, train
 from audiollm.train.optim import default_device
 from audiollm.train.sft import SFTConfig, SFTTask
-from audiollm.train.stage import SIZES, TrainConfig, intermediate_size
+from audiollm.train.stage import SIZES, TrainConfig
 
 
 def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -29,8 +30,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     by_split = {s: [c for c in samples if c.sample.metadata.get("split") == s] for s in ("train", "test")}
     if not by_split["train"]:
         raise StageError(f"{config.shards} has no sample of the train split", "see `compose`", 2)
-    rule = SIZES[config.size]
-    tokenizer = train_text_tokenizer(_texts(by_split["train"]), rule.vocab_size)
+    tokenizer = train_text_tokenizer(_texts(by_split["train"]), SIZES[config.size].vocab_size)
     codec = index["codec"]
     template = Template(tokenizer, codec["num_codebooks"], codec["codebook_size"])
     torch.manual_seed(config.seed)
@@ -39,17 +39,16 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     start_from_codebooks(model, vectors_KVD)
     device = default_device()
     task = SFTTask(model.to(device), template, by_split["train"], by_split["test"], _task_config(config))
-    steps = config.steps or (None if config.minutes else rule.steps)
     loop = LoopConfig(
         seed=config.seed,
-        steps=steps,
+        steps=config.steps,
         minutes=config.minutes,
-        learning_rate=config.learning_rate or rule.learning_rate,
+        learning_rate=chosen(config.learning_rate),
         warmup_steps=50 if config.size == "tiny" else 1000,
         weight_decay=0.05,
         ema_decay=0.995,
         precision=config.precision,
-        evaluate_every=max(25, (steps or 1000) // 12),
+        evaluate_every=max(25, (config.steps or 1000) // 12),
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)
@@ -91,27 +90,25 @@ def _texts(samples: Sequence[CodedSample]) -> list[str]:
 
 
 def _model_config(config: TrainConfig, template: Template) -> DualFFNConfig:
-    rule, model = SIZES[config.size], config.model
-    hidden = model.hidden_size or rule.hidden_size
-    heads = model.num_heads or rule.num_heads
+    model = config.model
+    heads = chosen(model.num_heads)
     return DualFFNConfig(
         vocab_size=template.tokenizer.get_vocab_size(),
         num_codebooks=template.num_codebooks,
         codebook_size=template.codebook_size + 2,
-        hidden_size=hidden,
-        num_layers=model.num_layers or rule.num_layers,
+        hidden_size=chosen(model.hidden_size),
+        num_layers=chosen(model.num_layers),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate_size=model.intermediate_size or intermediate_size(hidden),
+        head_dim=chosen(model.hidden_size) // heads,
+        intermediate_size=chosen(model.intermediate_size),
         dropout=model.dropout,
     )
 
 
 def _task_config(config: TrainConfig) -> SFTConfig:
-    rule = SIZES[config.size]
     return SFTConfig(
-        batch_size=config.batch_size or rule.batch_size,
+        batch_size=chosen(config.batch_size),
         text_dropout=config.text_dropout,
         speaker_dropout=config.speaker_dropout,
         corrupt_codes=config.corrupt_codes,

@@ -19,6 +19,8 @@ from audiollm.data.template import Kind, Template, TokenStream
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.losses import token_losses
 
+ROWS_MULTIPLE = 128
+
 
 @dataclass(frozen=True)
 class SFTConfig:
@@ -58,7 +60,7 @@ class SFTTask:
         for place in range(step * size, (step + 1) * size):
             index = self._order(place // len(self._train))[place % len(self._train)]
             streams.append(self._draw(int(index), generator))
-        return pack(streams).to(self._device)
+        return pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
 
     def loss(self, batch: PackedBatch, step: int, steps: int) -> tuple[Tensor, Mapping[str, float | Tensor]]:
         losses = token_losses(self.model, self.model(batch), batch)
@@ -72,7 +74,7 @@ class SFTTask:
         groups = [self._test[i : i + 64] for i in range(0, min(len(self._test), 256), 64)]
         for group in groups:
             streams = [self.template.compile(coded.sample.messages, coded.encodings[0]) for coded in group]
-            batch = pack(streams).to(self._device)
+            batch = pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
             for key, value in token_losses(self.model, self.model(batch), batch).items():
                 sums[f"{key}_loss"] = sums.get(f"{key}_loss", 0.0) + float(value) / len(groups)
         return sums

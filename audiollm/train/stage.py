@@ -8,17 +8,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan
+from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan, chosen
 from audiollm.runner import Context
 
 
 @dataclass(frozen=True)
 class SizeRule:
-    """What follows from `size`."""
+    """What follows from `size`. Heads are 64 wide."""
 
     hidden_size: int
     num_layers: int
-    num_heads: int
     batch_size: int
     steps: int
     learning_rate: float
@@ -26,11 +25,11 @@ class SizeRule:
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(256, 6, 4, 64, 1_200, 1.5e-3, 1_024),
-    "small": SizeRule(512, 12, 8, 64, 20_000, 6e-4, 8_192),
-    "300m": SizeRule(1024, 16, 16, 256, 100_000, 3e-4, 32_768),
-    "1b": SizeRule(2048, 16, 32, 512, 250_000, 2e-4, 128_256),
-    "3b": SizeRule(3072, 28, 24, 512, 500_000, 1.5e-4, 128_256),
+    "tiny": SizeRule(192, 6, 64, 1_200, 2e-3, 1_024),
+    "small": SizeRule(512, 12, 64, 20_000, 6e-4, 8_192),
+    "300m": SizeRule(1024, 16, 256, 100_000, 3e-4, 32_768),
+    "1b": SizeRule(2048, 16, 512, 250_000, 2e-4, 128_256),
+    "3b": SizeRule(3072, 28, 512, 500_000, 1.5e-4, 128_256),
 }
 
 
@@ -44,14 +43,6 @@ class ModelConfig(BaseModel):
     num_heads: int | None = Field(None, ge=1)
     intermediate_size: int | None = Field(None, ge=16)
     dropout: float = Field(0.1, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> ModelConfig:
-        if self.hidden_size and self.num_heads and self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads {self.num_heads}"
-            )
-        return self
 
 
 class TrainConfig(StageConfig):
@@ -79,9 +70,25 @@ class TrainConfig(StageConfig):
     seed: int = 0
 
     @model_validator(mode="after")
-    def _one_budget(self) -> TrainConfig:
+    def _follow_size(self) -> TrainConfig:
         if self.steps is not None and self.minutes is not None:
             raise ValueError("give steps or minutes, not both")
+        rule, model = SIZES[self.size], self.model
+        if self.minutes is None and self.steps is None:
+            self.steps = rule.steps
+        self.batch_size = self.batch_size or rule.batch_size
+        self.learning_rate = self.learning_rate or rule.learning_rate
+        hidden = model.hidden_size or rule.hidden_size
+        heads = model.num_heads or max(1, hidden // 64)
+        if hidden % (2 * heads):
+            raise ValueError(f"hidden_size {hidden} must be a multiple of 2 x num_heads {heads}")
+        filled = {
+            "hidden_size": hidden,
+            "num_heads": heads,
+            "num_layers": model.num_layers or rule.num_layers,
+            "intermediate_size": model.intermediate_size or intermediate_size(hidden),
+        }
+        self.model = model.model_copy(update=filled)
         return self
 
 
@@ -91,13 +98,12 @@ def intermediate_size(hidden_size: int) -> int:
 
 
 def model_parameters(config: TrainConfig, num_codebooks: int = 8, codebook_size: int = 1026) -> int:
-    """Parameters in closed form (a test compares it with the model's)."""
-    rule = SIZES[config.size]
-    hidden = config.model.hidden_size or rule.hidden_size
-    layers = config.model.num_layers or rule.num_layers
-    wide = config.model.intermediate_size or intermediate_size(hidden)
-    layer = 4 * hidden * hidden + 2 * 3 * hidden * wide + 4 * hidden
-    return layers * layer + hidden + 2 * hidden * (rule.vocab_size + num_codebooks * codebook_size)
+    """Parameters in closed form with the vocabulary as large as it may get (a test compares it with a model's)."""
+    model = config.model
+    hidden, layers = chosen(model.hidden_size), chosen(model.num_layers)
+    layer = 4 * hidden * hidden + 2 * 3 * hidden * chosen(model.intermediate_size) + 4 * hidden
+    vocabulary = SIZES[config.size].vocab_size + num_codebooks * codebook_size
+    return layers * layer + hidden + 2 * hidden * vocabulary
 
 
 def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -107,22 +113,21 @@ def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
 
 
 def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    rule = SIZES[config.size]
     parameters = model_parameters(config)
     frames = max((plan.facts.get("frames", 0.0) for plan in plans.values()), default=0.0)
     clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
     length = frames / clips + 40 if clips else 100.0
-    batch = config.batch_size or rule.batch_size
-    steps = config.steps or (None if config.minutes else rule.steps)
-    hidden, layers = config.model.hidden_size or rule.hidden_size, config.model.num_layers or rule.num_layers
-    activations = batch * length * (layers * 24 * hidden + 3 * 8 * 1026) * 4 / 2**20
+    batch = chosen(config.batch_size)
+    wide = chosen(config.model.num_layers) * 24 * chosen(config.model.hidden_size)
+    activations = batch * length * (wide + 24_624) * 4
+    budget = f"{config.steps} steps" if config.steps else f"{config.minutes} minutes"
     return StagePlan(
         parameters=parameters,
-        tokens=(steps or 0) * batch * length,
-        memory_mb=700 + parameters * 16 / 2**20 + activations,
+        tokens=(config.steps or 0) * batch * length,
+        memory_mb=700 + (parameters * 16 + activations) / 2**20,
         disk_mb=parameters * 20 / 2**20,
         seconds=config.minutes * 60 if config.minutes else None,
-        note=f"{steps} steps of {batch} sequences" if steps else f"{config.minutes} minutes",
+        note=f"{budget} of {batch} sequences",
     )
 
 

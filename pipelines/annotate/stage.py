@@ -104,10 +104,12 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     Raises:
         StageError: transcripts, a condition or a grammar that cannot be used (exit code 2), before the work.
     """
+    from audiollm.audio import AudioError
+
     try:
         sources = _sources(config, context)
         grammar = _grammar(config, sources, context)
-    except TranscriptError as error:
+    except (TranscriptError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None
     if not sources.num_audio:
         raise StageError(
@@ -328,32 +330,32 @@ def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
 # ---------------------------------------------------------------------------------------------- planning
 
 _PROBED_FILES = 2000
-_SECONDS_PER_AUDIO_S, _SECONDS_PER_AUDIO_S_OPEN, _SECONDS_PER_CLIP, _SECONDS_PER_SCORE = 0.04, 0.4, 0.01, 0.25
-_START_S, _WORKER_MB, _OWN_MB = 3.0, 450.0, 400.0
+# seconds of one CPU, measured; see README.md
+_PER_CLIP_S, _PER_SCORE_S, _START_S = 0.012, 0.22, 3.0
+_VOICE_ACTIVITY_RTF, _CLOSED_RTF, _OPEN_RTF = 0.005, 0.015, 0.35
+_OWN_MB, _WORKER_MB = 700.0, 750.0
+_SPOKEN_CLIP_S = 0.47
 
 
 def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
     """Audio seconds and clips from the headers of up to 2,000 files; times from measured rates of one CPU."""
+    disk_mb = 0.0
     if config.input is None:
-        corpus = config.corpus
-        clips = float(len(corpus.words) * corpus.voices * corpus.takes)
-        audio_s, disk_mb, note = 0.47 * clips, 0.47 * clips * 44.1e-3 + 5e-4 * clips, "speaks its own corpus"
-    elif not config.input.exists():
-        return StagePlan(note=f"{config.input} is not there yet")
-    else:
+        clips = float(len(config.corpus.words) * config.corpus.voices * config.corpus.takes)
+        audio_s, note = _SPOKEN_CLIP_S * clips, "speaks its own corpus"
+        disk_mb = audio_s * synthetic.SAMPLE_RATE * 2 / 1e6
+    elif config.input.exists():
         audio_s, clips, note = _probe_input(config.input)
-        disk_mb = 1e-3 * clips
+    else:
+        return StagePlan(note=f"{config.input} is not there yet")
     workers = max(1, available_cpus() if config.workers is None else config.workers)
-    is_open = config.grammar == "open" or (
-        config.transcripts is None and config.grammar == "auto" and config.input
-    )
-    rate = 0.01 + (_SECONDS_PER_AUDIO_S_OPEN if is_open else _SECONDS_PER_AUDIO_S) * bool(config.recognizers)
-    work_s = (
-        rate * audio_s + _SECONDS_PER_CLIP * clips + _SECONDS_PER_SCORE * min(clips, config.quality_sample)
-    )
+    has_texts = config.input is None or config.transcripts is not None
+    is_open = config.grammar == "open" or (config.grammar == "auto" and not has_texts)
+    rtf = _VOICE_ACTIVITY_RTF + bool(config.recognizers) * (_OPEN_RTF if is_open else _CLOSED_RTF)
+    work_s = rtf * audio_s + _PER_CLIP_S * clips + _PER_SCORE_S * min(clips, config.quality_sample)
     return StagePlan(
-        memory_mb=_OWN_MB + (_WORKER_MB * workers if workers > 1 else 0.0),
-        disk_mb=disk_mb,
+        memory_mb=_OWN_MB + _WORKER_MB * workers * (workers > 1),
+        disk_mb=disk_mb + 1e-3 * clips,
         seconds=2 * _START_S + work_s / workers,
         note=note,
         facts={"audio_s": audio_s, "clips": clips},

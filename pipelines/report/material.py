@@ -53,12 +53,18 @@ class Material:
         return f"The stage {names[-1]} has not run." if names else f"This recipe has no stage {kind}."
 
     def folder(self, kind: str) -> Path:
-        """The folder of the stage of that kind (of one that is not there where none was tried)."""
+        """The folder of the stage of that kind, which must have been tried."""
         result = self.result(kind)
-        return self.recipe.folder / (result.name if result is not None else kind)
+        assert result is not None
+        return self.recipe.folder / result.name
 
     def rows(self, kind: str, file: str) -> list[Row]:
-        """The rows of a JSONL file of that stage; lines that are cut short are left out."""
+        """The rows of a JSONL file of that stage; lines that are cut short are left out.
+
+        Of a stage that was not tried in this run there are none: its folder may be that of an earlier one.
+        """
+        if self.result(kind) is None:
+            return []
         try:
             text = (self.folder(kind) / file).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -74,7 +80,9 @@ class Material:
         return rows
 
     def json(self, kind: str, file: str) -> Any:
-        """The content of a JSON file of that stage, or None."""
+        """The content of a JSON file of that stage, or None; see `rows`."""
+        if self.result(kind) is None:
+            return None
         try:
             return json.loads((self.folder(kind) / file).read_text(encoding="utf-8"))
         except (OSError, ValueError):

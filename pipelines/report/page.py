@@ -75,7 +75,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "duration": duration, "megabytes": megabytes}
-    return environment.get_template("page.html").render(
+    html = environment.get_template("page.html").render(
         name=material.recipe.name,
         about=_about(material),
         failed=summary["failed"],
@@ -90,6 +90,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
         **sections,
     )
+    return html.strip() + "\n"
 
 
 def _about(material: Material) -> list[str]:

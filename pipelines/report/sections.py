@@ -195,8 +195,7 @@ def _perplexity_chart(rows: Sequence[Row]) -> Row:
 
 
 def _examples(material: Material, gallery: Gallery) -> list[Row]:
-    listed = material.json("train_tokenizer", "examples.json")
-    folder = material.folder("train_tokenizer")
+    folder, listed = material.folder("train_tokenizer"), material.json("train_tokenizer", "examples.json")
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     return [
         {

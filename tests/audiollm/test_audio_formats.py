@@ -474,6 +474,15 @@ def test_headers_that_lie_about_the_length(files: dict[str, Path], tmp_path: Pat
     assert audio.probe(tmp_path / "stream.flac").num_samples is None
 
 
+def test_unsigned_samples_by_ffmpeg_are_those_by_libsndfile(tmp_path: Path) -> None:
+    """8-bit WAV is unsigned; a header of no length leaves it to FFmpeg."""
+    path = write_soundfile(tmp_path / "a.wav", sweep(), "WAV", "PCM_U8")
+    intact, content = audio.load(path).samples_CN, path.read_bytes()
+    data_size = content.index(b"data") + 4
+    path.write_bytes(content[:data_size] + bytes(4) + content[data_size + 4 :])
+    assert torch.equal(audio.load(path).samples_CN, intact)
+
+
 def test_impossible_headers(files: dict[str, Path], tmp_path: Path) -> None:
     wav = bytearray(files["pcm16.wav"].read_bytes())
     for offset, size in ((22, 2), (24, 4)):  # no channels, no rate

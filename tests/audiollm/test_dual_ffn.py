@@ -130,13 +130,15 @@ def test_no_sequence_sees_another(model: DualFFN) -> None:
             torch.testing.assert_close(rows, model(pack([stream])), atol=1e-5, rtol=1e-5)
 
 
-def test_objective_does_not_depend_on_the_packing(model: DualFFN) -> None:
+@pytest.mark.parametrize("multiple", [1, 16, 64])
+def test_objective_does_not_depend_on_the_packing(model: DualFFN, multiple: int) -> None:
     double = DualFFN(CONFIG).double().eval()
     double.load_state_dict(model.state_dict())
     streams = [random_stream(seed, frames=3 + 4 * seed) for seed in range(3)]
     with torch.no_grad():
-        whole = pack(streams)
+        whole = pack(streams, multiple=multiple)
         together = token_losses(double, double(whole), whole)
+        assert len(whole.text_index) % multiple == len(whole.audio_targets_XK) % multiple == 0
         alone = [token_losses(double, double(one), one) for one in (pack([s]) for s in streams)]
     for key in ("text", "audio"):
         mean = torch.stack([loss[key] for loss in alone]).mean()

@@ -15,7 +15,7 @@ from audiollm.config import ConfigError
 from tokenizer.layers import InverseSTFTHead, LogMel, TimeConv, frame, magnitudes, overlap_add
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import rule, tokenizer_parameters
+from tokenizer.stages import SIZES, tokenizer_parameters
 
 SMALL = TokenizerConfig(
     hidden_size=32, encoder_layers=(1, 1), decoder_layers=(1, 1), codebook_size=32, latent_dim=8
@@ -127,7 +127,7 @@ def test_it_is_a_codec_and_survives_saving(model: AudioTokenizer, tmp_path: Path
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_planned_parameters_are_the_real_ones(size: str) -> None:
-    hidden, blocks, *_ = rule(size)  # type: ignore[arg-type]
+    hidden, blocks = SIZES[size].hidden_size, SIZES[size].blocks
     model = AudioTokenizer(
         TokenizerConfig(hidden_size=hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:])
     )
