@@ -27,7 +27,13 @@ def build_app() -> typer.Typer:
         pretty_exceptions_show_locals=False,
     )
     for entry in sorted(entry_points(group="audiollm.commands"), key=lambda entry: entry.name):
-        app.command(name=entry.name)(entry.load())
+        try:
+            app.command(name=entry.name)(entry.load())
+        except Exception as error:  # one broken plug-in must not take the others down
+            print(
+                f"audiollm: the command {entry.name!r} does not load ({error}); see `audiollm doctor`",
+                file=sys.stderr,
+            )
     app.callback()(_app)
     return app
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     set_aside = [{"path": str(config.samples), "stage": "tokenize", "reason": str(row)} for row in bad]
     folder = context.folder / "shards"
     writer = ShardWriter(folder, config.samples_per_shard)
-    with context.progress("encoding", len(samples)) as bar:
+    with context.progress("encoding", len(samples)) as bar, _one_thread():
         for index, sample in enumerate(samples):
             bar.advance(bar.task_ids[0])
             if writer.has(index):
@@ -98,6 +100,15 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
     return {**counts, "set_aside": len(set_aside)}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Clips are encoded singly: on such small work threads wait for one another more than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _encode_sample(

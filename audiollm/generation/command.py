@@ -21,7 +21,8 @@ def generate(
     speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another take.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.8,
-    guidance: Annotated[float, typer.Option(min=0.0, help="Strength of text and speaker; 1 is none.")] = 2.0,
+    text_guidance: Annotated[float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")] = 3.0,
+    speaker_guidance: Annotated[float, typer.Option(min=0.0, help="The same for the speaker.")] = 2.0,
     max_duration_s: Annotated[float, typer.Option(min=0.04, help="The longest it may speak.")] = 10.0,
 ) -> None:
     """Say a text with a trained model.
@@ -53,7 +54,9 @@ def generate(
         Message(role="user", content=[TextPart(text=spoken_form(text))]),
     ]
     sampling = SamplingConfig(
-        temperature=temperature, text_guidance=guidance, speaker_guidance=guidance if speaker else 1.0
+        temperature=temperature,
+        text_guidance=text_guidance,
+        speaker_guidance=speaker_guidance if speaker else 1.0,
     )
     samples_1N, stopped = generator.speak([Prompt(messages, seed)], sampling, max_duration_s)[0]
     save(out, samples_1N, generator.codec.sample_rate)

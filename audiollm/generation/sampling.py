@@ -21,7 +21,7 @@ class SamplingConfig:
     """Keep the k most likely codes; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of codes whose probability reaches this."""
-    text_guidance: float = 2.0
+    text_guidance: float = 3.0
     speaker_guidance: float = 2.0
 
 

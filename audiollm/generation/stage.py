@@ -30,7 +30,7 @@ class GenerateConfig(StageConfig):
     temperature: float = Field(0.8, ge=0)
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    text_guidance: float = Field(2.0, ge=0)
+    text_guidance: float = Field(3.0, ge=0)
     """Classifier-free guidance on the text; 1 is none."""
     speaker_guidance: float = Field(2.0, ge=0)
     """Classifier-free guidance on the speaker; 1 is none."""

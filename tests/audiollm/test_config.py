@@ -47,7 +47,9 @@ def test_references_overrides_and_names(tmp_path: Path) -> None:
 
 def test_base_is_merged_by_stage_name(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "base.yaml")
-    child = "base: base.yaml\nname: child\nseed: 5\nstages:\n  - name: second\n    compose: {min_seconds: 9}\n"
+    child = (
+        "base: base.yaml\nname: child\nseed: 5\nstages:\n  - name: second\n    compose: {min_seconds: 9}\n"
+    )
     recipe = load_recipe(write(tmp_path, child, "child.yaml"))
     assert (recipe.name, recipe.seed) == ("child", 5)
     assert settings(recipe, "second")["min_seconds"] == 9
@@ -71,10 +73,22 @@ def test_a_literal_dollar_brace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "to", "expected"),
     [
-        ("min_seconds: 5", "min_secnds: 5", ["demo.yaml:7", "compose.min_secnds", "did you mean 'min_seconds'?"]),
+        (
+            "min_seconds: 5",
+            "min_secnds: 5",
+            ["demo.yaml:7", "compose.min_secnds", "did you mean 'min_seconds'?"],
+        ),
         ("min_seconds: 5", "min_seconds: many", ["demo.yaml:7", "min_seconds", "valid number", "'many'"]),
-        ("- annotate", "- anotate", ["demo.yaml:4", "stages[0]", "no such stage", "did you mean 'annotate'?"]),
-        ("audio: null", "audio: nowhere/at/all", ["no such file or folder: nowhere/at/all", "annotate.input"]),
+        (
+            "- annotate",
+            "- anotate",
+            ["demo.yaml:4", "stages[0]", "no such stage", "did you mean 'annotate'?"],
+        ),
+        (
+            "audio: null",
+            "audio: nowhere/at/all",
+            ["no such file or folder: nowhere/at/all", "annotate.input"],
+        ),
         ("${annotate.segments}", "${annotate.segment}", ["makes no 'segment'", "did you mean 'segments'?"]),
         ("${annotate.segments}", "${anotate.segments}", ["refers to nothing", "annotate.segments"]),
         ("audio: null", "audio: ???", ["demo.yaml:2", "audio: required", "give it: audio="]),

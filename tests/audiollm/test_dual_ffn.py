@@ -93,11 +93,13 @@ def test_logits_equal_those_of_transformers(model: DualFFN) -> None:
             audio_input_ids_mask=torch.ones(1, len(audio), dtype=torch.bool),
             output_hidden_states=True,
         )
-        their_text = peer.text_lm_head(peer.model(
-            input_ids=stream.text_ids_S[None],
-            audio_input_ids=audio[None],
-            audio_input_ids_mask=torch.ones(1, len(audio), dtype=torch.bool),
-        ).last_hidden_state)
+        their_text = peer.text_lm_head(
+            peer.model(
+                input_ids=stream.text_ids_S[None],
+                audio_input_ids=audio[None],
+                audio_input_ids_mask=torch.ones(1, len(audio), dtype=torch.bool),
+            ).last_hidden_state
+        )
     ours = model.audio_logits(hidden).flatten(1)
     torch.testing.assert_close(ours, theirs.logits[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(model.text_logits(hidden), their_text[0], atol=1e-4, rtol=1e-4)
@@ -157,11 +159,15 @@ def test_cache_gives_the_same_hidden_states(model: DualFFN) -> None:
         for row, (stream, length) in enumerate(zip(streams, prompts, strict=True)):
             ids[row, :length] = stream.text_ids_S[:length]
         none = torch.zeros(3, longest, CONFIG.num_codebooks, dtype=torch.long)
-        hidden = model.extend(ids, none, torch.zeros_like(ids, dtype=torch.bool), torch.tensor(prompts), cache)
+        hidden = model.extend(
+            ids, none, torch.zeros_like(ids, dtype=torch.bool), torch.tensor(prompts), cache
+        )
         for row, length in enumerate(prompts):
             torch.testing.assert_close(hidden[row, :length], wanted[row][:length], atol=1e-5, rtol=1e-5)
         for step in range(8):
-            codes = torch.stack([s.codes_SK[p + step] for s, p in zip(streams, prompts, strict=True)])[:, None]
+            codes = torch.stack([s.codes_SK[p + step] for s, p in zip(streams, prompts, strict=True)])[
+                :, None
+            ]
             one = torch.ones(3, 1, dtype=torch.long)
             hidden = model.extend(one, codes, one.bool(), one[:, 0], cache)
             for row, length in enumerate(prompts):

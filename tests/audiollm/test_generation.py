@@ -61,7 +61,9 @@ def speaking() -> tuple[DualFFN, Template]:
 def prompts() -> list[Prompt]:
     texts = ["one", "two three one two", "three"]
     system = Message(role="system", content=[TextPart(text="Speaker: anna")])
-    return [Prompt([system, Message(role="user", content=[TextPart(text=t)])], i) for i, t in enumerate(texts)]
+    return [
+        Prompt([system, Message(role="user", content=[TextPart(text=t)])], i) for i, t in enumerate(texts)
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

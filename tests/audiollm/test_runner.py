@@ -21,7 +21,9 @@ class CountConfig(StageConfig):
     value: int = 0
 
 
-def counting(ran: list[str], fail: Callable[[str], bool] = lambda name: False) -> Callable[..., dict[str, Any]]:
+def counting(
+    ran: list[str], fail: Callable[[str], bool] = lambda name: False
+) -> Callable[..., dict[str, Any]]:
     def run(config: CountConfig, context: Context) -> dict[str, Any]:
         name = context.folder.name
         ran.append(name)

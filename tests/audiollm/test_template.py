@@ -72,7 +72,9 @@ def test_pack_shifts_by_one_inside_each_sequence(template: Template) -> None:
         row += len(stream)
 
 
-@pytest.mark.parametrize("codes", [torch.zeros(2, 4).long(), torch.zeros(3, 0).long(), torch.full((3, 4), 32)])
+@pytest.mark.parametrize(
+    "codes", [torch.zeros(2, 4).long(), torch.zeros(3, 0).long(), torch.full((3, 4), 32)]
+)
 def test_codes_of_another_shape_or_range(template: Template, codes: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="codes must be"):
         template.compile(messages()[1:2], [codes])
