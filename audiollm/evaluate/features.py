@@ -61,7 +61,8 @@ def mel_power(samples_CN: Tensor, sample_rate: int, filters_FM: Tensor) -> Tenso
     mono_N = _mono(samples_CN, sample_rate)
     if len(mono_N) == 0 or mono_N.abs().max() < SILENT:
         return filters_FM.new_zeros(0, filters_FM.shape[1])
-    power_TM = _power_spectrogram(mono_N) @ filters_FM
+    around = (WINDOW_SAMPLES // 2, WINDOW_SAMPLES // 2)
+    power_TM = _power_spectrogram(F.pad(mono_N, around)) @ filters_FM
     energy_T = power_TM.sum(dim=1)
     loud = energy_T.topk(min(10, len(energy_T))).values.median().clamp(min=1e-12)
     audible = torch.nonzero(energy_T >= torch.minimum(loud * TRIM, energy_T.max())).flatten()

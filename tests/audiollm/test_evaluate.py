@@ -160,7 +160,7 @@ def test_bandwidth_is_that_of_the_recording_not_of_its_container() -> None:
 
     noise = torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0)) * 0.1
     narrow = resample(resample(noise, 16_000, 8_000), 8_000, 24_000)
-    assert estimate_bandwidth([(narrow, 24_000)]) == pytest.approx(4000, rel=0.05)
+    assert estimate_bandwidth([(narrow, 24_000)]) == pytest.approx(4000, rel=0.07)
     assert estimate_bandwidth([(noise, 16_000)]) == pytest.approx(8000, rel=0.02)
     filters_FM = mel_filters(4000)
     high_hz = torch.nonzero(filters_FM.sum(dim=1)).max() * 16_000 / 512
@@ -174,7 +174,7 @@ def test_mel_power_trims_silence_and_ignores_level() -> None:
     torch.testing.assert_close(mel_power(0.01 * sound, RATE, filters_FM), power_TM, rtol=1e-3, atol=1e-4)
     padded = torch.cat([torch.zeros(1, 4800), sound, torch.zeros(1, 8000)], dim=1)
     padded_TM = mel_power(padded, RATE, filters_FM)
-    assert len(power_TM) <= len(padded_TM) <= len(power_TM) + 6, "but the frames across the ends"
+    assert len(power_TM) <= len(padded_TM) <= len(power_TM) + 4
     torch.testing.assert_close(padded_TM.sum(dim=0), power_TM.sum(dim=0), rtol=0.15, atol=1.0)
 
 

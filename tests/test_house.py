@@ -1,0 +1,45 @@
+"""The house rules that a linter cannot see."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = sorted((ROOT / "audiollm").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_audiollm_reaches_the_others_through_entry_points_only(path: Path) -> None:
+    """No import, and no text that could be handed to importlib, names `tokenizer` or `pipelines` modules."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & {"tokenizer", "pipelines"}
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in {"tokenizer", "pipelines"}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = ast.unparse(node.func)
+            if re.search(r"import_module|__import__|find_spec", name):
+                assert str(node.args[0].value).split(".")[0] not in {"tokenizer", "pipelines"}
+
+
+def test_settings_are_read_without_loading_torch() -> None:
+    """`plan`, `--help-stage` and every error in a recipe answer at once."""
+    code = (
+        "import sys; from audiollm.recipe import stage_entry_points as s;"
+        "[e.load() for e in s().values()];"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_file_is_short_enough_to_read() -> None:
+    files = [path for top in ("audiollm", "tokenizer", "pipelines") for path in (ROOT / top).rglob("*.py")]
+    long = {str(path): lines for path in files if (lines := len(path.read_text().splitlines())) > 420}
+    assert not long
