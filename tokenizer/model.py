@@ -5,17 +5,15 @@ Shapes: B batch, N samples, C channels, T frames at 25 Hz, K codebooks, V codebo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.config import ConfigError
-from audiollm.files import atomic_path, read_json, write_json
+from audiollm.models.pretrained import load_model, save_model
 from tokenizer.layers import ConvNeXtBlock, Downsample, InverseSTFTHead, LogMel, TimeConv, Upsample
 from tokenizer.quantizer import ResidualVectorQuantizer
 
@@ -157,10 +155,7 @@ class AudioTokenizer(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(folder / "model.safetensors") as temporary:
-            save_file({key: value.contiguous() for key, value in self.state_dict().items()}, temporary)
-        write_json(folder / "config.json", {"model_type": MODEL_TYPE, **asdict(self.config)})
+        save_model(folder, self, MODEL_TYPE, self.config)
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> AudioTokenizer:
@@ -169,21 +164,7 @@ class AudioTokenizer(nn.Module):
         Raises:
             ConfigError: nothing there, or another kind of model.
         """
-        folder = Path(folder)
-        if not (folder / "config.json").exists() and (folder / "model").is_dir():
-            folder = folder / "model"
-        if not (folder / "config.json").exists():
-            raise ConfigError(
-                "no tokenizer here: config.json is missing", str(folder), "give a tokenizer's folder"
-            )
-        data: dict[str, Any] = read_json(folder / "config.json")
-        if data.pop("model_type", None) != MODEL_TYPE:
-            raise ConfigError(f"model_type: not {MODEL_TYPE!r}", str(folder / "config.json"))
-        known = {field.name for field in fields(TokenizerConfig)}
-        if unknown := sorted(set(data) - known):
-            raise ConfigError(f"{unknown[0]}: no such setting of a tokenizer", str(folder / "config.json"))
-        shape: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        config = TokenizerConfig(**shape)
+        config, weights = load_model(Path(folder), MODEL_TYPE, TokenizerConfig)
         model = cls(config)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
+        model.load_state_dict(weights)
         return model.eval()

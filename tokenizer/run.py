@@ -24,13 +24,13 @@ from audiollm.train.optim import default_device
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import SIZES, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.stages import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
     """Train, save to `model`, and write before/after examples of held-out clips."""
-    blocks = SIZES[config.size].blocks
+    blocks = chosen(config.blocks)
     shape = TokenizerConfig(
         hidden_size=chosen(config.hidden_size), encoder_layers=blocks[:2], decoder_layers=blocks[2:]
     )

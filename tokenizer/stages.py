@@ -25,7 +25,7 @@ class SizeRule:
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(256, (3, 4, 4, 4), 16, 1_000, 1.5e-3),
+    "tiny": SizeRule(256, (2, 4, 4, 3), 16, 800, 1.5e-3),
     "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, 1e-3),
     "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, 5e-4),
     "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, 3e-4),
@@ -48,6 +48,8 @@ class TrainTokenizerConfig(StageConfig):
     crop_frames: int = Field(24, ge=4)
     """Length of a training crop in 40 ms frames."""
     hidden_size: int | None = Field(None, ge=16)
+    blocks: tuple[int, int, int, int] | None = None
+    """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
     learning_rate: float | None = Field(None, gt=0)
     commitment_weight: float = Field(0.25, ge=0)
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
@@ -64,6 +66,7 @@ class TrainTokenizerConfig(StageConfig):
             self.steps = rule.steps
         self.batch_size = self.batch_size or rule.batch_size
         self.hidden_size = self.hidden_size or rule.hidden_size
+        self.blocks = self.blocks or rule.blocks
         self.learning_rate = self.learning_rate or rule.learning_rate
         return self
 
@@ -103,7 +106,7 @@ def tokenizer_parameters(
 
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    hidden, blocks = chosen(config.hidden_size), SIZES[config.size].blocks
+    hidden, blocks = chosen(config.hidden_size), chosen(config.blocks)
     parameters = tokenizer_parameters(hidden, blocks)
     frames = chosen(config.batch_size) * config.crop_frames
     activations = frames * 4 * hidden * sum(blocks) * 14 * 4

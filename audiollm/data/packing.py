@@ -81,7 +81,9 @@ def pack(streams: Sequence[TokenStream], multiple: int = 1) -> PackedBatch:
         text_weights=_fill(_sequence_weights(sequence_S[text_index]), multiple),
         audio_target_index=_fill(audio_index, multiple),
         audio_targets_XK=_fill(audio_SK[audio_index], multiple),
-        audio_weights_XK=_fill(_codebook_weights(sequence_S[audio_index], has_audio_SK[audio_index]), multiple),
+        audio_weights_XK=_fill(
+            _codebook_weights(sequence_S[audio_index], has_audio_SK[audio_index]), multiple
+        ),
     )
 
 

@@ -21,7 +21,9 @@ def generate(
     speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another take.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.8,
-    text_guidance: Annotated[float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")] = 3.0,
+    text_guidance: Annotated[
+        float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")
+    ] = 3.0,
     speaker_guidance: Annotated[float, typer.Option(min=0.0, help="The same for the speaker.")] = 2.0,
     max_duration_s: Annotated[float, typer.Option(min=0.04, help="The longest it may speak.")] = 10.0,
 ) -> None:
@@ -35,7 +37,7 @@ def generate(
     from audiollm.generation.engine import Prompt
     from audiollm.generation.run import Generator
     from audiollm.generation.sampling import SamplingConfig
-    from audiollm.models.dual_ffn import model_folder
+    from audiollm.models.pretrained import model_folder
 
     folder = model_folder(model)
     codec = codec or folder.parent.parent / "train_tokenizer"

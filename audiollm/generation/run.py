@@ -18,7 +18,8 @@ from audiollm.files import read_json, read_jsonl, write_jsonl
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.generation.stage import GenerateConfig
-from audiollm.models.dual_ffn import DualFFN, model_folder
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.pretrained import model_folder
 from audiollm.runner import Context, StageError
 from audiollm.train.optim import default_device
 

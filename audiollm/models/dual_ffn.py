@@ -9,19 +9,17 @@ dimension, K codebooks, V codes of a codebook with BOS and EOS, X chosen positio
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.config import ConfigError
 from audiollm.data.packing import PackedBatch
-from audiollm.files import atomic_path, read_json, write_json
 from audiollm.models.attention import SegmentLayout, cached_attention, packed_attention, rotary_angles, rotate
+from audiollm.models.pretrained import load_model, save_model
 
 MODEL_TYPE = "audiollm_dual_ffn"
 
@@ -235,10 +233,7 @@ class DualFFN(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_path(folder / "model.safetensors") as temporary:
-            save_file({key: value.contiguous() for key, value in self.state_dict().items()}, temporary)
-        write_json(folder / "config.json", {"model_type": MODEL_TYPE, **asdict(self.config)})
+        save_model(folder, self, MODEL_TYPE, self.config)
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> DualFFN:
@@ -247,15 +242,9 @@ class DualFFN(nn.Module):
         Raises:
             ConfigError: nothing there, or another kind of model.
         """
-        folder = model_folder(Path(folder))
-        data: dict[str, Any] = read_json(folder / "config.json")
-        if data.pop("model_type", None) != MODEL_TYPE:
-            raise ConfigError(f"model_type: not {MODEL_TYPE!r}", str(folder / "config.json"))
-        known = {field.name for field in fields(DualFFNConfig)}
-        if unknown := sorted(set(data) - known):
-            raise ConfigError(f"{unknown[0]}: no such setting of a DualFFN", str(folder / "config.json"))
-        model = cls(DualFFNConfig(**data))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
+        config, weights = load_model(Path(folder), MODEL_TYPE, DualFFNConfig)
+        model = cls(config)
+        model.load_state_dict(weights)
         return model.eval()
 
     def _layers(self) -> list[DualFFNLayer]:
@@ -276,18 +265,6 @@ class DualFFN(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
-
-
-def model_folder(folder: Path) -> Path:
-    """The folder that holds the model: `folder` itself or, for a stage's folder, its `model`.
-
-    Raises:
-        ConfigError: neither has a config.json.
-    """
-    for candidate in (folder, folder / "model"):
-        if (candidate / "config.json").exists():
-            return candidate
-    raise ConfigError("no model here: config.json is missing", str(folder), "give a trained model's folder")
 
 
 def _initialize(module: nn.Module) -> None:

@@ -48,7 +48,6 @@ class SFTTask:
         self.model, self.template, self.config = model, template, config
         self._train, self._test = train, test
         self._device = next(model.parameters()).device
-        self._streams: dict[tuple[int, int, bool, bool], TokenStream] = {}
 
     def modules(self) -> dict[str, nn.Module]:
         return {"model": self.model}
@@ -90,11 +89,8 @@ class SFTTask:
         coded = self._train[index]
         variant = int(dice[0] * len(coded.encodings))
         no_text, no_speaker = dice[1] < self.config.text_dropout, dice[2] < self.config.speaker_dropout
-        key = (index, variant, no_text, no_speaker)
-        if key not in self._streams:
-            messages = drop_conditions(coded.sample, no_text, no_speaker)
-            self._streams[key] = self.template.compile(messages, coded.encodings[variant])
-        stream = self._streams[key]
+        messages = drop_conditions(coded.sample, no_text, no_speaker)
+        stream = self.template.compile(messages, coded.encodings[variant])
         share = dice[3] * self.config.corrupt_codes
         return corrupt(stream, share, self.template.codebook_size, generator) if share else stream
 

@@ -69,7 +69,7 @@ def test_planned_parameters_are_the_real_ones(size: str) -> None:
                 num_kv_heads=shape.num_heads or 0,
                 head_dim=64,
                 intermediate_size=shape.intermediate_size or 0,
-            )  # fmt: skip
+            )
         )
     assert model_parameters(config) == sum(p.numel() for p in model.parameters())
 
