@@ -25,7 +25,7 @@ class SizeRule:
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(256, (2, 4, 4, 3), 16, 800, 1.5e-3),
+    "tiny": SizeRule(256, (2, 4, 4, 3), 16, 1_000, 1.5e-3),
     "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, 1e-3),
     "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, 5e-4),
     "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, 3e-4),

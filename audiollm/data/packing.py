@@ -4,7 +4,7 @@ The weights make the objective the same whatever the packing:
 `L = w_text * mean over sequences with text targets of (mean over those targets)
    + w_audio * mean over sequences with audio targets of (mean over frames of (mean over codebooks))`.
 
-Shapes: B sequences, S positions of the pack, K codebooks.
+Shapes: B sequences, S positions of the pack, X and Y rows of some kind, K codebooks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from audiollm.models.attention import SegmentLayout
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences end to end; `layout` knows where each begins.
+    """Sequences end to end, their rows sorted into text first and audio after.
 
-    Targets here are already those of the position before (the shift is made in `pack`, once): row p holds
-    what the logits at p must predict.
+    The model's feed-forwards then take two slices and nothing is gathered for them; attention, which gathers
+    anyway, finds the order of each sequence in `layout`. Targets are already those of the position before (the
+    shift is made in `pack`, once): row p holds what the logits at p must predict.
     """
 
-    text_ids_S: Tensor
-    codes_SK: Tensor
+    text_ids_X: Tensor
+    """Of the text rows, which come first."""
+    codes_YK: Tensor
+    """Of the audio rows, in or out."""
     positions_S: Tensor
-    text_index: Tensor
-    """Rows that are text."""
-    audio_index: Tensor
-    """Rows that are audio, in or out."""
+    row_of_S: Tensor
+    """The row of each position, sequence after sequence: `hidden[row_of_S]` is in reading order."""
     layout: SegmentLayout
     text_target_index: Tensor
     """Rows whose logits have a text target."""
@@ -61,7 +62,9 @@ def pack(streams: Sequence[TokenStream], multiple: int = 1) -> PackedBatch:
             graphs) then meet few shapes in place of a new one at every step.
     """
     streams = [*streams, *_idle_streams(streams, multiple)]
-    kinds_S = torch.cat([stream.kinds_S for stream in streams])
+    is_text_S = torch.cat([stream.kinds_S for stream in streams]) == Kind.TEXT
+    order_S = torch.cat([is_text_S.nonzero()[:, 0], (~is_text_S).nonzero()[:, 0]])
+    row_of_S = order_S.argsort()
     lengths = [len(stream) for stream in streams]
     sequence_S = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor(lengths))
     text_S = torch.cat([_shift(stream.text_targets_S) for stream in streams])
@@ -70,16 +73,15 @@ def pack(streams: Sequence[TokenStream], multiple: int = 1) -> PackedBatch:
     has_audio_SK = audio_SK != IGNORE
     audio_index = has_audio_SK.any(dim=1).nonzero()[:, 0]
     return PackedBatch(
-        text_ids_S=torch.cat([stream.text_ids_S for stream in streams]),
-        codes_SK=torch.cat([stream.codes_SK for stream in streams]),
-        positions_S=torch.cat([torch.arange(length) for length in lengths]),
-        text_index=(kinds_S == Kind.TEXT).nonzero()[:, 0],
-        audio_index=(kinds_S != Kind.TEXT).nonzero()[:, 0],
-        layout=SegmentLayout.of(lengths),
-        text_target_index=_fill(text_index, multiple),
+        text_ids_X=torch.cat([stream.text_ids_S for stream in streams])[is_text_S],
+        codes_YK=torch.cat([stream.codes_SK for stream in streams])[~is_text_S],
+        positions_S=torch.cat([torch.arange(length) for length in lengths])[order_S],
+        row_of_S=row_of_S,
+        layout=SegmentLayout.of(lengths, order_S),
+        text_target_index=_fill(row_of_S[text_index], multiple),
         text_targets=_fill(text_S[text_index], multiple),
         text_weights=_fill(_sequence_weights(sequence_S[text_index]), multiple),
-        audio_target_index=_fill(audio_index, multiple),
+        audio_target_index=_fill(row_of_S[audio_index], multiple),
         audio_targets_XK=_fill(audio_SK[audio_index], multiple),
         audio_weights_XK=_fill(
             _codebook_weights(sequence_S[audio_index], has_audio_SK[audio_index]), multiple

@@ -21,12 +21,13 @@ class SegmentLayout:
     """int32 `[B + 1]`, from 0 to S."""
     longest: int
     to_padded_BL: Tensor
-    """Packed row of each padded place (0 where there is none)."""
+    """Packed row of each padded place (any row where there is none)."""
     to_packed_S: Tensor
     """Flat padded place of each packed row."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> SegmentLayout:
+    def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
+        """Of sequences of these lengths, where row r of the pack is position `order_S[r]` of their concatenation."""
         counts_B = torch.tensor(list(lengths))
         ends = counts_B.cumsum(0)
         longest = int(counts_B.max())
@@ -35,7 +36,8 @@ class SegmentLayout:
         inside_BL = places_L[None] < counts_B[:, None]
         to_padded = torch.where(inside_BL, starts_B[:, None] + places_L[None], 0)
         cumulative = torch.cat([torch.zeros(1, dtype=torch.int32), ends.int()])
-        return cls(cumulative, longest, to_padded, inside_BL.flatten().nonzero()[:, 0])
+        places_S = inside_BL.flatten().nonzero()[:, 0]
+        return cls(cumulative, longest, order_S.argsort()[to_padded], places_S[order_S])
 
     def to(self, device: torch.device) -> SegmentLayout:
         return SegmentLayout(

@@ -1,7 +1,7 @@
 """The DualFFN decoder: shared attention, separate norms and feed-forward for text and audio positions.
 
 Parameter names are those of transformers' `HiggsAudioV2ForConditionalGeneration`, with which a test compares
-the logits. Routing goes by gathered row indices.
+the logits. Rows are sorted, text first, so that routing takes slices.
 
 Shapes: S packed positions, B sequences, Q new positions, L cache length, C hidden size, H heads, D head
 dimension, K codebooks, V codes of a codebook with BOS and EOS, X chosen positions.
@@ -9,16 +9,16 @@ dimension, K codebooks, V codes of a codebook with BOS and EOS, X chosen positio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.attention import SegmentLayout, cached_attention, packed_attention, rotary_angles, rotate
+from audiollm.models.attention import cached_attention, packed_attention, rotary_angles, rotate
 from audiollm.models.pretrained import load_model, save_model
 
 MODEL_TYPE = "audiollm_dual_ffn"
@@ -101,32 +101,27 @@ class DualFFNLayer(nn.Module):
         self.audio_input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.audio_post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def norm_in(self, x_SC: Tensor, routes: Routes) -> Tensor:
-        return routes.apply(x_SC, self.input_layernorm, self.audio_input_layernorm)
+    def norm_in(self, x_SC: Tensor, num_text: int) -> Tensor:
+        return route(x_SC, num_text, self.input_layernorm, self.audio_input_layernorm)
 
-    def feed_forward(self, x_SC: Tensor, routes: Routes) -> Tensor:
-        return routes.apply(
+    def feed_forward(self, x_SC: Tensor, num_text: int) -> Tensor:
+        return route(
             x_SC,
+            num_text,
             lambda x: self.mlp(self.post_attention_layernorm(x)),
             lambda x: self.audio_mlp(self.audio_post_attention_layernorm(x)),
         )
 
 
-class Routes:
-    """Which rows are text and which audio, and the order that puts both back."""
-
-    def __init__(self, text_index: Tensor, audio_index: Tensor) -> None:
-        self.text_index, self.audio_index = text_index, audio_index
-        self._back = torch.cat([text_index, audio_index]).argsort()
-
-    def apply(self, x_SC: Tensor, text: Any, audio: Any) -> Tensor:
-        """`text` of the text rows and `audio` of the audio rows, in place of x."""
-        if len(self.audio_index) == 0:
-            return text(x_SC)
-        if len(self.text_index) == 0:
-            return audio(x_SC)
-        parts = [text(x_SC.index_select(0, self.text_index)), audio(x_SC.index_select(0, self.audio_index))]
-        return torch.cat(parts).index_select(0, self._back)
+def route(
+    x_SC: Tensor, num_text: int, text: Callable[[Tensor], Tensor], audio: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """`text` of the first `num_text` rows and `audio` of the others."""
+    if num_text == len(x_SC):
+        return text(x_SC)
+    if num_text == 0:
+        return audio(x_SC)
+    return torch.cat([text(x_SC[:num_text]), audio(x_SC[num_text:])])
 
 
 class AudioEmbedding(nn.Module):
@@ -173,15 +168,17 @@ class DualFFN(nn.Module):
                 nn.init.normal_(down.weight, std=0.02 / (2 * config.num_layers) ** 0.5)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Hidden states after the last norm, `[S, C]`."""
-        routes = Routes(batch.text_index, batch.audio_index)
-        x_SC = self._embed(batch.text_ids_S, batch.codes_SK, routes)
+        """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
+        num_text = len(batch.text_ids_X)
+        x_SC = self._embed(batch.text_ids_X, batch.codes_YK)
         cosine, sine = rotary_angles(batch.positions_S, self.config.head_dim, self.config.rope_theta)
         cosine, sine = cosine[:, None], sine[:, None]
         for layer in self._layers():
-            attended = self._attend_packed(layer, layer.norm_in(x_SC, routes), cosine, sine, batch.layout)
-            x_SC = x_SC + attended
-            x_SC = x_SC + self._drop(layer.feed_forward(x_SC, routes))
+            normed_SC = layer.norm_in(x_SC, num_text)
+            q_SHD, k_SHD, v_SHD = layer.self_attn.project(normed_SC, cosine, sine)
+            attended_SHD = packed_attention(q_SHD, k_SHD, v_SHD, batch.layout)
+            x_SC = x_SC + layer.self_attn.o_proj(attended_SHD.flatten(1))
+            x_SC = x_SC + self._drop(layer.feed_forward(x_SC, num_text))
         normed: Tensor = self.model.norm(x_SC)
         return normed
 
@@ -205,17 +202,19 @@ class DualFFN(nn.Module):
                 by the next call and never looked at.
         """
         batch, new = text_ids_BQ.shape
-        flat_audio = is_audio_BQ.flatten()
-        routes = Routes((~flat_audio).nonzero()[:, 0], flat_audio.nonzero()[:, 0])
-        x = self._embed(text_ids_BQ.flatten(), codes_BQK.flatten(0, 1), routes)
-        positions_BQ = cache.lengths_B[:, None] + torch.arange(new, device=x.device)
+        is_audio_S = is_audio_BQ.flatten()
+        order_S = torch.cat([(~is_audio_S).nonzero()[:, 0], is_audio_S.nonzero()[:, 0]])
+        row_of_S, num_text = order_S.argsort(), int((~is_audio_S).sum())
+        codes_SK = codes_BQK.flatten(0, 1)
+        x_SC = self._embed(text_ids_BQ.flatten()[order_S[:num_text]], codes_SK[order_S[num_text:]])
+        positions_BQ = cache.lengths_B[:, None] + torch.arange(new, device=x_SC.device)
         cosine, sine = rotary_angles(positions_BQ, self.config.head_dim, self.config.rope_theta)
         cosine, sine = cosine[:, :, None], sine[:, :, None]
         span = int(positions_BQ.max()) + 1
-        visible_BQL = torch.arange(span, device=x.device)[None, None] <= positions_BQ[:, :, None]
-        rows_B1 = torch.arange(batch, device=x.device)[:, None]
+        visible_BQL = torch.arange(span, device=x_SC.device)[None, None] <= positions_BQ[:, :, None]
+        rows_B1 = torch.arange(batch, device=x_SC.device)[:, None]
         for index, layer in enumerate(self._layers()):
-            normed_BQC = layer.norm_in(x, routes).unflatten(0, (batch, new))
+            normed_BQC = layer.norm_in(x_SC, num_text)[row_of_S].unflatten(0, (batch, new))
             q, k, v = layer.self_attn.project(normed_BQC, cosine, sine)
             cache.keys_NBHLD[index][rows_B1, :, positions_BQ] = k
             cache.values_NBHLD[index][rows_B1, :, positions_BQ] = v
@@ -225,10 +224,11 @@ class DualFFN(nn.Module):
                 cache.values_NBHLD[index][:, :, :span],
                 visible_BQL,
             )
-            x = x + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2).flatten(0, 1))
-            x = x + layer.feed_forward(x, routes)
+            attended_SC = attended.transpose(1, 2).flatten(2).flatten(0, 1)[order_S]
+            x_SC = x_SC + layer.self_attn.o_proj(attended_SC)
+            x_SC = x_SC + layer.feed_forward(x_SC, num_text)
         cache.lengths_B += new_B
-        hidden: Tensor = self.model.norm(x).unflatten(0, (batch, new))
+        hidden: Tensor = self.model.norm(x_SC)[row_of_S].unflatten(0, (batch, new))
         return hidden
 
     def save_pretrained(self, folder: Path) -> None:
@@ -250,18 +250,9 @@ class DualFFN(nn.Module):
     def _layers(self) -> list[DualFFNLayer]:
         return list(self.model.layers)  # type: ignore[arg-type]
 
-    def _embed(self, text_ids_S: Tensor, codes_SK: Tensor, routes: Routes) -> Tensor:
-        text = self.model.embed_tokens(text_ids_S.index_select(0, routes.text_index))
-        audio = self.model.embed_audio_tokens(codes_SK.index_select(0, routes.audio_index))
-        both = torch.cat([text, audio]).index_select(0, routes._back)
-        return both
-
-    def _attend_packed(
-        self, layer: DualFFNLayer, x_SC: Tensor, cosine: Tensor, sine: Tensor, layout: SegmentLayout
-    ) -> Tensor:
-        q_SHD, k_SHD, v_SHD = layer.self_attn.project(x_SC, cosine, sine)
-        attended: Tensor = layer.self_attn.o_proj(packed_attention(q_SHD, k_SHD, v_SHD, layout).flatten(1))
-        return attended
+    def _embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
+        """Text rows, then audio rows."""
+        return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.config.dropout, self.training) if self.config.dropout else x

@@ -25,7 +25,7 @@ class SizeRule:
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(192, 6, 64, 500, 2e-3, 1_024),
+    "tiny": SizeRule(192, 6, 48, 700, 2e-3, 1_024),
     "small": SizeRule(512, 12, 64, 20_000, 6e-4, 8_192),
     "300m": SizeRule(1024, 16, 256, 100_000, 3e-4, 32_768),
     "1b": SizeRule(2048, 16, 512, 250_000, 2e-4, 128_256),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from audiollm.data.delay import IGNORE
-from audiollm.data.packing import pack
+from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.template import Kind, TokenStream
 from audiollm.models.dual_ffn import Cache, DualFFN, DualFFNConfig
 from audiollm.train.losses import token_losses
@@ -40,6 +40,12 @@ def random_stream(seed: int, text: int = 5, frames: int = 7, after: int = 3) -> 
     text_targets = torch.where((torch.arange(length) >= text + frames), ids, IGNORE)
     audio_targets = torch.where((kinds == Kind.AUDIO_OUT)[:, None], codes, IGNORE)
     return TokenStream(ids, codes, kinds, text_targets, audio_targets)
+
+
+def in_order(model: DualFFN, batch: PackedBatch) -> torch.Tensor:
+    """Hidden states sequence after sequence."""
+    hidden: torch.Tensor = model(batch)[batch.row_of_S]
+    return hidden
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +90,7 @@ def test_logits_equal_those_of_transformers(model: DualFFN) -> None:
     stream = random_stream(1)
     batch = pack([stream])
     with torch.no_grad():
-        hidden = model(batch)
+        hidden = in_order(model, batch)
         peer = higgs(model)
         audio = stream.codes_SK[stream.kinds_S == Kind.AUDIO_OUT]
         theirs = peer(
@@ -127,9 +133,9 @@ def test_loss_equals_that_of_transformers(model: DualFFN) -> None:
 def test_no_sequence_sees_another(model: DualFFN) -> None:
     streams = [random_stream(seed, text=3 + seed, frames=4 + 2 * seed) for seed in range(4)]
     with torch.no_grad():
-        together = model(pack(streams)).split([len(s) for s in streams])
+        together = in_order(model, pack(streams)).split([len(s) for s in streams])
         for stream, rows in zip(streams, together, strict=True):
-            torch.testing.assert_close(rows, model(pack([stream])), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(rows, in_order(model, pack([stream])), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("multiple", [1, 16, 64])
@@ -140,7 +146,7 @@ def test_objective_does_not_depend_on_the_packing(model: DualFFN, multiple: int)
     with torch.no_grad():
         whole = pack(streams, multiple=multiple)
         together = token_losses(double, double(whole), whole)
-        assert len(whole.text_index) % multiple == len(whole.audio_targets_XK) % multiple == 0
+        assert len(whole.text_ids_X) % multiple == len(whole.audio_targets_XK) % multiple == 0
         alone = [token_losses(double, double(one), one) for one in (pack([s]) for s in streams)]
     for key in ("text", "audio"):
         mean = torch.stack([loss[key] for loss in alone]).mean()
@@ -152,7 +158,7 @@ def test_cache_gives_the_same_hidden_states(model: DualFFN) -> None:
     streams = [random_stream(seed, text=3 + 2 * seed, frames=8, after=0) for seed in range(3)]
     prompts = [3 + 2 * seed for seed in range(3)]
     with torch.no_grad():
-        wanted = [model(pack([stream])) for stream in streams]
+        wanted = [in_order(model, pack([stream])) for stream in streams]
         cache = Cache.empty(CONFIG, 3, 40, torch.device("cpu"))
         longest = max(prompts)
         ids = torch.zeros(3, longest, dtype=torch.long)
@@ -181,7 +187,7 @@ def test_text_and_audio_take_their_own_feed_forward(model: DualFFN) -> None:
     with torch.no_grad():
         for layer in changed.model.layers:
             layer.audio_mlp.down_proj.weight.add_(1.0)
-        before, after = model(pack([stream])), changed(pack([stream]))
+        before, after = in_order(model, pack([stream])), in_order(changed, pack([stream]))
     text = stream.kinds_S == Kind.TEXT
     first_audio = int((~text).nonzero()[0])
     torch.testing.assert_close(before[:first_audio], after[:first_audio])

@@ -52,7 +52,9 @@ def chat(codes: int = 1) -> list[Message]:
 
 def unshifted(model: DualFFN, batch: PackedBatch, hidden: torch.Tensor) -> torch.Tensor:
     """The mistake: row p is asked for the code that it has just been given (targets one row too early)."""
-    logits = model.audio_logits(hidden[batch.audio_target_index + 1])
+    position_of = batch.row_of_S.argsort()
+    next_row = batch.row_of_S[position_of[batch.audio_target_index] + 1]
+    logits = model.audio_logits(hidden[next_row])
     each = functional.cross_entropy(logits.transpose(1, 2), batch.audio_targets_XK, reduction="none")
     return (each * batch.audio_weights_XK).sum()
 

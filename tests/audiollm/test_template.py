@@ -65,7 +65,7 @@ def test_pack_shifts_by_one_inside_each_sequence(template: Template) -> None:
     for stream in streams:
         for place in range(len(stream) - 1):
             target = int(stream.text_targets_S[place + 1])
-            where = (batch.text_target_index == row + place).nonzero()
+            where = (batch.text_target_index == batch.row_of_S[row + place]).nonzero()
             assert (target != IGNORE) == bool(len(where))
             if len(where):
                 assert int(batch.text_targets[where[0, 0]]) == target

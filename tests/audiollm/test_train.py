@@ -107,12 +107,12 @@ def test_batches_depend_on_step_and_seed_alone_and_cover_every_sample(template: 
     seen = []
     for step in (0, 1, 2, 3):
         first, again = (task.batch(step, torch.Generator().manual_seed(step)) for task in tasks)
-        assert torch.equal(first.text_ids_S, again.text_ids_S) and torch.equal(first.codes_SK, again.codes_SK)
+        assert torch.equal(first.text_ids_X, again.text_ids_X) and torch.equal(first.codes_YK, again.codes_YK)
         targets = first.audio_targets_XK[first.audio_weights_XK[:, 0] > 0][:, 0]
         seen.append({int(code) for code in targets if code < 6})
     assert seen[0] | seen[1] == seen[2] | seen[3] == set(range(6))
     backwards = tasks[1].batch(0, torch.Generator().manual_seed(0))
-    assert torch.equal(backwards.codes_SK, tasks[0].batch(0, torch.Generator().manual_seed(0)).codes_SK)
+    assert torch.equal(backwards.codes_YK, tasks[0].batch(0, torch.Generator().manual_seed(0)).codes_YK)
 
 
 def test_codes_that_sound_alike_begin_alike(template: Template) -> None:
