@@ -58,6 +58,11 @@ class ClipStore:
     def __len__(self) -> int:
         return len(self.clips)
 
+    @property
+    def duration_s(self) -> float:
+        """Of all clips, as far as their ends are known."""
+        return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
+
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[N]`, float32.
 

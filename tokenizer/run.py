@@ -54,14 +54,16 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
             quantizer_dropout=config.quantizer_dropout,
         ),
     )
+    step_s = chosen(config.batch_size) * config.crop_frames / model.frame_rate
+    steps = config.steps_for(stores["train"].duration_s / step_s)
     loop = LoopConfig(
         seed=config.seed,
-        steps=config.steps,
+        steps=steps,
         minutes=config.minutes,
         learning_rate=chosen(config.learning_rate),
-        ema_decay=0.995,
+        ema_decay=0.99,
         precision=config.precision,
-        evaluate_every=max(50, (config.steps or 2000) // 8),
+        evaluate_every=max(50, (steps or 2000) // 8),
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)

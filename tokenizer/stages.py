@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan, chosen
+from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan, chosen
 from audiollm.runner import Context
+from audiollm.train.settings import TrainingConfig
+
+FRAME_RATE = 25
 
 
 @dataclass(frozen=True)
@@ -20,54 +23,41 @@ class SizeRule:
     blocks: tuple[int, int, int, int]
     """Encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
     batch_size: int
-    steps: int
+    steps: int | None
+    passes: float | None
     learning_rate: float
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(256, (2, 4, 4, 3), 16, 1_000, 1.5e-3),
-    "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, 1e-3),
-    "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, 5e-4),
-    "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, 3e-4),
-    "3b": SizeRule(1024, (8, 12, 12, 10), 128, 500_000, 3e-4),
+    "tiny": SizeRule(256, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
+    "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, None, 1e-3),
+    "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, None, 5e-4),
+    "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, None, 3e-4),
+    "3b": SizeRule(1024, (8, 12, 12, 10), 128, 500_000, None, 3e-4),
 }
 
 
-class TrainTokenizerConfig(StageConfig):
+class TrainTokenizerConfig(TrainingConfig):
     """Settings of `train_tokenizer`. What is None follows from `size`."""
 
     audio: InputPath
     """Samples (`compose`'s): their train split is trained on, their test split is held out."""
     preset: Literal["native"] = "native"
     """The structure: `native` is the project's own 25 Hz, 8 x 1024, 2 kbps."""
-    size: Size = "tiny"
-    steps: int | None = Field(None, ge=10)
-    minutes: float | None = Field(None, gt=0)
-    """In place of `steps`: turned into a number of steps once, by a short calibration."""
-    batch_size: int | None = Field(None, ge=1)
     crop_frames: int = Field(24, ge=4)
     """Length of a training crop in 40 ms frames."""
     hidden_size: int | None = Field(None, ge=16)
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
-    learning_rate: float | None = Field(None, gt=0)
     commitment_weight: float = Field(0.25, ge=0)
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    checkpoint_seconds: float = Field(20.0, ge=0)
-    seed: int = 0
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainTokenizerConfig:
-        if self.steps is not None and self.minutes is not None:
-            raise ValueError("give steps or minutes, not both")
         rule = SIZES[self.size]
-        if self.minutes is None and self.steps is None:
-            self.steps = rule.steps
-        self.batch_size = self.batch_size or rule.batch_size
+        self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
         self.hidden_size = self.hidden_size or rule.hidden_size
         self.blocks = self.blocks or rule.blocks
-        self.learning_rate = self.learning_rate or rule.learning_rate
         return self
 
 
@@ -109,27 +99,29 @@ def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) ->
     hidden, blocks = chosen(config.hidden_size), chosen(config.blocks)
     parameters = tokenizer_parameters(hidden, blocks)
     frames = chosen(config.batch_size) * config.crop_frames
+    audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
+    steps = config.steps_for(audio_s * FRAME_RATE / frames)
     activations = frames * 4 * hidden * sum(blocks) * 14 * 4
     return StagePlan(
         parameters=parameters,
-        tokens=float((config.steps or 0) * frames),
+        tokens=float((steps or 0) * frames),
         memory_mb=700 + (parameters * 16 + activations) / 2**20,
         disk_mb=parameters * 16 / 2**20,
         seconds=config.minutes * 60 if config.minutes else None,
-        note=f"{config.steps} steps" if config.steps else f"{config.minutes} minutes",
+        note=config.budget_text(),
     )
 
 
 def _plan_tokenize(config: TokenizeConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
-    frames = audio_s * 25 * config.encodings
+    frames = audio_s * FRAME_RATE * config.encodings
     return StagePlan(
         tokens=frames,
         memory_mb=900,
         disk_mb=(frames * 16 + clips * 3000) / 2**20,
         note=f"{config.encodings} encodings of {audio_s / 60:.0f} minutes",
-        facts={"frames": audio_s * 25, "clips": clips},
+        facts={"frames": audio_s * FRAME_RATE, "clips": clips},
     )
 
 

@@ -222,7 +222,7 @@ def _fit(
         logits_BK = network(log_features(power_BTM), frames_B)
         loss = F.cross_entropy(logits_BK, targets_N[chosen], label_smoothing=config.label_smoothing)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         if on_step is not None:

@@ -226,7 +226,7 @@ def _value(tables: Mapping[str, Any], judge: str) -> float | None:
     if table is None:
         return None
     if "confusion" in table:
-        return table["accuracy"]  # type: ignore[no-any-return]
+        return table["accuracy"]
     rate = table["word_error_rate"]
     return None if rate is None else max(0.0, 1.0 - rate)
 

@@ -20,7 +20,10 @@ def generate(
     ] = None,
     speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another take.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.7,
+    top_p: Annotated[
+        float, typer.Option(min=1e-6, max=1.0, help="Draw from the most likely codes only.")
+    ] = 0.9,
     text_guidance: Annotated[
         float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")
     ] = 3.0,
@@ -57,6 +60,7 @@ def generate(
     ]
     sampling = SamplingConfig(
         temperature=temperature,
+        top_p=top_p,
         text_guidance=text_guidance,
         speaker_guidance=speaker_guidance if speaker else 1.0,
     )

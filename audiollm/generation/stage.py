@@ -27,9 +27,9 @@ class GenerateConfig(StageConfig):
     batch_size: int = Field(60, ge=1)
     max_duration_s: float = Field(30.0, gt=0)
     """Nothing is spoken longer; the limit follows the training clips where those are shorter."""
-    temperature: float = Field(0.8, ge=0)
+    temperature: float = Field(0.7, ge=0)
     top_k: int = Field(0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(0.9, gt=0, le=1)
     text_guidance: float = Field(3.0, ge=0)
     """Classifier-free guidance on the text; 1 is none."""
     speaker_guidance: float = Field(2.0, ge=0)

@@ -39,16 +39,17 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     start_from_codebooks(model, vectors_KVD)
     device = default_device()
     task = SFTTask(model.to(device), template, by_split["train"], by_split["test"], _task_config(config))
+    steps = config.steps_for(len(by_split["train"]) / chosen(config.batch_size))
     loop = LoopConfig(
         seed=config.seed,
-        steps=config.steps,
+        steps=steps,
         minutes=config.minutes,
         learning_rate=chosen(config.learning_rate),
         warmup_steps=50 if config.size == "tiny" else 1000,
         weight_decay=0.05,
-        ema_decay=0.995,
+        ema_decay=0.99,
         precision=config.precision,
-        evaluate_every=max(25, (config.steps or 1000) // 12),
+        evaluate_every=max(25, (steps or 1000) // 12),
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)

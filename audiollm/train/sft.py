@@ -75,7 +75,7 @@ class SFTTask:
             streams = [self.template.compile(coded.sample.messages, coded.encodings[0]) for coded in group]
             batch = pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
             for key, value in token_losses(self.model, self.model(batch), batch).items():
-                sums[f"{key}_loss"] = sums.get(f"{key}_loss", 0.0) + float(value) / len(groups)
+                sums[f"{key}_loss"] = sums.get(f"{key}_loss", 0.0) + value.item() / len(groups)
         return sums
 
     def _order(self, epoch: int) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from audiollm.recipe import InputPath, Size, Stage, StageConfig, StagePlan, chosen
+from audiollm.recipe import InputPath, Stage, StagePlan, chosen
 from audiollm.runner import Context
+from audiollm.train.settings import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,18 @@ class SizeRule:
     hidden_size: int
     num_layers: int
     batch_size: int
-    steps: int
+    steps: int | None
+    passes: float | None
     learning_rate: float
     vocab_size: int
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(192, 6, 48, 700, 2e-3, 1_024),
-    "small": SizeRule(512, 12, 64, 20_000, 6e-4, 8_192),
-    "300m": SizeRule(1024, 16, 256, 100_000, 3e-4, 32_768),
-    "1b": SizeRule(2048, 16, 512, 250_000, 2e-4, 128_256),
-    "3b": SizeRule(3072, 28, 512, 500_000, 1.5e-4, 128_256),
+    "tiny": SizeRule(192, 6, 48, None, 24, 2e-3, 1_024),
+    "small": SizeRule(512, 12, 64, 20_000, None, 6e-4, 8_192),
+    "300m": SizeRule(1024, 16, 256, 100_000, None, 3e-4, 32_768),
+    "1b": SizeRule(2048, 16, 512, 250_000, None, 2e-4, 128_256),
+    "3b": SizeRule(3072, 28, 512, 500_000, None, 1.5e-4, 128_256),
 }
 
 
@@ -45,18 +47,11 @@ class ModelConfig(BaseModel):
     dropout: float = Field(0.1, ge=0, lt=1)
 
 
-class TrainConfig(StageConfig):
+class TrainConfig(TrainingConfig):
     """Settings of `train`. What is None follows from `size`."""
 
     shards: InputPath
     model: ModelConfig = ModelConfig()
-    size: Size = "tiny"
-    steps: int | None = Field(None, ge=10)
-    minutes: float | None = Field(None, gt=0)
-    """In place of `steps`: turned into a number of steps once, by a short calibration."""
-    batch_size: int | None = Field(None, ge=1)
-    """Sequences a step."""
-    learning_rate: float | None = Field(None, gt=0)
     text_dropout: float = Field(0.15, ge=0, lt=1)
     """Share of the samples whose text is hidden, so that text guidance works."""
     speaker_dropout: float = Field(0.15, ge=0, lt=1)
@@ -65,19 +60,11 @@ class TrainConfig(StageConfig):
     """Up to this share of a sample's input codes is replaced at random (targets are not)."""
     text_weight: float = Field(0.1, ge=0)
     audio_weight: float = Field(1.0, ge=0)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    checkpoint_seconds: float = Field(20.0, ge=0)
-    seed: int = 0
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
-        if self.steps is not None and self.minutes is not None:
-            raise ValueError("give steps or minutes, not both")
         rule, model = SIZES[self.size], self.model
-        if self.minutes is None and self.steps is None:
-            self.steps = rule.steps
-        self.batch_size = self.batch_size or rule.batch_size
-        self.learning_rate = self.learning_rate or rule.learning_rate
+        self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
         hidden = model.hidden_size or rule.hidden_size
         heads = model.num_heads or max(1, hidden // 64)
         if hidden % (2 * heads):
@@ -120,14 +107,14 @@ def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     batch = chosen(config.batch_size)
     wide = chosen(config.model.num_layers) * 24 * chosen(config.model.hidden_size)
     activations = batch * length * (wide + 24_624) * 4
-    budget = f"{config.steps} steps" if config.steps else f"{config.minutes} minutes"
+    steps = config.steps_for(clips / batch)
     return StagePlan(
         parameters=parameters,
-        tokens=(config.steps or 0) * batch * length,
+        tokens=(steps or 0) * batch * length,
         memory_mb=700 + (parameters * 16 + activations) / 2**20,
         disk_mb=parameters * 20 / 2**20,
         seconds=config.minutes * 60 if config.minutes else None,
-        note=f"{budget} of {batch} sequences",
+        note=f"{config.budget_text()}, {batch} sequences a step",
     )
 
 

@@ -50,6 +50,8 @@ def test_size_fills_what_is_not_set() -> None:
     assert config.steps == SIZES["small"].steps and config.model.hidden_size == SIZES["small"].hidden_size
     assert config.model.num_layers == 3
     assert settings(minutes=2).steps is None
+    tiny = settings(batch_size=10)
+    assert tiny.steps is None and tiny.steps_for(100 / 10) == 10 * (SIZES["tiny"].passes or 0)
     for wrong in ({"steps": 20, "minutes": 1}, {"model": {"hidden_size": 50, "num_heads": 4}}):
         with pytest.raises(ValidationError):
             settings(**wrong)
