@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test check bench time-to-voice clean
+.PHONY: help setup quickstart test prove check bench time-to-voice clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -26,6 +26,9 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
 	@$(BIN)/python -m pytest
+
+prove: $(READY)  ## the longer proofs: killed in every stage, the judges on real digits
+	@$(BIN)/python -m pytest -m slow
 
 check: $(READY)  ## ruff, mypy and the import contract
 	@echo "==> ruff, mypy, import contract"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,6 +103,10 @@ def _cells(plan: StagePlan) -> list[str]:
 def _required(recipe: Path | None) -> Path:
     if recipe is None:
         raise ConfigError("no recipe given", "command line", "example: audiollm run recipes/quickstart.yaml")
+    if not recipe.exists() and recipe.parts[0] == "recipes":
+        installed = files("recipes").joinpath(*recipe.parts[1:])
+        if installed.is_file():  # outside of a checkout: the recipe that was installed with the package
+            return Path(str(installed))
     return recipe
 
 

@@ -311,7 +311,12 @@ def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Docu
     message = problem["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     given = problem.get("input")
-    shown = "" if isinstance(given, (dict, list)) or "no such file" in message else f", not {given!r}"
+    if "no such file" in message:
+        place = f"{location[0]}" if location else ""
+        return ConfigError(
+            f"{key}: {message}", where, f"check the path, or give another: {stage.kind}.{place}=PATH"
+        )
+    shown = "" if isinstance(given, (dict, list)) else f", not {given!r}"
     return ConfigError(f"{key}: {message}{shown}", where, listing)
 
 

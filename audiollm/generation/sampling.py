@@ -15,11 +15,11 @@ from torch import Tensor
 class SamplingConfig:
     """How codes are drawn. Guidance of 1 is none."""
 
-    temperature: float = 0.8
+    temperature: float = 0.7
     """0 takes the most likely code."""
     top_k: int = 0
     """Keep the k most likely codes; 0 keeps all."""
-    top_p: float = 1.0
+    top_p: float = 0.9
     """Keep the smallest set of codes whose probability reaches this."""
     text_guidance: float = 3.0
     speaker_guidance: float = 2.0

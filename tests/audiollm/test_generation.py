@@ -37,9 +37,9 @@ def test_top_k_and_top_p_keep_what_they_say() -> None:
 def test_draws_follow_the_distribution() -> None:
     shares = torch.tensor([0.6, 0.3, 0.1])
     logits = shares.log().expand(1, 4000, 3)
-    counts = torch.bincount(draw(logits, SamplingConfig(temperature=1), generators(1))[0], minlength=3)
+    counts = torch.bincount(draw(logits, SamplingConfig(temperature=1, top_p=1), generators(1))[0], minlength=3)
     torch.testing.assert_close(counts / 4000, shares, atol=0.03, rtol=0)
-    cold = torch.bincount(draw(logits, SamplingConfig(temperature=0.5), generators(1))[0], minlength=3)
+    cold = torch.bincount(draw(logits, SamplingConfig(temperature=0.5, top_p=1), generators(1))[0], minlength=3)
     torch.testing.assert_close(cold / 4000, shares**2 / (shares**2).sum(), atol=0.03, rtol=0)
 
 
@@ -82,7 +82,7 @@ def test_a_prompt_does_not_depend_on_its_batch(
 
 def test_length_limit_and_code_range(speaking: tuple[DualFFN, Template]) -> None:
     model, template = speaking
-    sampling = SamplingConfig(temperature=3.0, text_guidance=1, speaker_guidance=1)
+    sampling = SamplingConfig(temperature=3.0, top_p=1, text_guidance=1, speaker_guidance=1)
     many = [Prompt(prompts()[seed % 3].messages, seed) for seed in range(24)]
     spoken = generate_codes(model, template, many, sampling, max_frames=9)
     lengths = {each.codes_KT.shape[1] for each in spoken}
