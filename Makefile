@@ -25,7 +25,7 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 prove: $(READY)  ## the longer proofs: killed in every stage, the judges on real digits
 	@$(BIN)/python -m pytest -m slow
