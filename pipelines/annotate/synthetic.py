@@ -170,6 +170,7 @@ class Synthesizer:
             raise ValueError(f"espeak-ng has no voice {voice!r}")
         for parameter, value in ((_RATE, rate), (_PITCH, pitch), (_RANGE, intonation)):
             self._library.espeak_SetParameter(parameter, value, 0)
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # breathy voices: else seeded by the clock
         self._blocks.clear()
         content = text.encode()
         self._library.espeak_Synth(content, len(content) + 1, 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None)

@@ -37,9 +37,13 @@ def test_top_k_and_top_p_keep_what_they_say() -> None:
 def test_draws_follow_the_distribution() -> None:
     shares = torch.tensor([0.6, 0.3, 0.1])
     logits = shares.log().expand(1, 4000, 3)
-    counts = torch.bincount(draw(logits, SamplingConfig(temperature=1, top_p=1), generators(1))[0], minlength=3)
+    counts = torch.bincount(
+        draw(logits, SamplingConfig(temperature=1, top_p=1), generators(1))[0], minlength=3
+    )
     torch.testing.assert_close(counts / 4000, shares, atol=0.03, rtol=0)
-    cold = torch.bincount(draw(logits, SamplingConfig(temperature=0.5, top_p=1), generators(1))[0], minlength=3)
+    cold = torch.bincount(
+        draw(logits, SamplingConfig(temperature=0.5, top_p=1), generators(1))[0], minlength=3
+    )
     torch.testing.assert_close(cold / 4000, shares**2 / (shares**2).sum(), atol=0.03, rtol=0)
 
 
