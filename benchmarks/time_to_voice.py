@@ -30,9 +30,7 @@ def main() -> None:
     )
     parser.add_argument("--transcripts", help="a table, or a pattern such as '{text}_{speaker}_{take}.wav'")
     parser.add_argument("--test", help="which recordings are held out, for example 'take<5'")
-    parser.add_argument(
-        "--steps", type=int, nargs="+", default=[200, 400, 800, 1600], help="training budgets to try"
-    )
+    parser.add_argument("--steps", type=int, nargs="+", default=[500, 1200], help="training budgets to try")
     parser.add_argument("--name", default="time-to-voice")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
