@@ -1,4 +1,7 @@
-"""The console script `audiollm`. Commands are found through the entry-point group `audiollm.commands`."""
+"""The console script `audiollm`. Commands are found through the entry-point group `audiollm.commands`.
+
+An entry named `group.command` becomes `audiollm group command`, whichever package brings it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from rich.console import Console
 from audiollm.config import ConfigError
 from audiollm.runner import StageError
 
+GROUPS = {"evaluate": "Score codecs and what models make: against references, and with independent judges."}
+"""What a group of commands is for; a group of another package needs no entry here."""
+
 
 def build_app() -> typer.Typer:
     """The app with every installed command."""
@@ -26,9 +32,16 @@ def build_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_show_locals=False,
     )
+    groups: dict[str, typer.Typer] = {}
     for entry in sorted(entry_points(group="audiollm.commands"), key=lambda entry: entry.name):
         try:
-            app.command(name=entry.name)(entry.load())
+            command = entry.load()
+            group, _, name = entry.name.rpartition(".")
+            if group and group not in groups:
+                groups[group] = typer.Typer(help=GROUPS.get(group, ""), no_args_is_help=True)
+                groups[group].callback()(_app)  # else a single command would take the group's place
+                app.add_typer(groups[group], name=group)
+            (groups[group] if group else app).command(name=name)(command)
         except Exception as error:  # one broken plug-in must not take the others down
             print(
                 f"audiollm: the command {entry.name!r} does not load ({error}); see `audiollm doctor`",

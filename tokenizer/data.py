@@ -52,6 +52,11 @@ class ClipStore:
 
     def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
         self.clips, self.sample_rate = list(clips), sample_rate
+        known = [clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None]
+        usual = sum(known) / len(known) if known else 1.0
+        self._ends_s = torch.tensor(
+            [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips]
+        ).cumsum(0)
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
         self._room = int(cache_mb * 2**20 / 4)
 
@@ -62,6 +67,12 @@ class ClipStore:
     def duration_s(self) -> float:
         """Of all clips, as far as their ends are known."""
         return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other."""
+        place_s = float(torch.rand((), generator=generator)) * float(self._ends_s[-1])
+        index = int(torch.searchsorted(self._ends_s, torch.tensor(place_s), right=True))
+        return self[min(index, len(self) - 1)]
 
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[N]`, float32.
@@ -92,10 +103,9 @@ def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Gen
     for row in range(batch):
         filled = 0
         while filled < length:
-            piece_N = augment(store[_below(len(store), generator)], store.sample_rate, generator)
-            if len(piece_N) > length:
-                piece_N = piece_N[_below(len(piece_N) - length, generator) :]
-            piece_N = piece_N[: length - filled]
+            piece_N = _cut(store.draw(generator), 2 * length, generator)
+            piece_N = augment(piece_N, store.sample_rate, generator)
+            piece_N = _cut(piece_N, length, generator)[: length - filled]
             crops_BN[row, filled : filled + len(piece_N)] += piece_N
             filled += len(piece_N) + _below(store.sample_rate // 10, generator)
     return crops_BN
@@ -109,6 +119,14 @@ def augment(
     factor = 1 + round(speed_dice * 10) / 10 * speed
     faster_N = resample(samples_N[None], sample_rate, round(sample_rate / factor))[0]
     return (faster_N * 10 ** (gain_dice * gain_db / 20)).clamp(-1, 1)
+
+
+def _cut(samples_N: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """A random part of that length, or all where there is no more (long clips are not resampled whole)."""
+    if len(samples_N) <= length:
+        return samples_N
+    start = _below(len(samples_N) - length, generator)
+    return samples_N[start : start + length]
 
 
 def _below(limit: int, generator: torch.Generator) -> int:

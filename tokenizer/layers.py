@@ -60,50 +60,73 @@ class LogMel(nn.Module):
 
     def forward(self, samples_BN: Tensor) -> Tensor:
         before = (self.n_fft - self.hop_samples) // 2
-        after = self.n_fft - self.hop_samples - before
-        padded = functional.pad(samples_BN.float(), (before, after))
+        return self.valid(functional.pad(samples_BN, (before, self.n_fft - self.hop_samples - before)))
+
+    def valid(self, samples_BN: Tensor) -> Tensor:
+        """The frames that lie wholly in the samples: `[B, (N - n_fft) / hop + 1, M]`."""
         with torch.autocast(samples_BN.device.type, enabled=False):
-            mel_BTM = magnitudes(padded, self.window_W, self.hop_samples) @ self.filters_FM
+            mel_BTM = magnitudes(samples_BN.float(), self.window_W, self.hop_samples) @ self.filters_FM
             return torch.log(mel_BTM.clamp_min(1e-4))
 
 
+Carry = dict[nn.Module, Tensor]
+"""What each causal layer keeps of the frames before, when a sequence is processed piece by piece."""
+
+
 class TimeConv(nn.Conv2d):
-    """A "same" convolution over time on `[B, T, C]`."""
+    """A "valid" convolution over time on `[B, T, C]`: T - kernel + 1 frames come out."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, groups: int = 1) -> None:
-        super().__init__(
-            in_channels, out_channels, (1, kernel_size), padding=(0, kernel_size // 2), groups=groups
-        )
+        super().__init__(in_channels, out_channels, (1, kernel_size), groups=groups)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         # [B, T, C] seen as a channels-last image of height 1: oneDNN's and cuDNN's fast layout, no copy
         return super().forward(x_BTC.transpose(1, 2).unsqueeze(2)).squeeze(2).transpose(1, 2)
 
 
+class CausalConv(nn.Module):
+    """A convolution over time that sees the past only: zeros, or what `carry` holds, stand before the first frame."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, groups: int = 1) -> None:
+        super().__init__()
+        self.context = kernel_size - 1
+        self.conv = TimeConv(in_channels, out_channels, kernel_size, groups)
+
+    def forward(self, x_BTC: Tensor, carry: Carry | None = None) -> Tensor:
+        if carry is not None and self in carry:
+            x_BTC = torch.cat([carry[self], x_BTC], dim=1)
+        else:
+            x_BTC = functional.pad(x_BTC, (0, 0, self.context, 0))
+        if carry is not None:
+            carry[self] = x_BTC[:, -self.context :]
+        convolved: Tensor = self.conv(x_BTC)
+        return convolved
+
+
 class ConvNeXtBlock(nn.Module):
-    """Depthwise convolution, LayerNorm over channels, two pointwise layers, scaled residual (arXiv 2201.03545)."""
+    """Causal depthwise convolution, LayerNorm over channels, two pointwise layers, scaled residual (arXiv 2201.03545)."""
 
     def __init__(self, channels: int, expansion: int = 3, kernel_size: int = 7) -> None:
         super().__init__()
-        self.depthwise = TimeConv(channels, channels, kernel_size, groups=channels)
+        self.depthwise = CausalConv(channels, channels, kernel_size, groups=channels)
         self.norm = nn.LayerNorm(channels)
         self.expand = nn.Linear(channels, expansion * channels)
         self.reduce = nn.Linear(expansion * channels, channels)
         self.scale = nn.Parameter(torch.full((channels,), 0.1))
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        hidden = self.norm(self.depthwise(x_BTC))
+    def forward(self, x_BTC: Tensor, carry: Carry | None = None) -> Tensor:
+        hidden = self.norm(self.depthwise(x_BTC, carry))
         hidden = self.reduce(functional.gelu(self.expand(hidden)))
         return x_BTC + self.scale * hidden
 
 
 class Downsample(nn.Module):
-    """A convolution with kernel = stride: `[B, T, C]` to `[B, T / stride, C]`."""
+    """A convolution with kernel = stride: `[B, T, C]` to `[B, T / stride, C']`."""
 
-    def __init__(self, channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = nn.Linear(stride * channels, channels)
+        self.project = nn.Linear(stride * in_channels, out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         folded: Tensor = self.project(x_BTC.unflatten(1, (-1, self.stride)).flatten(2))
@@ -111,12 +134,12 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """A transposed convolution with kernel = stride: `[B, T, C]` to `[B, T * stride, C]`."""
+    """A transposed convolution with kernel = stride: `[B, T, C]` to `[B, T * stride, C']`."""
 
-    def __init__(self, channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = nn.Linear(channels, stride * channels)
+        self.project = nn.Linear(in_channels, stride * out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         expanded: Tensor = self.project(x_BTC)
@@ -124,20 +147,48 @@ class Upsample(nn.Module):
 
 
 class InverseSTFTHead(nn.Module):
-    """Features `[B, T, C]` to a waveform `[B, T * hop]`: log-magnitude and phase, then inverse STFT (Vocos)."""
+    """Features `[B, T, C]` to `[B, channels, T * hop]`: log-magnitude and phase, then inverse STFT (Vocos).
 
-    def __init__(self, channels: int, n_fft: int, hop_samples: int) -> None:
+    Frame t is centred on its own hop. In pieces, what comes out is `delay_samples` late: the overlap with frames
+    that are still to come is carried, and `finish` gives the rest.
+    """
+
+    def __init__(self, in_channels: int, n_fft: int, hop_samples: int, channels: int = 1) -> None:
         super().__init__()
-        self.n_fft, self.hop_samples = n_fft, hop_samples
-        self.project = nn.Linear(channels, n_fft + 2)
+        self.n_fft, self.hop_samples, self.channels = n_fft, hop_samples, channels
+        self.delay_samples = (n_fft - hop_samples) // 2
+        self.project = nn.Linear(in_channels, channels * (n_fft + 2))
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.window_W: Tensor
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        magnitude_BTF, phase_BTF = self.project(x_BTC).float().chunk(2, dim=2)
-        spectrum_BTF = torch.polar(torch.exp(magnitude_BTF.clamp_max(6.0)), phase_BTF)
-        frames_BTW = torch.fft.irfft(spectrum_BTF, n=self.n_fft) * self.window_W
-        weight_1N = overlap_add(self.window_W.square().expand(1, x_BTC.shape[1], -1), self.hop_samples)
-        samples_BN = overlap_add(frames_BTW, self.hop_samples) / weight_1N.clamp_min(1e-3)
-        before = (self.n_fft - self.hop_samples) // 2
-        return samples_BN[:, before : before + x_BTC.shape[1] * self.hop_samples]
+        carry: Carry = {}
+        return torch.cat([self.step(x_BTC, carry), self.finish(carry)], dim=2)
+
+    def step(self, x_BTC: Tensor, carry: Carry) -> Tensor:
+        """The samples `[B, channels, n]` that these frames complete."""
+        first = self not in carry
+        frames_BTW = self._frames(x_BTC)
+        weights_1TW = self.window_W.square().expand(1, x_BTC.shape[1], -1)
+        both_RN = overlap_add(torch.cat([frames_BTW, weights_1TW]), self.hop_samples)
+        if not first:
+            before_RN = carry[self]
+            both_RN = both_RN + functional.pad(before_RN, (0, both_RN.shape[1] - before_RN.shape[1]))
+        done = x_BTC.shape[1] * self.hop_samples
+        carry[self] = both_RN[:, done:]
+        return self._normalized(both_RN[:, self.delay_samples * first : done])
+
+    def finish(self, carry: Carry) -> Tensor:
+        """The last `delay_samples` samples."""
+        return self._normalized(carry.pop(self)[:, : self.delay_samples])
+
+    def _frames(self, x_BTC: Tensor) -> Tensor:
+        """Windowed frames, `[B * channels, T, W]`."""
+        parts_BTXF = self.project(x_BTC).float().unflatten(2, (self.channels, self.n_fft + 2))
+        magnitude, phase = parts_BTXF.transpose(1, 2).flatten(0, 1).chunk(2, dim=2)
+        spectrum = torch.polar(torch.exp(magnitude.clamp_max(6.0)), phase)
+        return torch.fft.irfft(spectrum, n=self.n_fft) * self.window_W
+
+    def _normalized(self, both_RN: Tensor) -> Tensor:
+        samples_RN = both_RN[:-1] / both_RN[-1:].clamp_min(1e-3)
+        return samples_RN.unflatten(0, (-1, self.channels))

@@ -1,10 +1,11 @@
-"""The 25 Hz tokenizer: log-mel -> ConvNeXt -> stride 4 -> ConvNeXt -> RVQ -> ConvNeXt -> inverse STFT.
+"""The 25 Hz tokenizer `native`: waveform -> latent -> residual vector quantization -> waveform.
 
-Shapes: B batch, N samples, C channels, T frames at 25 Hz, K codebooks, V codebook size, D latent dimension.
+Shapes: B batch, N samples, T frames at 25 Hz, K codebooks, D latent dimension, H teacher's feature dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.models.pretrained import load_model, save_model
-from tokenizer.layers import ConvNeXtBlock, Downsample, InverseSTFTHead, LogMel, TimeConv, Upsample
-from tokenizer.quantizer import ResidualVectorQuantizer
+from tokenizer.autoencoder import AutoencoderShape, Decoder, Encoder
+from tokenizer.checks import check_codes, check_mono_samples
+from tokenizer.layers import ConvNeXtBlock
+from tokenizer.quantizer import QUANTIZERS
+from tokenizer.streaming import StreamingDecoder, StreamingEncoder
 
 MODEL_TYPE = "audiollm_tokenizer"
 
@@ -27,20 +31,44 @@ class TokenizerConfig:
     sample_rate: int = 24_000
     mel_hop_samples: int = 240
     stride: int = 4
+    n_fft: int = 960
+    num_mels: int = 100
     num_codebooks: int = 8
     codebook_size: int = 1024
     latent_dim: int = 64
-    num_mels: int = 80
-    n_fft: int = 960
-    hidden_size: int = 256
+    """Dimension of a code vector. With `split_rvq` the latent is twice as wide: semantic, then acoustic."""
+    quantizer: str = "rvq"
+    """`rvq`, `split_rvq` (the first codebook is the semantic one, beside the others) or `fsq`."""
+    mel_hidden_size: int = 192
+    hidden_size: int = 384
     encoder_layers: tuple[int, int] = (3, 4)
     """Blocks at the mel rate, blocks at the frame rate."""
-    decoder_layers: tuple[int, int] = (4, 4)
+    decoder_layers: tuple[int, int] = (4, 3)
     """Blocks at the frame rate, blocks at the mel rate."""
+    semantic_dim: int = 0
+    """Dimension of the teacher's features that the codes are trained to predict; 0 without a teacher."""
+    step_frames: int = 8
+    """Frames that the encoder computes at a time, always. Part of what the codes are: see `streaming.py`."""
 
     @property
     def hop_samples(self) -> int:
         return self.mel_hop_samples * self.stride
+
+    @property
+    def shape(self) -> AutoencoderShape:
+        """Of the encoder and the decoder."""
+        return AutoencoderShape(
+            sample_rate=self.sample_rate,
+            channels=1,
+            mel_hop_samples=self.mel_hop_samples,
+            stride=self.stride,
+            n_fft=self.n_fft,
+            num_mels=self.num_mels,
+            mel_hidden_size=self.mel_hidden_size,
+            hidden_size=self.hidden_size,
+            encoder_layers=self.encoder_layers,
+            decoder_layers=self.decoder_layers,
+        )
 
 
 class TokenizerOutput(NamedTuple):
@@ -51,6 +79,25 @@ class TokenizerOutput(NamedTuple):
     """Before the quantizer."""
     codes_BKT: Tensor | None
     commitment: Tensor
+    semantic_BTH: Tensor | None
+    """What the codes say of the teacher's features."""
+
+
+class SemanticHead(nn.Module):
+    """Predicts the teacher's features from the quantized latent; used in training only."""
+
+    def __init__(self, latent_dim: int, hidden_size: int, semantic_dim: int, layers: int = 2) -> None:
+        super().__init__()
+        self.input = nn.Linear(latent_dim, hidden_size)
+        self.blocks = nn.ModuleList(ConvNeXtBlock(hidden_size) for _ in range(layers))
+        self.output = nn.Sequential(nn.LayerNorm(hidden_size), nn.Linear(hidden_size, semantic_dim))
+
+    def forward(self, latent_BTD: Tensor) -> Tensor:
+        x_BTC = self.input(latent_BTD)
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        predicted: Tensor = self.output(x_BTC)
+        return predicted
 
 
 class AudioTokenizer(nn.Module):
@@ -59,26 +106,15 @@ class AudioTokenizer(nn.Module):
     def __init__(self, config: TokenizerConfig) -> None:
         super().__init__()
         self.config = config
-        width, before, after = config.hidden_size, config.encoder_layers, config.decoder_layers
-        self.mel = LogMel(config.sample_rate, config.n_fft, config.mel_hop_samples, config.num_mels)
-        self.encoder = nn.Sequential(
-            TimeConv(config.num_mels, width, 7),
-            *(ConvNeXtBlock(width) for _ in range(before[0])),
-            Downsample(width, config.stride),
-            *(ConvNeXtBlock(width) for _ in range(before[1])),
-        )
-        self.to_latent = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, config.latent_dim))
-        self.quantizer = ResidualVectorQuantizer(
+        self.quantizer = QUANTIZERS[config.quantizer](
             config.num_codebooks, config.codebook_size, config.latent_dim
         )
-        self.decoder = nn.Sequential(
-            TimeConv(config.latent_dim, width, 7),
-            *(ConvNeXtBlock(width) for _ in range(after[0])),
-            Upsample(width, config.stride),
-            *(ConvNeXtBlock(width) for _ in range(after[1])),
-            nn.LayerNorm(width),
-        )
-        self.head = InverseSTFTHead(width, config.n_fft, config.mel_hop_samples)
+        self.encoder = Encoder(config.shape, self.quantizer.latent_dim)
+        self.decoder = Decoder(config.shape, self.quantizer.latent_dim)
+        self.semantic_head: SemanticHead | None = None
+        if config.semantic_dim:
+            seen = config.latent_dim  # of a split latent the semantic half alone
+            self.semantic_head = SemanticHead(seen, config.hidden_size, config.semantic_dim)
 
     @property
     def frame_rate(self) -> float:
@@ -97,61 +133,99 @@ class AudioTokenizer(nn.Module):
         return self.config.sample_rate
 
     @property
+    def hop_samples(self) -> int:
+        return self.config.hop_samples
+
+    @property
     def codebook_vectors_KVD(self) -> Tensor:
         return self.quantizer.vectors_KVD.detach()
 
     def forward(
-        self, samples_BN: Tensor, num_codebooks: int | None = None, quantize: bool = True
+        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
     ) -> TokenizerOutput:
         """Reconstruct; N must be a multiple of the hop. `quantize=False` is the plain autoencoder."""
         latent_BTD = self.latent(samples_BN)
-        if not quantize:
-            return TokenizerOutput(self.synthesize(latent_BTD), latent_BTD, None, latent_BTD.new_zeros(()))
-        quantized = self.quantizer(latent_BTD, num_codebooks)
-        samples_BN = self.synthesize(quantized.latent_BTD)
-        return TokenizerOutput(samples_BN, latent_BTD, quantized.codes_BKT, quantized.commitment)
+        if quantize:
+            used_BTD, codes_BKT, commitment = self.quantizer(latent_BTD, num_codebooks)
+        else:
+            used_BTD, codes_BKT, commitment = latent_BTD, None, latent_BTD.new_zeros(())
+        semantic_BTH = None
+        if self.semantic_head is not None:
+            semantic_BTH = self.semantic_head(used_BTD[..., : self.config.latent_dim])
+        return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic_BTH)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
-        """`[B, N]` to `[B, T, D]`, T = N / hop."""
-        latent: Tensor = self.to_latent(self.encoder(self.mel(samples_BN)))
+        """`[B, N]` to `[B, T, D]`, T = N / hop, the whole at once (training)."""
+        latent: Tensor = self.encoder(samples_BN[:, None])
         return latent
 
     def synthesize(self, latent_BTD: Tensor) -> Tensor:
-        """`[B, T, D]` to `[B, T * hop]`."""
-        samples: Tensor = self.head(self.decoder(latent_BTD))
-        return samples
+        """`[B, T, D]` to `[B, T * hop]`, the whole at once (training)."""
+        samples_BCN: Tensor = self.decoder(latent_BTD)
+        return samples_BCN[:, 0]
 
-    @torch.no_grad()
     def encode(self, samples_CN: Tensor, num_codebooks: int | None = None) -> Tensor:
-        """Mono waveform `[1, N]` at `sample_rate` to codes `[K, ceil(N / hop)]`, int64.
+        """Mono waveform `[1, N]` at `sample_rate` to codes `[K, ceil(N / hop)]`, int64; N may be hours long.
 
         Raises:
             ValueError: not mono, empty, or not finite.
         """
-        if samples_CN.ndim != 2 or samples_CN.shape[0] != 1 or samples_CN.shape[1] == 0:
-            raise ValueError(f"encode takes a mono waveform [1, samples >= 1], not {list(samples_CN.shape)}")
-        if not bool(torch.isfinite(samples_CN).all()):
-            raise ValueError("encode got samples that are not finite")
-        padded = functional.pad(samples_CN, (0, -samples_CN.shape[1] % self.config.hop_samples))
-        self.quantizer.eval()
-        codes_KT: Tensor = self.quantizer(self.latent(padded), num_codebooks).codes_BKT[0]
-        return codes_KT
+        check_mono_samples(samples_CN)
+        return torch.cat(list(self.encode_stream([samples_CN], num_codebooks)), dim=1)
 
-    @torch.no_grad()
-    def decode(self, codes_KT: Tensor) -> Tensor:
-        """Codes `[K', T]` of the first K' codebooks to `[1, T * hop]`; cut it to the sample count you need.
+    def encode_stream(
+        self, pieces_CN: Iterable[Tensor], num_codebooks: int | None = None
+    ) -> Iterator[Tensor]:
+        """Codes of a waveform that comes in pieces `[1, n]`, at constant memory; the same codes as `encode`."""
+        encoder = StreamingEncoder(self, num_codebooks)
+        for piece_CN in pieces_CN:
+            for part_CN in piece_CN.split(10 * self.sample_rate, dim=1):
+                yield encoder.push(part_CN)
+        yield encoder.flush()
+
+    def encode_batch(
+        self, samples_BN: Tensor, lengths_B: Tensor | None = None, num_codebooks: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Clips of unequal length, padded with anything: codes `[B, K, T]` and a mask `[B, T]` of real frames.
+
+        The codes are those of each clip alone, which is how they are made: on a CPU a batch costs more per clip
+        than single clips do.
+        """
+        if lengths_B is None:
+            lengths_B = torch.full((len(samples_BN),), samples_BN.shape[1])
+        lengths = lengths_B.tolist()
+        codes = [
+            self.encode(row_N[None, :length], num_codebooks)
+            for row_N, length in zip(samples_BN, lengths, strict=True)
+        ]
+        frames_B = torch.tensor([codes_KT.shape[1] for codes_KT in codes], device=samples_BN.device)
+        most = int(frames_B.max())
+        codes_BKT = torch.stack([functional.pad(c, (0, most - c.shape[1])) for c in codes])
+        return codes_BKT, torch.arange(most, device=samples_BN.device) < frames_B[:, None]
+
+    def decode(self, codes_KT: Tensor, num_samples: int | None = None) -> Tensor:
+        """Codes `[K', T]` of the first K' codebooks to `[1, T * hop]`, cut to `num_samples` where given.
 
         Raises:
             ValueError: no frame, more codebooks than there are, or codes out of range.
         """
-        books = codes_KT.shape[0] if codes_KT.ndim == 2 else 0
-        if not 1 <= books <= self.num_codebooks or codes_KT.shape[1] == 0:
-            raise ValueError(
-                f"decode takes codes [1..{self.num_codebooks}, frames >= 1], not {list(codes_KT.shape)}"
-            )
-        if int(codes_KT.min()) < 0 or int(codes_KT.max()) >= self.codebook_size:
-            raise ValueError(f"codes must be 0..{self.codebook_size - 1}")
-        return self.synthesize(self.quantizer.decode(codes_KT[None])).clamp(-1, 1)
+        check_codes(codes_KT, self.num_codebooks, self.codebook_size)
+        samples_CN = torch.cat(list(self.decode_stream([codes_KT])), dim=1)
+        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
+
+    def decode_stream(self, pieces_KT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Waveform pieces `[1, n]` of codes that come in pieces `[K', t]`, at constant memory."""
+        decoder = StreamingDecoder(self)
+        for piece_KT in pieces_KT:
+            for part_KT in piece_KT.split(128, dim=1):
+                yield decoder.push(part_KT)
+        yield decoder.flush()
+
+    def decode_batch(self, codes_BKT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse of `encode_batch`: waveforms `[B, N]`, zero beyond the end, and their lengths `[B]`."""
+        audio = [self.decode(codes[:, mask])[0] for codes, mask in zip(codes_BKT, mask_BT, strict=True)]
+        lengths_B = torch.tensor([len(samples_N) for samples_N in audio], device=codes_BKT.device)
+        return nn.utils.rnn.pad_sequence(audio, batch_first=True), lengths_B
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""

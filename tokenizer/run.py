@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +23,32 @@ from audiollm.runner import Context, StageError
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
+from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import TokenizeConfig, TrainTokenizerConfig
+from tokenizer.stages import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.teacher import SAMPLE_RATE, SemanticTeacher, load_teacher
+from tokenizer.teacher_training import TeacherTrainingConfig, train_teacher
 from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
     """Train, save to `model`, and write before/after examples of held-out clips."""
-    blocks = chosen(config.blocks)
-    shape = TokenizerConfig(
-        hidden_size=chosen(config.hidden_size), encoder_layers=blocks[:2], decoder_layers=blocks[2:]
-    )
-    torch.manual_seed(config.seed)
     device = default_device()
-    model = AudioTokenizer(shape).to(device)
-    stores = {
-        split: ClipStore(clips_of(config.audio, split), shape.sample_rate) for split in ("train", "test")
-    }
+    stores = {split: ClipStore(clips_of(config.audio, split), SAMPLE_RATE) for split in ("train", "test")}
     if not len(stores["train"]) or not len(stores["test"]):
         raise StageError(f"{config.audio} has no clips to train on or none to hold out", "see `compose`", 2)
-    task = TokenizerTask(
-        model,
-        stores["train"],
-        stores["test"],
-        TokenizerTaskConfig(
-            seed=config.seed,
-            batch_size=chosen(config.batch_size),
-            crop_frames=config.crop_frames,
-            commitment_weight=config.commitment_weight,
-            quantizer_dropout=config.quantizer_dropout,
-        ),
-    )
-    step_s = chosen(config.batch_size) * config.crop_frames / model.frame_rate
+    step_s = chosen(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
+    teacher = _teacher(config, context, stores, steps, device)
+    torch.manual_seed(config.seed)
+    model = AudioTokenizer(_shape(config, teacher)).to(device)
+    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher)
     loop = LoopConfig(
         seed=config.seed,
         steps=steps,
         minutes=config.minutes,
+        cpu_minutes=config.cpu_minutes,
         learning_rate=chosen(config.learning_rate),
         ema_decay=0.99,
         precision=config.precision,
@@ -72,6 +61,59 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
     _write_examples(model, stores["test"], context.folder)
     return figures
+
+
+def _teacher(
+    config: TrainTokenizerConfig,
+    context: Context,
+    stores: Mapping[str, ClipStore],
+    steps: int | None,
+    device: torch.device,
+) -> SemanticTeacher | None:
+    """The teacher by path, or one that is first trained on the same files (once: a resumed run finds it)."""
+    if config.teacher == "none":
+        return None
+    if config.teacher != "own":
+        return load_teacher(config.teacher).to(device)
+    folder = context.folder / "teacher"
+    if not (folder / "model" / "config.json").exists():
+        context.say("no teacher given: training one on the same files first")
+        share = config.teacher_share
+        budget = TeacherTrainingConfig(
+            seed=config.seed,
+            steps=None if steps is None else max(20, round(share * steps)),
+            minutes=None if config.minutes is None else share * config.minutes,
+            cpu_minutes=None if config.cpu_minutes is None else share * config.cpu_minutes,
+        )
+        train_teacher(
+            stores["train"], stores["test"], budget, folder, replace(context, folder=folder), device
+        )
+    return load_teacher(folder / "model").to(device)
+
+
+def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
+    blocks = chosen(config.blocks)
+    return TokenizerConfig(
+        quantizer=config.quantizer,
+        mel_hidden_size=chosen(config.mel_hidden_size),
+        hidden_size=chosen(config.hidden_size),
+        encoder_layers=blocks[:2],
+        decoder_layers=blocks[2:],
+        semantic_dim=teacher.feature_dim if teacher else 0,
+    )
+
+
+def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
+    return TokenizerTaskConfig(
+        seed=config.seed,
+        batch_size=chosen(config.batch_size),
+        crop_frames=config.crop_frames,
+        commitment_weight=config.commitment_weight,
+        semantic_weight=config.semantic_weight,
+        adversary_share=config.adversary_share,
+        quantizer_dropout=config.quantizer_dropout,
+        discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
+    )
 
 
 def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:

@@ -19,6 +19,7 @@ FRAME_RATE = 25
 class SizeRule:
     """What follows from `size`."""
 
+    mel_hidden_size: int
     hidden_size: int
     blocks: tuple[int, int, int, int]
     """Encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
@@ -29,12 +30,13 @@ class SizeRule:
 
 
 SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(256, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
-    "small": SizeRule(384, (4, 6, 6, 6), 16, 20_000, None, 1e-3),
-    "300m": SizeRule(512, (6, 8, 8, 8), 64, 200_000, None, 5e-4),
-    "1b": SizeRule(768, (6, 10, 10, 8), 64, 400_000, None, 3e-4),
-    "3b": SizeRule(1024, (8, 12, 12, 10), 128, 500_000, None, 3e-4),
+    "tiny": SizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
+    "small": SizeRule(256, 512, (3, 6, 6, 4), 16, 20_000, None, 1e-3),
+    "300m": SizeRule(384, 640, (3, 8, 8, 5), 64, 200_000, None, 5e-4),
+    "1b": SizeRule(384, 896, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
+    "3b": SizeRule(384, 896, (3, 8, 8, 5), 128, 500_000, None, 3e-4),
 }
+"""Millions of parameters: 6, 22, 47, 87, 87 (a larger language model does not need a larger codec)."""
 
 
 class TrainTokenizerConfig(TrainingConfig):
@@ -44,18 +46,30 @@ class TrainTokenizerConfig(TrainingConfig):
     """Samples (`compose`'s): their train split is trained on, their test split is held out."""
     preset: Literal["native"] = "native"
     """The structure: `native` is the project's own 25 Hz, 8 x 1024, 2 kbps."""
+    teacher: InputPath | Literal["own", "none"] = "own"
+    """A Hugging Face audio encoder's folder; `own`: one is first trained on the same files; `none`: no semantic half."""
+    teacher_share: float = Field(0.1, gt=0, lt=1)
+    """How many steps the `own` teacher is trained for, as a share of the tokenizer's."""
+    quantizer: Literal["rvq", "split_rvq", "fsq"] = "rvq"
     crop_frames: int = Field(24, ge=4)
     """Length of a training crop in 40 ms frames."""
+    mel_hidden_size: int | None = Field(None, ge=16)
+    """Width at 100 Hz."""
     hidden_size: int | None = Field(None, ge=16)
+    """Width at 25 Hz."""
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
     commitment_weight: float = Field(0.25, ge=0)
+    semantic_weight: float = Field(1.0, ge=0)
+    adversary_share: float = Field(0.7, ge=0, le=1)
+    """Share of the steps before the discriminators begin; 1 for none."""
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainTokenizerConfig:
         rule = SIZES[self.size]
         self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
+        self.mel_hidden_size = self.mel_hidden_size or rule.mel_hidden_size
         self.hidden_size = self.hidden_size or rule.hidden_size
         self.blocks = self.blocks or rule.blocks
         return self
@@ -86,26 +100,28 @@ def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
 
 
 def tokenizer_parameters(
-    hidden: int, blocks: tuple[int, int, int, int], latent: int = 64, mels: int = 80
+    mel_hidden: int, hidden: int, blocks: tuple[int, int, int, int], latent: int = 64, mels: int = 100
 ) -> int:
-    """Trainable parameters of the native structure, in closed form (a test compares it with the model's)."""
-    block = 6 * hidden * hidden + 15 * hidden
-    ends = 7 * hidden * (mels + latent) + 2 * hidden + 2 * hidden + latent * (hidden + 1) + 2 * hidden
-    strided = 8 * hidden * hidden + 5 * hidden
-    return sum(blocks) * block + ends + strided + 962 * (hidden + 1)
+    """Trainable parameters of the native structure without a semantic head (a test compares with the model's)."""
+    at_mel, at_frame = blocks[0] + blocks[3], blocks[1] + blocks[2]
+    towers = sum(n * (6 * width * width + 15 * width) for n, width in ((at_mel, mel_hidden), (at_frame, hidden)))
+    inputs = 7 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
+    strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
+    outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + 962 * (mel_hidden + 1)
+    return towers + inputs + strided + outputs
 
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    hidden, blocks = chosen(config.hidden_size), chosen(config.blocks)
-    parameters = tokenizer_parameters(hidden, blocks)
+    mel_hidden, hidden, blocks = chosen(config.mel_hidden_size), chosen(config.hidden_size), chosen(config.blocks)
+    parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
     frames = chosen(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     steps = config.steps_for(audio_s * FRAME_RATE / frames)
-    activations = frames * 4 * hidden * sum(blocks) * 14 * 4
+    widths = 4 * mel_hidden * (blocks[0] + blocks[3]) + hidden * (blocks[1] + blocks[2])
     return StagePlan(
         parameters=parameters,
         tokens=float((steps or 0) * frames),
-        memory_mb=700 + (parameters * 16 + activations) / 2**20,
+        memory_mb=900 + (parameters * 16 + frames * widths * 14 * 4) / 2**20,
         disk_mb=parameters * 16 / 2**20,
         seconds=config.minutes * 60 if config.minutes else None,
         note=config.budget_text(),

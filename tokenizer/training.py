@@ -1,19 +1,37 @@
-"""Training the tokenizer: plain autoencoder first, then k-means codebooks, then everything together."""
+"""Training a tokenizer: plain autoencoder, then k-means codebooks, then the adversary joins.
+
+Shapes: B crops, N samples, T frames, H teacher's feature dimension.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from audiollm.train.loop import step_generator
+from audiollm.train.loop import Update, step_generator
+from tokenizer.adversary import (
+    DeadDiscriminatorWatch,
+    discriminator_health,
+    discriminator_loss,
+    feature_matching_loss,
+    frozen,
+    generator_loss,
+)
+from tokenizer.balancer import GradientBalancer
 from tokenizer.data import ClipStore, random_crops
+from tokenizer.discriminators import TINY, DiscriminatorConfig, Discriminators
 from tokenizer.losses import WINDOWS, ReconstructionLoss
-from tokenizer.model import AudioTokenizer
-from tokenizer.quantizer import perplexity
+from tokenizer.model import TokenizerOutput
+from tokenizer.quantizer import Quantizer, perplexity
+from tokenizer.teacher import SemanticTeacher
+
+OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.5, "feature": 0.5}
+"""Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
 
 
 @dataclass(frozen=True)
@@ -23,62 +41,161 @@ class TokenizerTaskConfig:
     seed: int
     batch_size: int
     crop_frames: int
-    autoencoder_share: float = 0.08
+    autoencoder_share: float = 0.06
     """Share of the steps before the codebooks begin."""
+    adversary_share: float = 0.7
+    """Share of the steps before the discriminators begin; 1 for none."""
+    output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
     commitment_weight: float = 0.25
+    semantic_weight: float = 1.0
     quantizer_dropout: float = 0.3
-    """Share of the steps that use only the first 1 to K codebooks, so that every prefix decodes."""
+    """Share of the crops that use only the first 1 to K codebooks, so that every prefix decodes."""
     revive_every: int = 10
     revive_until: float = 0.8
     """No code is moved after this share of the steps."""
     kmeans_batches: int = 24
+    discriminators: DiscriminatorConfig = TINY
+
+
+class TrainableTokenizer(Protocol):
+    """What training needs of a tokenizer."""
+
+    quantizer: Quantizer
+
+    @property
+    def hop_samples(self) -> int: ...
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @property
+    def codebook_size(self) -> int: ...
+
+    def __call__(
+        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
+    ) -> TokenizerOutput: ...
+    def latent(self, samples_BN: Tensor) -> Tensor: ...
+    def encode(self, samples_CN: Tensor) -> Tensor: ...
+    def decode(self, codes_KT: Tensor) -> Tensor: ...
 
 
 class TokenizerTask:
-    """A `Task` of the training loop."""
+    """A `Task` of the training loop: the tokenizer, its discriminators, and the balancer between its losses."""
 
     def __init__(
-        self, model: AudioTokenizer, train: ClipStore, test: ClipStore, config: TokenizerTaskConfig
+        self,
+        model: TrainableTokenizer,
+        train: ClipStore,
+        test: ClipStore,
+        config: TokenizerTaskConfig,
+        teacher: SemanticTeacher | None = None,
     ) -> None:
-        self.model, self.config = model, config
+        assert isinstance(model, nn.Module)
+        self.model, self.config, self._teacher = model, config, teacher
+        self._module: nn.Module = model
         self._train, self._test = train, test
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
-        self._last_revived = 0
+        self._balancer = GradientBalancer(config.output_weights).to(self._device)
+        self._discriminators = Discriminators(config.discriminators).to(self._device)
+        self._watch = DeadDiscriminatorWatch(self._discriminators.names).to(self._device)
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"tokenizer": self.model}
+        return {
+            "tokenizer": self._module,
+            "discriminators": self._discriminators,
+            "balancer": self._balancer,
+            "watch": self._watch,
+        }
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["tokenizer"], "discriminator": ["discriminators"]}
 
     def batch(self, step: int, generator: torch.Generator) -> Tensor:
-        length = self.config.crop_frames * self.model.config.hop_samples
+        length = self.config.crop_frames * self.model.hop_samples
         return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
 
-    def loss(self, batch_BN: Tensor, step: int, steps: int) -> tuple[Tensor, Mapping[str, float | Tensor]]:
+    def updates(self, batch_BN: Tensor, step: int, steps: int) -> Iterator[Update]:
         begin = round(self.config.autoencoder_share * steps)
+        adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "quantizer")
         if step == begin:
             self._initialize_codebooks(dice)
-        used = self._codebooks_of_step(dice)
-        out = self.model(batch_BN, used, quantize=step >= begin)
-        parts = self._loss(out.samples_BN, batch_BN, self._scales_of_step(dice))
-        loss = parts["mel"] + parts["stft"] + self.config.commitment_weight * out.commitment
-        figures: dict[str, float | Tensor] = {**{k: v.detach() for k, v in parts.items()}}
+        out = self.model(batch_BN, self._codebooks_of_crops(dice), quantize=step >= begin)
+        losses = self._output_losses(out.samples_BN, batch_BN, dice)
+        if adversary:
+            losses |= self._adversarial_losses(out.samples_BN, batch_BN)
+        loss = self._balancer.balance(losses, out.samples_BN)
+        loss = loss + self.config.commitment_weight * out.commitment
+        figures: dict[str, float | Tensor] = {key: value.detach() for key, value in losses.items()}
         figures["commitment"] = out.commitment.detach()
-        if out.codes_BKT is not None:
-            if begin < step < self.config.revive_until * steps and step % self.config.revive_every == 0:
-                self._last_revived = self.model.quantizer.revive(out.latent_BTD.detach(), dice)
-            figures["revived"] = self._last_revived
-        return loss, figures
+        if self._teacher is not None and out.semantic_BTH is not None:
+            semantic = semantic_loss(out.semantic_BTH, self._teacher.features(batch_BN))
+            loss = loss + self.config.semantic_weight * semantic
+            figures["semantic"] = semantic.detach()
+        if step > begin:
+            figures |= self._tend_codebooks(out.latent_BTD.detach(), step, steps, dice)
+        yield Update(loss, figures)
+        if adversary:
+            yield self._discriminator_update(out.samples_BN.detach(), batch_BN)
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Mel and STFT distance on held-out clips, and the codebooks' perplexity there."""
         return evaluate_tokenizer(self.model, self._test, self._loss)
 
-    def _codebooks_of_step(self, dice: torch.Generator) -> int:
-        total = self.model.num_codebooks
-        if float(torch.rand(1, generator=dice)) >= self.config.quantizer_dropout:
-            return total
-        return 1 + int(torch.randint(total, (1,), generator=dice))
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """Collapsed codebooks and a discriminator that no longer tells real from made."""
+        found = {}
+        if figures.get("codes_alive", 1.0) < 0.1:
+            found["codebook collapse"] = (
+                f"a codebook has {figures['codes_alive']:.0%} of its codes in use: lower the learning rate or "
+                "the commitment weight, or give more varied audio"
+            )
+        for name in self._watch.dead():
+            found[f"dead discriminator {name}"] = (
+                f"{name} answers the same to real and made audio and teaches nothing: raise its learning rate, "
+                "or let the adversary begin later"
+            )
+        return found
+
+    def _output_losses(self, made_BN: Tensor, real_BN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self._loss(made_BN, real_BN, self._scales_of_step(dice))
+        losses["waveform"] = functional.l1_loss(made_BN, real_BN)
+        return losses
+
+    def _adversarial_losses(self, made_BN: Tensor, real_BN: Tensor) -> dict[str, Tensor]:
+        with frozen(self._discriminators):
+            made = self._discriminators(made_BN[:, None])
+            with torch.no_grad():
+                real = self._discriminators(real_BN[:, None])
+            return {"adversarial": generator_loss(made), "feature": feature_matching_loss(real, made)}
+
+    def _discriminator_update(self, made_BN: Tensor, real_BN: Tensor) -> Update:
+        real, made = self._discriminators(real_BN[:, None]), self._discriminators(made_BN[:, None])
+        loss = discriminator_loss(real, made)
+        self._watch.update(real, made)
+        figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
+        return Update(loss, figures, "discriminator")
+
+    def _tend_codebooks(
+        self, latent_BTD: Tensor, step: int, steps: int, dice: torch.Generator
+    ) -> dict[str, float | Tensor]:
+        quantizer = self.model.quantizer
+        due = step % self.config.revive_every == 0 and step < self.config.revive_until * steps
+        figures: dict[str, float | Tensor] = {}
+        if due:
+            figures["revived"] = float(quantizer.revive(latent_BTD, dice))
+        figures["codes_alive"] = quantizer.alive_K().min()
+        for level, value in enumerate(quantizer.ema_perplexity_K()):
+            figures[f"perplexity/{level}"] = value
+        return figures
+
+    def _codebooks_of_crops(self, dice: torch.Generator) -> Tensor:
+        """How many codebooks each crop uses, `[B]`."""
+        total, size = self.model.num_codebooks, self.config.batch_size
+        dropped_B = torch.rand(size, generator=dice) < self.config.quantizer_dropout
+        some_B = torch.randint(1, total + 1, (size,), generator=dice)
+        return torch.where(dropped_B, some_B, total).to(self._device)
 
     def _scales_of_step(self, dice: torch.Generator) -> list[int]:
         """Two of the four scales: the same loss on average, at half its cost."""
@@ -93,15 +210,22 @@ class TokenizerTask:
         self.model.quantizer.initialize(torch.cat(latents), dice)
 
 
+def semantic_loss(predicted_BTH: Tensor, features_BTH: Tensor) -> Tensor:
+    """Mean squared error on standardised features (as in X-Codec and Higgs), plus one minus their cosine."""
+    predicted = predicted_BTH.float()
+    cosine = functional.cosine_similarity(predicted, features_BTH, dim=2, eps=1e-4).mean()
+    return functional.mse_loss(predicted, features_BTH) + (1 - cosine)
+
+
 @torch.no_grad()
 def evaluate_tokenizer(
-    model: AudioTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = 100
+    model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = 100
 ) -> dict[str, float]:
     """Distances (natural-log L1) and perplexity over at most `most` clips, evenly picked."""
     picked = sorted({round(i * (len(clips) - 1) / max(1, most - 1)) for i in range(min(most, len(clips)))})
     distances: dict[str, list[float]] = {"mel": [], "stft": []}
     codes = []
-    device = next(model.parameters()).device
+    device = loss.window_256.device
     for index in picked:
         samples_1N = clips[index][None].to(device)
         codes.append(model.encode(samples_1N))

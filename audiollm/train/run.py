@@ -44,6 +44,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
         seed=config.seed,
         steps=steps,
         minutes=config.minutes,
+        cpu_minutes=config.cpu_minutes,
         learning_rate=chosen(config.learning_rate),
         warmup_steps=50 if config.size == "tiny" else 1000,
         weight_decay=0.05,

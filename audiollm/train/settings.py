@@ -15,11 +15,13 @@ class TrainingConfig(StageConfig):
 
     size: Size = "tiny"
     steps: int | None = Field(None, ge=10)
-    """The budget: `steps`, `passes` or `minutes`, one of them."""
+    """The budget: `steps`, `passes`, `minutes` or `cpu_minutes`, one of them."""
     passes: float | None = Field(None, gt=0)
     """Times that all training data is gone through."""
     minutes: float | None = Field(None, gt=0)
-    """Turned into a number of steps once, by a short calibration; other machines then take other steps."""
+    """Of training steps alone; turned into a number of steps once, by a calibration on the machine at hand."""
+    cpu_minutes: float | None = Field(None, gt=0)
+    """As `minutes`, in CPU time of all threads: fair where other programs share the machine. Not for GPUs."""
     batch_size: int | None = Field(None, ge=1)
     learning_rate: float | None = Field(None, gt=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -36,7 +38,8 @@ class TrainingConfig(StageConfig):
         Raises:
             ValueError: more than one budget.
         """
-        given = [name for name in ("steps", "passes", "minutes") if getattr(self, name) is not None]
+        budgets = ("steps", "passes", "minutes", "cpu_minutes")
+        given = [name for name in budgets if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"give one budget, not {' and '.join(given)}")
         if not given:
@@ -53,4 +56,6 @@ class TrainingConfig(StageConfig):
     def budget_text(self) -> str:
         if self.passes is not None:
             return f"{self.passes:g} passes"
+        if self.cpu_minutes is not None:
+            return f"{self.cpu_minutes:g} CPU minutes"
         return f"{self.steps} steps" if self.steps else f"{self.minutes:g} minutes"

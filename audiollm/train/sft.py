@@ -5,7 +5,7 @@ Shapes: S packed positions, K codebooks, V codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from audiollm.data.sample import Message, Sample, TextPart
 from audiollm.data.shards import CodedSample
 from audiollm.data.template import Kind, Template, TokenStream
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.train.loop import Update
 from audiollm.train.losses import token_losses
 
 ROWS_MULTIPLE = 128
@@ -61,11 +62,14 @@ class SFTTask:
             streams.append(self._draw(int(index), generator))
         return pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
 
-    def loss(self, batch: PackedBatch, step: int, steps: int) -> tuple[Tensor, Mapping[str, float | Tensor]]:
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["model"]}
+
+    def updates(self, batch: PackedBatch, step: int, steps: int) -> Iterator[Update]:
         losses = token_losses(self.model, self.model(batch), batch)
         weights = {"text": self.config.text_weight, "audio": self.config.audio_weight}
         total = torch.stack([weights[key] * value for key, value in losses.items()]).sum()
-        return total, {f"{key}_loss": value.detach() for key, value in losses.items()}
+        yield Update(total, {f"{key}_loss": value.detach() for key, value in losses.items()})
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Losses on held-out samples, conditions all shown and no code corrupted."""
@@ -77,6 +81,9 @@ class SFTTask:
             for key, value in token_losses(self.model, self.model(batch), batch).items():
                 sums[f"{key}_loss"] = sums.get(f"{key}_loss", 0.0) + value.item() / len(groups)
         return sums
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        return {}
 
     def _order(self, epoch: int) -> Tensor:
         if getattr(self, "_order_kept", (-1, None))[0] != epoch:

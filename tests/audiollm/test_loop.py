@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
-from audiollm.train.loop import LoopConfig, train
+from audiollm.train.loop import LoopConfig, Update, train
 from audiollm.train.optim import cosine_schedule
 
 CPU = torch.device("cpu")
@@ -39,12 +39,18 @@ class Regression:
             raise Killed
         return torch.randn(8, 4, generator=generator)
 
-    def loss(self, batch: Tensor, step: int, steps: int) -> tuple[Tensor, Mapping[str, float | Tensor]]:
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["model"]}
+
+    def updates(self, batch: Tensor, step: int, steps: int) -> Iterator[Update]:
         error = (self.model(batch)[:, 0] - batch.sum(dim=1)).square().mean()
-        return (error * float("nan") if step == self.poison_at else error), {"error": error.detach()}
+        yield Update(error * float("nan") if step == self.poison_at else error, {"error": error.detach()})
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         return {"ones": float(self.model(torch.ones(1, 4)))}
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        return {}
 
 
 def context_of(folder: Path) -> Context:

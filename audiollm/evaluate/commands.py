@@ -1,0 +1,336 @@
+"""The commands `evaluate ...`; another one joins through the entry-point group, as `evaluate.NAME`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from audiollm.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from audiollm.codec import Codec
+    from audiollm.evaluate.codec import EvaluationClip, Kind
+    from audiollm.evaluate.codec_measures import Judges
+
+POCKETSPHINX = "pocketsphinx"
+
+
+def codec(
+    codecs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of codecs, as FOLDER or NAME=FOLDER.", metavar="CODEC", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for results.json, rows.jsonl and report.html.")
+    ],
+    audio: Annotated[
+        list[Path] | None, typer.Option(help="A sound file, or a folder of them; give it again for more.")
+    ] = None,
+    listing: Annotated[
+        Path | None, typer.Option("--list", help="CSV with the columns path and, if known, kind and text.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="Of clips without one: speech, sound, music or unknown.")
+    ] = "unknown",
+    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
+    recognizer: Annotated[
+        str | None, typer.Option(help="Judge of words: pocketsphinx, or the folder of a Hugging Face model.")
+    ] = None,
+    speaker_judge: Annotated[
+        Path | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
+    ] = None,
+    codebooks: Annotated[
+        str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clips, spread over all.")] = None,
+    max_seconds: Annotated[
+        float,
+        typer.Option(min=1.0, max=600.0, help="Longer clips are cut into equal pieces of at most this."),
+    ] = 30.0,
+    examples: Annotated[int, typer.Option(min=0, help="Clips to listen to in the report.")] = 4,
+) -> None:
+    """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
+
+    What is done is not done again: the same command goes on, and another codec joins the table.
+
+    Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
+    """
+    console = Console()
+    chosen = _metrics(metrics)
+    prefixes = _numbers(codebooks)
+    clips = spread(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
+    if not clips:
+        raise ConfigError("no sound to score", "--audio", "give files or folders with --audio, or a --list")
+    folders = name_codecs(codecs)
+
+    from audiollm.codec import load_codec
+    from audiollm.evaluate.codec import Evaluation, evaluate_codec, split_clips
+    from audiollm.evaluate.codec_report import write_report
+    from audiollm.evaluate.codec_scores import RowStore
+    from audiollm.files import write_json
+
+    loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
+    judges = _judges(recognizer, speaker_judge)
+    fingerprints = {name: folder_fingerprint(folder) for name, folder in folders.items()}
+    fingerprints[""] = _surroundings(recognizer, speaker_judge)
+    pieces, unreadable = split_clips(clips, max_seconds)
+    evaluation = Evaluation(chosen, judges, prefixes)
+    store = RowStore(out / "rows.jsonl", fingerprints)
+    with _bar(console, "scoring", len(pieces) * (len(loaded) + 1)) as progress:
+        result = evaluate_codec(
+            loaded,
+            pieces,
+            evaluation,
+            store,
+            lambda what: progress.update(_only(progress), advance=1, what=what),
+        )
+    result["set_aside"] = [*(vars(item) for item in unreadable), *result["set_aside"]]
+    result["judges"] = {
+        "recognizer": judges.recognizer.name if judges.recognizer else None,
+        "speaker": judges.speaker.name if judges.speaker else None,
+    }
+    write_json(out / "results.json", result)
+    _print(result, console)
+    with console.status("writing the report"):
+        report = write_report(out / "report.html", result, loaded, pieces, examples)
+    console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------------- inputs
+
+
+def read_clips(audio: Sequence[Path], listing: Path | None, kind: Kind) -> list[EvaluationClip]:
+    """The clips of files, of folders (all sound below them) and of a list, without a file twice.
+
+    Raises:
+        ConfigError: nothing there, or a list without a `path` column or with an unknown kind.
+    """
+    from audiollm.audio import AudioError, find_audio
+    from audiollm.evaluate.codec import EvaluationClip
+
+    clips: dict[Path, EvaluationClip] = {}
+    for clip in _listed(listing, kind) if listing else ():
+        clips.setdefault(clip.path.resolve(), clip)
+    for place in audio:
+        if not place.exists():
+            raise ConfigError(f"no such file or folder: {place}", "--audio", "check the path")
+        try:
+            paths = find_audio(place)[0] if place.is_dir() else [place]
+        except AudioError as error:
+            raise ConfigError(str(error), "--audio") from error
+        for path in paths:
+            clips.setdefault(path.resolve(), EvaluationClip(path, kind=kind))
+    return list(clips.values())
+
+
+def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
+    import csv
+
+    from audiollm.evaluate.codec import EvaluationClip
+
+    try:
+        with listing.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
+    for number, row in enumerate(rows, start=2):
+        where = f"{listing}:{number}"
+        if not row.get("path"):
+            raise ConfigError("no path", where, "the list needs a column path, and one in each row")
+        path = listing.parent / row["path"]
+        own = _kind(row["kind"], where) if row.get("kind") else kind
+        yield EvaluationClip(path, kind=own, text=row.get("text") or None)
+
+
+def spread(clips: list[EvaluationClip], limit: int | None) -> list[EvaluationClip]:
+    """At most `limit` clips, evenly over the list."""
+    if limit is None or limit >= len(clips):
+        return clips
+    return [clips[index * len(clips) // limit] for index in range(limit)]
+
+
+def name_codecs(given: Sequence[str]) -> dict[str, Path]:
+    """Names and folders of codecs; a name that is not given is the end of the path that tells it apart.
+
+    Raises:
+        ConfigError: no model there, or a name given twice.
+    """
+    from audiollm.models.pretrained import model_folder
+
+    named: dict[str, Path] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        path = Path(folder if equals else text)
+        others = [Path(other.rpartition("=")[2]) for other in given if other != text]
+        label = name if equals else _short_name(path, others)
+        if label in named:
+            raise ConfigError(f"{label}: two codecs of that name", "CODEC", "tell them apart: NAME=FOLDER")
+        named[label] = model_folder(path)
+    return named
+
+
+def _short_name(path: Path, others: Sequence[Path]) -> str:
+    parts = path.resolve().parts
+    for length in range(1, len(parts)):
+        if all(other.resolve().parts[-length:] != parts[-length:] for other in others):
+            return "/".join(parts[-length:])
+    return str(path)
+
+
+def _metrics(given: str | None) -> list[str]:
+    from audiollm.evaluate.codec_scores import METRICS
+
+    names = list(METRICS) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError(f"{name}: no such metric", "--metrics", nearest(name, METRICS))
+    return [name for name in METRICS if name in names]
+
+
+def _numbers(given: str | None) -> list[int]:
+    try:
+        numbers = [int(part) for part in given.split(",")] if given else []
+    except ValueError:
+        numbers = [0]
+    if any(number < 1 for number in numbers):
+        raise ConfigError(f"{given}: not numbers of codebooks", "--codebooks", "give for example 1,2,4,8")
+    return numbers
+
+
+def _kind(given: str, where: str) -> Kind:
+    from audiollm.evaluate.codec import Kind
+
+    if given not in get_args(Kind):
+        raise ConfigError(f"{given}: no such kind of clip", where, nearest(given, get_args(Kind)))
+    return cast("Kind", given)
+
+
+def _judges(recognizer: str | None, speaker_judge: Path | None) -> Judges:
+    from audiollm.evaluate.codec_judges import PretrainedRecognizer, PretrainedSpeakerJudge
+    from audiollm.evaluate.codec_measures import Judges
+    from audiollm.evaluate.recognizers import PocketsphinxRecognizer
+
+    words = None
+    if recognizer is not None:
+        words = (
+            PocketsphinxRecognizer() if recognizer == POCKETSPHINX else PretrainedRecognizer(Path(recognizer))
+        )
+    return Judges(words, PretrainedSpeakerJudge(speaker_judge) if speaker_judge else None)
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """SHA-256 over the names and contents of a model's files."""
+    import hashlib
+
+    from audiollm.evaluate.codec import file_digest
+
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    text = "\n".join(f"{path.name} {file_digest(path)}" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _surroundings(recognizer: str | None, speaker_judge: Path | None) -> str:
+    """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
+    words = recognizer
+    if recognizer is not None and recognizer != POCKETSPHINX:
+        words = folder_fingerprint(Path(recognizer))
+    voices = folder_fingerprint(speaker_judge) if speaker_judge else None
+    return f"{words} {voices} pesq={importlib.util.find_spec('pesq') is not None}"
+
+
+# ------------------------------------------------------------------------------------------------ console
+
+
+@contextmanager
+def _bar(console: Console, description: str, total: int) -> Iterator[Progress]:
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[what]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(description, total=total, what="")
+        yield progress
+
+
+def _only(progress: Progress) -> Any:
+    return progress.task_ids[0]
+
+
+def _print(result: dict[str, Any], console: Console) -> None:
+    """A table for each kind of clip, one of the codecs themselves, and what was set aside."""
+    from audiollm.evaluate.codec_scores import METRICS
+
+    for kind, size in result["clips"].items():
+        title = (
+            f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s (mean over clips; n where some are n/a)"
+        )
+        table = Table("codec", "kbps", title=title, title_justify="left")
+        for name in result["metrics"]:
+            table.add_column(
+                f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}", justify="right"
+            )
+        originals = result["original"].get(kind, {})
+        if any(cell["n"] for cell in originals.values()):
+            table.add_row("original", "", *(_cell(originals.get(name), name) for name in result["metrics"]))
+        for label, scores in result["codecs"].items():
+            tables = scores["kinds"].get(kind, {})
+            cells = (_cell(tables.get(name), name) for name in result["metrics"])
+            table.add_row(label, f"{scores['bitrate_bps'] / 1000:.2f}", *cells)
+        console.print(table)
+    _print_codecs(result, console)
+    for item in result["set_aside"]:
+        console.print(
+            f"set aside  {item['path']}: {item['reason']}", style="yellow", highlight=False, markup=False
+        )
+
+
+def _print_codecs(result: dict[str, Any], console: Console) -> None:
+    headings = ("codebooks used", "perplexity", "encode CPU-s/s", "decode CPU-s/s", "failed clips")
+    table = Table("codec", "shape", title="codebooks and cost", title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for label, scores in result["codecs"].items():
+        usage, perplexity = scores["codebooks"]["usage"], scores["codebooks"]["perplexity"]
+        shape = f"{scores['num_codebooks']} × {scores['codebook_size']} at {scores['frame_rate']:g} Hz"
+        seconds = [scores["speed"][f"{what}_cpu_s_per_audio_s"] for what in ("encode", "decode")]
+        table.add_row(
+            label,
+            shape,
+            f"{min(usage):.0%} to {max(usage):.0%}",
+            f"{min(perplexity):.0f} to {max(perplexity):.0f}",
+            *("n/a" if value is None else f"{value:.4f}" for value in seconds),
+            str(scores["failed_clips"]),
+        )
+    console.print(table)
+
+
+def _cell(table: dict[str, Any] | None, name: str) -> str:
+    from audiollm.evaluate.codec_scores import METRICS
+
+    if table is None:
+        return ""
+    if table["mean"] is None:
+        return "n/a: " + next(iter(table["reasons"]), "no clip")
+    number = f"{table['mean']:.{METRICS[name].digits}f}"
+    return f"{number} (n={table['n']})" if table["not_available"] else number

@@ -1,0 +1,70 @@
+"""The peer of `learn_tokenizer.py`: EnCodec's architecture (PyPI `encodec`), trained by our loop.
+
+Encoder and decoder are the package's SEANet as EnCodec 24 kHz sets it up (causal, weight norm, 32 filters, two
+LSTM layers, dimension 128). The quantizer is ours, since the package's revival does nothing and would handicap it.
+"""
+
+from __future__ import annotations
+
+import torch
+from encodec.modules import SEANetDecoder, SEANetEncoder
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tokenizer.checks import check_codes, check_mono_samples
+from tokenizer.model import TokenizerOutput
+from tokenizer.quantizer import ResidualVectorQuantizer
+
+STOCK_RATIOS = (8, 5, 4, 2)
+"""Hop 320, 75 Hz."""
+RESTRIDED_RATIOS = (8, 6, 5, 4)
+"""Hop 960, 25 Hz, with as many stages as the stock one."""
+DIMENSION = 128
+
+
+class EncodecBaseline(nn.Module):
+    """EnCodec 24 kHz, as a tokenizer that `TokenizerTask` trains."""
+
+    def __init__(self, ratios: tuple[int, ...], num_codebooks: int, codebook_size: int = 1024) -> None:
+        super().__init__()
+        common = {"channels": 1, "dimension": DIMENSION, "norm": "weight_norm", "causal": True}
+        self.encoder = SEANetEncoder(ratios=list(ratios), **common)
+        self.decoder = SEANetDecoder(ratios=list(ratios), **common)
+        self.quantizer = ResidualVectorQuantizer(num_codebooks, codebook_size, DIMENSION)
+        self.sample_rate = 24_000
+        self.num_codebooks, self.codebook_size = num_codebooks, codebook_size
+        self.hop_samples = int(torch.tensor(ratios).prod())
+        self.frame_rate = self.sample_rate / self.hop_samples
+
+    @property
+    def codebook_vectors_KVD(self) -> Tensor:
+        return self.quantizer.vectors_KVD.detach()
+
+    def forward(
+        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
+    ) -> TokenizerOutput:
+        latent_BTD = self.latent(samples_BN)
+        used_BTD, codes_BKT, commitment = latent_BTD, None, latent_BTD.new_zeros(())
+        if quantize:
+            used_BTD, codes_BKT, commitment = self.quantizer(latent_BTD, num_codebooks)
+        return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, None)
+
+    def latent(self, samples_BN: Tensor) -> Tensor:
+        latent_BDT: Tensor = self.encoder(samples_BN[:, None])
+        return latent_BDT.transpose(1, 2)
+
+    def synthesize(self, latent_BTD: Tensor) -> Tensor:
+        samples_BCN: Tensor = self.decoder(latent_BTD.transpose(1, 2))
+        return samples_BCN[:, 0]
+
+    @torch.no_grad()
+    def encode(self, samples_CN: Tensor) -> Tensor:
+        check_mono_samples(samples_CN)
+        padded_CN = functional.pad(samples_CN, (0, -samples_CN.shape[1] % self.hop_samples))
+        codes_KT: Tensor = self.eval().quantizer(self.latent(padded_CN)).codes_BKT[0]
+        return codes_KT
+
+    @torch.no_grad()
+    def decode(self, codes_KT: Tensor) -> Tensor:
+        check_codes(codes_KT, self.num_codebooks, self.codebook_size)
+        return self.eval().synthesize(self.quantizer.decode(codes_KT[None])).clamp(-1, 1)

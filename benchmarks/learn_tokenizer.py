@@ -1,0 +1,179 @@
+"""Does the tokenizer learn, and does it learn more than EnCodec's architecture in the same CPU time?
+
+    make learn-tokenizer DATA=shared/data [MINUTES=30]
+
+Trains every side from scratch on the same audio, by the same loop and losses, for the same CPU time (MINUTES of two
+cores each), and scores all of them on audio that none has seen. A killed run goes on where it was; a side that is
+done is not trained again. `--side` trains one side alone, so that sides can run next to each other.
+
+Sides: `native`; `native-no-teacher`, the same without semantic distillation; `encodec-25hz`, EnCodec re-strided to
+hop 960 with 8 x 1024 codes (2 kbps); `encodec-75hz`, its stock strides with 3 x 1024 codes (2.25 kbps). The teacher
+of `native` is trained on the same files first, and its time is taken from `native`'s own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from encodec_baseline import RESTRIDED_RATIOS, STOCK_RATIOS, EncodecBaseline
+from learning_data import Recording, read_recordings
+from learning_scores import score_side
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from audiollm.files import read_json, write_json
+from audiollm.runner import Context
+from audiollm.train.loop import LoopConfig, train
+from tokenizer.data import ClipStore
+from tokenizer.model import AudioTokenizer, TokenizerConfig
+from tokenizer.teacher import load_teacher
+from tokenizer.teacher_training import TeacherTrainingConfig, train_teacher
+from tokenizer.training import TokenizerTask, TokenizerTaskConfig
+
+SIDES = ("native", "native-no-teacher", "encodec-25hz", "encodec-75hz")
+BATCH = {"native": 16, "native-no-teacher": 16, "encodec-25hz": 8, "encodec-75hz": 8}
+"""Crops of 0.96 s. EnCodec's step costs more, so it takes more and smaller ones."""
+LEARNING_RATE = {"native": 1.5e-3, "native-no-teacher": 1.5e-3, "encodec-25hz": 5e-4, "encodec-75hz": 5e-4}
+TEACHER_SHARE = 0.1
+"""Of `native`'s time."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    if not arguments.data.is_dir():
+        raise SystemExit(f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)")
+    torch.manual_seed(0)
+    recordings = read_recordings(arguments.data)
+    console = Console()
+    for side in [arguments.side] if arguments.side else SIDES:
+        train_side(side, recordings, arguments.out / side, arguments.minutes, console)
+    if not arguments.side:
+        rows = {side: _scored(side, recordings, arguments.out / side, console) for side in SIDES}
+        report(rows, arguments.minutes, console)
+
+
+def train_side(side: str, recordings: list[Recording], folder: Path, minutes: float, console: Console) -> None:
+    """Train and save to `folder/weights`, unless that is done."""
+    done = folder / "trained.json"
+    if done.exists() and read_json(done)["minutes"] == minutes:
+        return
+    console.print(f"{side}: {minutes:g} minutes of two cores")
+    folder.mkdir(parents=True, exist_ok=True)
+    context = Context(folder, None, console, {})  # type: ignore[arg-type]
+    train_store, test_store = (
+        ClipStore([r.clip for r in recordings if r.held_out == held_out], 24_000) for held_out in (False, True)
+    )
+    cpu_minutes, teacher, teacher_s = 2 * minutes, None, 0.0
+    if side == "native":
+        teacher_folder = folder / "teacher"
+        budget = TeacherTrainingConfig(cpu_minutes=TEACHER_SHARE * cpu_minutes)
+        device = torch.device("cpu")
+        if not (teacher_folder / "trained.json").exists():
+            trained = train_teacher(
+                train_store, test_store, budget, teacher_folder, replace(context, folder=teacher_folder), device
+            )
+            write_json(teacher_folder / "trained.json", {"cpu_seconds": trained.cpu_seconds})
+        teacher_s = read_json(teacher_folder / "trained.json")["cpu_seconds"]
+        teacher = load_teacher(teacher_folder / "model")
+    model = build(side, teacher.feature_dim if teacher else 0)
+    task = TokenizerTask(
+        model,  # type: ignore[arg-type]
+        train_store,
+        test_store,
+        TokenizerTaskConfig(seed=0, batch_size=BATCH[side], crop_frames=24 if side != "encodec-75hz" else 72),
+        teacher,
+    )
+    loop = LoopConfig(
+        seed=0,
+        steps=None,
+        minutes=None,
+        cpu_minutes=cpu_minutes - teacher_s / 60,
+        learning_rate=LEARNING_RATE[side],
+        ema_decay=0.995,
+        checkpoint_seconds=60,
+    )
+    figures = train(task, loop, folder, context, torch.device("cpu"))
+    _save(model, folder / "weights")
+    write_json(done, {"minutes": minutes, "teacher_cpu_seconds": teacher_s, **figures})
+
+
+def build(side: str, semantic_dim: int) -> nn.Module:
+    """The untrained model of a side."""
+    torch.manual_seed(0)
+    if side == "encodec-25hz":
+        return EncodecBaseline(RESTRIDED_RATIOS, num_codebooks=8)
+    if side == "encodec-75hz":
+        return EncodecBaseline(STOCK_RATIOS, num_codebooks=3)
+    return AudioTokenizer(TokenizerConfig(semantic_dim=semantic_dim))
+
+
+def _save(model: nn.Module, folder: Path) -> None:
+    if isinstance(model, AudioTokenizer):
+        model.save_pretrained(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / "encodec.safetensors")
+
+
+def _load(side: str, folder: Path) -> nn.Module:
+    if side.startswith("native"):
+        return AudioTokenizer.from_pretrained(folder)
+    model = build(side, 0)
+    model.load_state_dict(load_file(folder / "encodec.safetensors"))
+    return model.eval()
+
+
+def _scored(side: str, recordings: list[Recording], folder: Path, console: Console) -> dict[str, Any]:
+    """The scores of a trained side, computed once."""
+    path, trained = folder / "scores.json", read_json(folder / "trained.json")
+    if not path.exists() or read_json(path)["trained"] != trained:
+        console.print(f"{side}: scoring")
+        model = _load(side, folder / "weights")
+        write_json(path, {"trained": trained, **score_side(model, recordings, console)})  # type: ignore[arg-type]
+    scores: dict[str, Any] = read_json(path)
+    return scores
+
+
+def report(rows: dict[str, dict[str, Any]], minutes: float, console: Console) -> None:
+    """The table for people, and a JSON line for every figure of `native` against the re-strided EnCodec."""
+    table = Table(title=f"{minutes:g} minutes of two cores each, held-out audio")
+    names = [name for name in rows["native"] if name not in ("trained", "codes_used", "perplexity")]
+    for column in ("", *rows):
+        table.add_column(column)
+    for name in names:
+        table.add_row(name, *(f"{row[name]:.3f}" for row in rows.values()))
+    for name, text in (("codes_used", "{:.0%}"), ("perplexity", "{:.0f}")):
+        table.add_row(name, *(" ".join(text.format(v) for v in row[name]) for row in rows.values()))
+    table.add_row("CPU minutes", *(f"{_cpu_minutes(row):.1f}" for row in rows.values()))
+    table.add_row("steps", *(str(row["trained"]["steps"]) for row in rows.values()))
+    console.print(table)
+    for name in names:
+        ours, peer = rows["native"][name], rows["encodec-25hz"][name]
+        better = peer / ours if "distance" in name else ours / peer
+        line = {"bench": "learn_tokenizer", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
+        print(json.dumps({**line, "ratio": round(better, 3), "unit": "score"}))
+
+
+def _cpu_minutes(row: dict[str, Any]) -> float:
+    trained = row["trained"]
+    return float(trained["cpu_seconds"] + trained["teacher_cpu_seconds"]) / 60
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)")
+    parser.add_argument("--out", type=Path, default=Path("runs/learn_tokenizer"))
+    parser.add_argument("--minutes", type=float, default=30.0, help="of two cores, for each side")
+    parser.add_argument("--side", choices=SIDES, help="train this one only, without scores")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Folders in Hugging Face layout: what a codec needs to load one safely, and how many codebooks it uses.
+
+Shapes: K codebooks, V codebook size, D latent dimension, T frames.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from audiollm.config import ConfigError
+from audiollm.files import read_json, write_json
+from audiollm.models.pretrained import model_folder
+
+NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
+"""Our own key in config.json: a folder made for 8 of 32 codebooks loads with 8 everywhere."""
+
+
+def open_folder(folder: Path | str, model_type: str) -> Path:
+    """The local folder that holds a model of this type in safetensors.
+
+    Raises:
+        ConfigError: nothing there, another kind of model, or weights that are not safetensors.
+    """
+    folder = model_folder(Path(folder))
+    found = read_json(folder / "config.json").get("model_type")
+    if found != model_type:
+        where = str(folder / "config.json")
+        raise ConfigError(
+            f"model_type: {found!r}, not {model_type!r}", where, "give the folder of another model"
+        )
+    if not (folder / "model.safetensors").exists():
+        raise ConfigError(
+            "no weights here: model.safetensors is missing",
+            str(folder),
+            "save the model with transformers' save_pretrained; pickled weights are not loaded",
+        )
+    return folder
+
+
+def load_transformers(model_class: Any, folder: Path) -> Any:
+    """`model_class.from_pretrained(folder)` in float32, from the disk only.
+
+    Raises:
+        ConfigError: some weights are missing (transformers would leave them random).
+    """
+    model, info = model_class.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{len(missing)} weights are missing, the first is {missing[0]}",
+            str(folder / "model.safetensors"),
+            "copy the whole model again",
+        )
+    return model
+
+
+def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available: int) -> int:
+    """How many codebooks to use: what is asked, else what the folder was saved with, else all.
+
+    Raises:
+        ValueError: fewer than one, or more than there are.
+    """
+    chosen = asked if asked is not None else int(getattr(config, NUM_CODEBOOKS_KEY, available))
+    if not 1 <= chosen <= available:
+        raise ValueError(f"num_codebooks must be 1..{available} for this codec, not {chosen}")
+    return chosen
+
+
+def record_num_codebooks(folder: Path, num_codebooks: int) -> None:
+    """Add the choice to a saved model's config.json, for `choose_num_codebooks` to find."""
+    path = folder / "config.json"
+    write_json(path, {**read_json(path), NUM_CODEBOOKS_KEY: num_codebooks})
+
+
+def gaussian_codebooks(latent_TD: Tensor, num_codebooks: int, codebook_size: int) -> Tensor:
+    """Random code vectors `[K, V, D]` with the latents' mean and spread, smaller from level to level.
+
+    A codec with random weights needs them: code vectors of another scale give one code for every frame.
+    """
+    mean_D, spread_D = latent_TD.mean(0), latent_TD.std(0)
+    vectors_KVD = torch.randn(num_codebooks, codebook_size, latent_TD.shape[1], device=latent_TD.device)
+    shrink_K = 0.8 ** torch.arange(num_codebooks, device=latent_TD.device)
+    vectors_KVD = vectors_KVD * spread_D * shrink_K[:, None, None]
+    vectors_KVD[0] += mean_D
+    return vectors_KVD

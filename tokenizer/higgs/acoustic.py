@@ -1,0 +1,252 @@
+"""The acoustic half: the encoder and decoder of the Descript Audio Codec, and a faster way through them on a CPU.
+
+`forward` is the plain definition, which training differentiates; `spans` computes the same a span at a time
+(`kernels.py`). Names of parameters are those of `transformers.DacModel`. Structure: Kumar et al. 2023,
+"High-Fidelity Audio Compression with Improved RVQGAN", without the final tanh and with an output padding that
+keeps odd strides exact, as the published tokenizer has it.
+
+Shapes: B batch, C channels, N samples, T steps of the level at hand.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tokenizer.higgs.kernels import (
+    SPAN_STEPS,
+    Source,
+    compute,
+    linear,
+    pointwise_conv,
+    silence_outside,
+    source_of,
+    uses_onednn,
+)
+
+LARGE_WEIGHTS = 1 << 22
+"""A strided convolution with more weights than this is run as one matrix product on gathered windows: a
+convolution would first copy all of them into oneDNN's own order, which takes longer than to use them."""
+
+
+class Snake(nn.Module):
+    """x + sin²(αx)/α, α per channel (Ziyin et al. 2020)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        wave_BCT = torch.sin(self.alpha * x_BCT)
+        scale = (self.alpha + 1e-9).reciprocal()
+        if torch.is_grad_enabled():
+            return x_BCT + scale * wave_BCT.square()
+        return wave_BCT.square_().mul_(scale).add_(x_BCT)
+
+
+class ResidualUnit(nn.Module):
+    """A dilated convolution and a pointwise one, each after a snake, beside a skip."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.reach = 3 * dilation
+        self.snake1 = Snake(channels)
+        self.conv1 = nn.Conv1d(channels, channels, 7, dilation=dilation, padding=self.reach)
+        self.snake2 = Snake(channels)
+        self.conv2 = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        y_BCT = pointwise_conv(self.conv2, self.snake2(self.conv1(self.snake1(x_BCT))))
+        return x_BCT + y_BCT if torch.is_grad_enabled() else y_BCT.add_(x_BCT)
+
+    def spans(self, source: Source, length: int) -> Source:
+        """The unit's output, from its input. A snake of 0 is 0, so silence outside is the zero padding."""
+        conv, reach = self.conv1, self.reach
+
+        def span(start: int, stop: int) -> Tensor:
+            x = source(start - reach, stop + reach)
+            y = functional.conv1d(self.snake1(x), conv.weight, conv.bias, dilation=conv.dilation)
+            y = pointwise_conv(self.conv2, self.snake2(y)).add_(x[:, :, reach:-reach])
+            return silence_outside(y, start, stop, length)
+
+        return span
+
+
+class EncoderBlock(nn.Module):
+    """Three residual units, then a convolution that divides the rate by `stride` and doubles the channels."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.res_unit1 = ResidualUnit(channels, 1)
+        self.res_unit2 = ResidualUnit(channels, 3)
+        self.res_unit3 = ResidualUnit(channels, 9)
+        self.snake1 = Snake(channels)
+        self.conv1 = nn.Conv1d(channels, 2 * channels, 2 * stride, stride=stride, padding=math.ceil(stride / 2))
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        x_BCT = self.res_unit3(self.res_unit2(self.res_unit1(x_BCT)))
+        padding = int(self.conv1.padding[0])
+        return strided_conv(self.conv1, functional.pad(self.snake1(x_BCT), (padding, padding)))
+
+    def steps_for(self, length: int) -> int:
+        """Output steps of `length` input steps; below 1 where the input is too short."""
+        stride, padding = self.conv1.stride[0], int(self.conv1.padding[0])
+        return (length + 2 * padding - 2 * stride) // stride + 1
+
+    def spans(self, source: Source, length: int) -> Source:
+        """The block's output, from its input; asked for what is inside only."""
+        stride, padding = self.conv1.stride[0], int(self.conv1.padding[0])
+        for unit in (self.res_unit1, self.res_unit2, self.res_unit3):
+            source = unit.spans(source, length)
+
+        def span(start: int, stop: int) -> Tensor:
+            first = start * stride - padding
+            x = self.snake1(source(first, first + (stop - start + 1) * stride))
+            return strided_conv(self.conv1, x)
+
+        return span
+
+
+class DecoderBlock(nn.Module):
+    """A transposed convolution that multiplies the rate by `stride` and halves the channels, then three units."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.snake1 = Snake(channels)
+        self.conv_t1 = nn.ConvTranspose1d(
+            channels,
+            channels // 2,
+            2 * stride,
+            stride=stride,
+            padding=math.ceil(stride / 2),
+            output_padding=stride % 2,
+        )
+        self.res_unit1 = ResidualUnit(channels // 2, 1)
+        self.res_unit2 = ResidualUnit(channels // 2, 3)
+        self.res_unit3 = ResidualUnit(channels // 2, 9)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        y_BCT: Tensor = self.conv_t1(self.snake1(x_BCT))
+        y_BCT = self.res_unit3(self.res_unit2(self.res_unit1(y_BCT)))
+        return y_BCT
+
+    def spans(self, source: Source, length: int) -> Source:
+        """The block's output of `length * stride` steps, from its input of `length`."""
+        conv, stride = self.conv_t1, self.conv_t1.stride[0]
+        padding, total = int(conv.padding[0]), length * stride
+
+        def upsampled(start: int, stop: int) -> Tensor:
+            begin, end = max(start, 0), min(stop, total)
+            first = max((begin + padding) // stride - 1, 0)
+            last = min((end - 1 + padding) // stride + 1, length)
+            y = functional.conv_transpose1d(
+                self.snake1(source(first, last)), conv.weight, conv.bias, stride=stride
+            )
+            offset = first * stride - padding
+            y = y[:, :, begin - offset : end - offset]
+            return functional.pad(y, (begin - start, stop - end)) if (begin, end) != (start, stop) else y
+
+        source_up: Source = upsampled
+        for unit in (self.res_unit1, self.res_unit2, self.res_unit3):
+            source_up = unit.spans(source_up, total)
+        return source_up
+
+
+class AcousticEncoder(nn.Module):
+    """Waveform to `[B, hidden_size, frames]`; `ratios` from the sample rate down."""
+
+    def __init__(self, channels: int, hidden_size: int, ratios: list[int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(1, channels, 7, padding=3)
+        self.block = nn.ModuleList(
+            EncoderBlock(channels << level, stride) for level, stride in enumerate(ratios)
+        )
+        self.snake1 = Snake(channels << len(ratios))
+        self.conv2 = nn.Conv1d(channels << len(ratios), hidden_size, 3, padding=1)
+
+    def forward(self, samples_B1N: Tensor) -> Tensor:
+        x_BCT = self.conv1(samples_B1N)
+        for block in self.block:
+            x_BCT = block(x_BCT)
+        y_BCT: Tensor = self.conv2(self.snake1(x_BCT))
+        return y_BCT
+
+    def frames_for(self, length: int) -> int:
+        """Frames that `forward` makes of `length` samples; below 1 where they are too few."""
+        for block in self.block:
+            assert isinstance(block, EncoderBlock)
+            length = block.steps_for(length)
+        return length
+
+    def infer(self, samples_11N: Tensor) -> Tensor:
+        """`forward` of one clip, a span at a time."""
+        length = samples_11N.shape[2]
+        if length <= SPAN_STEPS:
+            return self(samples_11N)  # type: ignore[no-any-return]
+        source = conv_spans(self.conv1, source_of(samples_11N), length)
+        for block in self.block:
+            assert isinstance(block, EncoderBlock)
+            if length <= SPAN_STEPS:
+                x_1CT = block(x_1CT)
+            else:
+                spans, steps = block.spans(source, length), SPAN_STEPS // block.conv1.stride[0]
+                x_1CT = compute(spans, block.steps_for(length), steps)
+                source = source_of(x_1CT)
+            length = x_1CT.shape[2]
+        y_1CT: Tensor = self.conv2(self.snake1(x_1CT))
+        return y_1CT
+
+
+class AcousticDecoder(nn.Module):
+    """`[B, hidden_size, frames]` to a waveform; `ratios` from the frame rate up."""
+
+    def __init__(self, channels: int, hidden_size: int, ratios: list[int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(hidden_size, channels, 7, padding=3)
+        self.block = nn.ModuleList(
+            DecoderBlock(channels >> level, stride) for level, stride in enumerate(ratios)
+        )
+        self.snake1 = Snake(channels >> len(ratios))
+        self.conv2 = nn.Conv1d(channels >> len(ratios), 1, 7, padding=3)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        x_BCT = self.conv1(x_BCT)
+        for block in self.block:
+            x_BCT = block(x_BCT)
+        y_B1N: Tensor = self.conv2(self.snake1(x_BCT))
+        return y_B1N
+
+    def infer(self, x_1CT: Tensor) -> Tensor:
+        """`forward` of one clip, a span at a time."""
+        x_1CT, length = self.conv1(x_1CT), x_1CT.shape[2]
+        for block in self.block[:-1]:
+            assert isinstance(block, DecoderBlock)
+            spans, length = block.spans(source_of(x_1CT), length), length * block.conv_t1.stride[0]
+            x_1CT = block(x_1CT) if length <= SPAN_STEPS else compute(spans, length, SPAN_STEPS)
+        block = self.block[-1]
+        assert isinstance(block, DecoderBlock)
+        last, length = block.spans(source_of(x_1CT), length), length * block.conv_t1.stride[0]
+        final = conv_spans(self.conv2, lambda start, stop: self.snake1(last(start, stop)), length)
+        return compute(final, length, SPAN_STEPS)
+
+
+def conv_spans(conv: nn.Conv1d, source: Source, length: int) -> Source:
+    """The output of a convolution of stride 1 that keeps the length."""
+    reach = int(conv.padding[0])
+
+    def span(start: int, stop: int) -> Tensor:
+        y = functional.conv1d(source(start - reach, stop + reach), conv.weight, conv.bias)
+        return silence_outside(y, start, stop, length)
+
+    return span
+
+
+def strided_conv(conv: nn.Conv1d, x_BCT: Tensor) -> Tensor:
+    """A convolution of what is padded already, by the faster of two ways (`LARGE_WEIGHTS`)."""
+    if conv.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
+        return functional.conv1d(x_BCT, conv.weight, conv.bias, stride=conv.stride)
+    windows_BTCK = x_BCT.unfold(2, conv.kernel_size[0], conv.stride[0]).transpose(1, 2)
+    return linear(windows_BTCK.flatten(2), conv.weight.flatten(1), conv.bias).transpose(1, 2)
