@@ -26,14 +26,13 @@ from learning_scores import score_side
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from audiollm.files import read_json, write_json
 from audiollm.runner import Context
 from audiollm.train.loop import LoopConfig, train
 from tokenizer.data import ClipStore
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.teacher import load_teacher
+from tokenizer.teacher import SemanticTeacher, load_teacher
 from tokenizer.teacher_training import TeacherTrainingConfig, train_teacher
 from tokenizer.training import TokenizerTask, TokenizerTaskConfig
 
@@ -43,6 +42,8 @@ BATCH = {"native": 16, "native-no-teacher": 16, "encodec-25hz": 8, "encodec-75hz
 LEARNING_RATE = {"native": 1.5e-3, "native-no-teacher": 1.5e-3, "encodec-25hz": 5e-4, "encodec-75hz": 5e-4}
 TEACHER_SHARE = 0.1
 """Of `native`'s time."""
+CROP_SAMPLES = 24 * 960
+CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -67,29 +68,15 @@ def train_side(side: str, recordings: list[Recording], folder: Path, minutes: fl
     console.print(f"{side}: {minutes:g} minutes of two cores")
     folder.mkdir(parents=True, exist_ok=True)
     context = Context(folder, None, console, {})  # type: ignore[arg-type]
-    train_store, test_store = (
+    stores = [
         ClipStore([r.clip for r in recordings if r.held_out == held_out], 24_000) for held_out in (False, True)
-    )
+    ]
     cpu_minutes, teacher, teacher_s = 2 * minutes, None, 0.0
-    if side == "native":
-        teacher_folder = folder / "teacher"
-        budget = TeacherTrainingConfig(cpu_minutes=TEACHER_SHARE * cpu_minutes)
-        device = torch.device("cpu")
-        if not (teacher_folder / "trained.json").exists():
-            trained = train_teacher(
-                train_store, test_store, budget, teacher_folder, replace(context, folder=teacher_folder), device
-            )
-            write_json(teacher_folder / "trained.json", {"cpu_seconds": trained.cpu_seconds})
-        teacher_s = read_json(teacher_folder / "trained.json")["cpu_seconds"]
-        teacher = load_teacher(teacher_folder / "model")
+    if side.startswith("native") and side != "native-no-teacher":
+        teacher, teacher_s = _teacher(folder / "teacher", stores, TEACHER_SHARE * cpu_minutes, context)
     model = build(side, teacher.feature_dim if teacher else 0)
-    task = TokenizerTask(
-        model,  # type: ignore[arg-type]
-        train_store,
-        test_store,
-        TokenizerTaskConfig(seed=0, batch_size=BATCH[side], crop_frames=24 if side != "encodec-75hz" else 72),
-        teacher,
-    )
+    crop_frames = CROP_SAMPLES // model.hop_samples
+    task_config = TokenizerTaskConfig(seed=0, batch_size=BATCH[side], crop_frames=crop_frames)
     loop = LoopConfig(
         seed=0,
         steps=None,
@@ -99,12 +86,24 @@ def train_side(side: str, recordings: list[Recording], folder: Path, minutes: fl
         ema_decay=0.995,
         checkpoint_seconds=60,
     )
-    figures = train(task, loop, folder, context, torch.device("cpu"))
+    figures = train(TokenizerTask(model, *stores, task_config, teacher), loop, folder, context, CPU)
     _save(model, folder / "weights")
     write_json(done, {"minutes": minutes, "teacher_cpu_seconds": teacher_s, **figures})
 
 
-def build(side: str, semantic_dim: int) -> nn.Module:
+def _teacher(
+    folder: Path, stores: list[ClipStore], cpu_minutes: float, context: Context
+) -> tuple[SemanticTeacher, float]:
+    """The teacher, trained on the training files, and the CPU seconds that it took."""
+    done = folder / "trained.json"
+    if not done.exists():
+        config = TeacherTrainingConfig(cpu_minutes=cpu_minutes)
+        trained = train_teacher(stores[0], stores[1], config, folder, replace(context, folder=folder), CPU)
+        write_json(done, {"cpu_seconds": trained.cpu_seconds})
+    return load_teacher(folder / "model"), float(read_json(done)["cpu_seconds"])
+
+
+def build(side: str, semantic_dim: int) -> AudioTokenizer | EncodecBaseline:
     """The untrained model of a side."""
     torch.manual_seed(0)
     if side == "encodec-25hz":
@@ -114,7 +113,7 @@ def build(side: str, semantic_dim: int) -> nn.Module:
     return AudioTokenizer(TokenizerConfig(semantic_dim=semantic_dim))
 
 
-def _save(model: nn.Module, folder: Path) -> None:
+def _save(model: AudioTokenizer | EncodecBaseline, folder: Path) -> None:
     if isinstance(model, AudioTokenizer):
         model.save_pretrained(folder)
     else:
@@ -122,7 +121,7 @@ def _save(model: nn.Module, folder: Path) -> None:
         save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / "encodec.safetensors")
 
 
-def _load(side: str, folder: Path) -> nn.Module:
+def _load(side: str, folder: Path) -> AudioTokenizer | EncodecBaseline:
     if side.startswith("native"):
         return AudioTokenizer.from_pretrained(folder)
     model = build(side, 0)

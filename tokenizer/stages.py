@@ -59,9 +59,9 @@ class TrainTokenizerConfig(TrainingConfig):
     """Width at 25 Hz."""
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
-    commitment_weight: float = Field(0.25, ge=0)
+    commitment_weight: float = Field(1.0, ge=0)
     semantic_weight: float = Field(1.0, ge=0)
-    adversary_share: float = Field(0.7, ge=0, le=1)
+    adversary_share: float = Field(0.75, ge=0, le=1)
     """Share of the steps before the discriminators begin; 1 for none."""
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
 

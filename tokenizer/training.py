@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,11 @@ from tokenizer.discriminators import TINY, DiscriminatorConfig, Discriminators
 from tokenizer.losses import WINDOWS, ReconstructionLoss
 from tokenizer.model import TokenizerOutput
 from tokenizer.quantizer import Quantizer, perplexity
-from tokenizer.teacher import SemanticTeacher
 
-OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.5, "feature": 0.5}
+if TYPE_CHECKING:
+    from tokenizer.teacher import SemanticTeacher
+
+OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25, "feature": 0.5}
 """Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
 
 
@@ -43,10 +45,10 @@ class TokenizerTaskConfig:
     crop_frames: int
     autoencoder_share: float = 0.06
     """Share of the steps before the codebooks begin."""
-    adversary_share: float = 0.7
+    adversary_share: float = 0.75
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
-    commitment_weight: float = 0.25
+    commitment_weight: float = 1.0
     semantic_weight: float = 1.0
     quantizer_dropout: float = 0.3
     """Share of the crops that use only the first 1 to K codebooks, so that every prefix decodes."""

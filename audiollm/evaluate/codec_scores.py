@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from audiollm.files import write_jsonl
 
 Row = dict[str, Any]
 """One clip through one codec. `scores[prefix][metric]` is a number, or the reason why there is none."""
+KINDS = ("speech", "sound", "music", "unknown")
 VERSION = 1
 """Of the rows: raise it when a metric's definition changes, so that old rows are not taken for new ones."""
 
@@ -183,7 +184,7 @@ def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[s
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["kind"]].append(row)
-    return {kind: {name: _table(groups[kind], prefix, name) for name in metrics} for kind in sorted(groups)}
+    return {kind: {name: _table(groups[kind], prefix, name) for name in metrics} for kind in _ordered(groups)}
 
 
 def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
@@ -205,9 +206,13 @@ def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
 
 
 def _clips(rows: Sequence[Row]) -> dict[str, Any]:
-    kinds = sorted({row["kind"] for row in rows})
+    kinds = _ordered({row["kind"] for row in rows})
     lengths = {kind: [row["duration_s"] for row in rows if row["kind"] == kind] for kind in kinds}
     return {kind: {"clips": len(own), "seconds": sum(own)} for kind, own in lengths.items()}
+
+
+def _ordered(kinds: Iterable[str]) -> list[str]:
+    return sorted(kinds, key=KINDS.index)
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -154,6 +154,8 @@ def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
         where = f"{listing}:{number}"
         if not row.get("path"):
             raise ConfigError("no path", where, "the list needs a column path, and one in each row")
+        if None in row:
+            raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
         path = listing.parent / row["path"]
         own = _kind(row["kind"], where) if row.get("kind") else kind
         yield EvaluationClip(path, kind=own, text=row.get("text") or None)
@@ -282,55 +284,53 @@ def _print(result: dict[str, Any], console: Console) -> None:
     from audiollm.evaluate.codec_scores import METRICS
 
     for kind, size in result["clips"].items():
-        title = (
-            f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s (mean over clips; n where some are n/a)"
-        )
-        table = Table("codec", "kbps", title=title, title_justify="left")
-        for name in result["metrics"]:
-            table.add_column(
-                f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}", justify="right"
-            )
+        title = f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s, means"
+        table = Table("metric", title=title, title_justify="left")
         originals = result["original"].get(kind, {})
-        if any(cell["n"] for cell in originals.values()):
-            table.add_row("original", "", *(_cell(originals.get(name), name) for name in result["metrics"]))
-        for label, scores in result["codecs"].items():
-            tables = scores["kinds"].get(kind, {})
-            cells = (_cell(tables.get(name), name) for name in result["metrics"])
-            table.add_row(label, f"{scores['bitrate_bps'] / 1000:.2f}", *cells)
+        heard = any(cell["n"] for cell in originals.values())
+        for heading in [*(["original"] if heard else []), *result["codecs"]]:
+            table.add_column(heading, justify="right")
+        for name in result["metrics"]:
+            metric = METRICS[name]
+            cells = [scores["kinds"].get(kind, {}).get(name) for scores in result["codecs"].values()]
+            cells = [originals.get(name), *cells] if heard else cells
+            arrow = "↑" if metric.higher_is_better else "↓"
+            table.add_row(f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells))
         console.print(table)
     _print_codecs(result, console)
     for item in result["set_aside"]:
-        console.print(
-            f"set aside  {item['path']}: {item['reason']}", style="yellow", highlight=False, markup=False
-        )
+        line = f"set aside  {item['path']}: {item['reason']}"
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_codecs(result: dict[str, Any], console: Console) -> None:
-    headings = ("codebooks used", "perplexity", "encode CPU-s/s", "decode CPU-s/s", "failed clips")
-    table = Table("codec", "shape", title="codebooks and cost", title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = Table("", title="codebooks and cost", title_justify="left")
+    rows: dict[str, list[str]] = {}
     for label, scores in result["codecs"].items():
+        table.add_column(label, justify="right")
         usage, perplexity = scores["codebooks"]["usage"], scores["codebooks"]["perplexity"]
-        shape = f"{scores['num_codebooks']} × {scores['codebook_size']} at {scores['frame_rate']:g} Hz"
-        seconds = [scores["speed"][f"{what}_cpu_s_per_audio_s"] for what in ("encode", "decode")]
-        table.add_row(
-            label,
-            shape,
-            f"{min(usage):.0%} to {max(usage):.0%}",
-            f"{min(perplexity):.0f} to {max(perplexity):.0f}",
-            *("n/a" if value is None else f"{value:.4f}" for value in seconds),
-            str(scores["failed_clips"]),
-        )
+        cells = {
+            "kbps": f"{scores['bitrate_bps'] / 1000:.2f}",
+            "codebooks": f"{scores['num_codebooks']} × {scores['codebook_size']}, {scores['frame_rate']:g} Hz",
+            "codes used": f"{min(usage):.0%} to {max(usage):.0%}",
+            "perplexity": f"{min(perplexity):.0f} to {max(perplexity):.0f}",
+            "frames": str(scores["codebooks"]["frames"]),
+            "failed clips": str(scores["failed_clips"]),
+        }
+        for what in ("encode", "decode"):
+            seconds = scores["speed"][f"{what}_cpu_s_per_audio_s"]
+            cells[f"{what}, CPU-s a second"] = "n/a" if seconds is None else f"{seconds:.4f}"
+        for heading, cell in cells.items():
+            rows.setdefault(heading, []).append(cell)
+    for heading, row in rows.items():
+        table.add_row(heading, *row)
     console.print(table)
 
 
-def _cell(table: dict[str, Any] | None, name: str) -> str:
-    from audiollm.evaluate.codec_scores import METRICS
-
+def _cell(table: dict[str, Any] | None, digits: int) -> str:
     if table is None:
         return ""
     if table["mean"] is None:
         return "n/a: " + next(iter(table["reasons"]), "no clip")
-    number = f"{table['mean']:.{METRICS[name].digits}f}"
+    number = f"{table['mean']:.{digits}f}"
     return f"{number} (n={table['n']})" if table["not_available"] else number

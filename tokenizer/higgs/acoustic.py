@@ -24,12 +24,13 @@ from tokenizer.higgs.kernels import (
     pointwise_conv,
     silence_outside,
     source_of,
+    squared_sine,
     uses_onednn,
 )
 
 LARGE_WEIGHTS = 1 << 22
-"""A strided convolution with more weights than this is run as one matrix product on gathered windows: a
-convolution would first copy all of them into oneDNN's own order, which takes longer than to use them."""
+"""A convolution with a stride and more weights than this is run as one matrix product: a convolution would
+first copy all of them into oneDNN's own order, which takes longer than to use them."""
 
 
 class Snake(nn.Module):
@@ -40,11 +41,9 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        wave_BCT = torch.sin(self.alpha * x_BCT)
-        scale = (self.alpha + 1e-9).reciprocal()
-        if torch.is_grad_enabled():
-            return x_BCT + scale * wave_BCT.square()
-        return wave_BCT.square_().mul_(scale).add_(x_BCT)
+        if uses_onednn(x_BCT):
+            return torch.addcmul(x_BCT, squared_sine(self.alpha, x_BCT), (self.alpha + 1e-9).reciprocal())
+        return x_BCT + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * x_BCT).square()
 
 
 class ResidualUnit(nn.Module):
@@ -84,12 +83,26 @@ class EncoderBlock(nn.Module):
         self.res_unit2 = ResidualUnit(channels, 3)
         self.res_unit3 = ResidualUnit(channels, 9)
         self.snake1 = Snake(channels)
-        self.conv1 = nn.Conv1d(channels, 2 * channels, 2 * stride, stride=stride, padding=math.ceil(stride / 2))
+        self.conv1 = nn.Conv1d(
+            channels, 2 * channels, 2 * stride, stride=stride, padding=math.ceil(stride / 2)
+        )
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         x_BCT = self.res_unit3(self.res_unit2(self.res_unit1(x_BCT)))
         padding = int(self.conv1.padding[0])
         return strided_conv(self.conv1, functional.pad(self.snake1(x_BCT), (padding, padding)))
+
+    def infer(self, x_1CT: Tensor) -> Tensor:
+        """`forward` of one clip, a span at a time where it is longer than one."""
+        length = x_1CT.shape[2]
+        if length <= SPAN_STEPS:
+            return self.forward(x_1CT)
+        return self.compute(source_of(x_1CT), length)
+
+    def compute(self, source: Source, length: int) -> Tensor:
+        """The whole output, from an input of `length` steps."""
+        steps = SPAN_STEPS // self.conv1.stride[0]
+        return compute(self.spans(source, length), self.steps_for(length), steps)
 
     def steps_for(self, length: int) -> int:
         """Output steps of `length` input steps; below 1 where the input is too short."""
@@ -129,7 +142,7 @@ class DecoderBlock(nn.Module):
         self.res_unit3 = ResidualUnit(channels // 2, 9)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        y_BCT: Tensor = self.conv_t1(self.snake1(x_BCT))
+        y_BCT = transposed_conv(self.conv_t1, self.snake1(x_BCT))
         y_BCT = self.res_unit3(self.res_unit2(self.res_unit1(y_BCT)))
         return y_BCT
 
@@ -153,6 +166,13 @@ class DecoderBlock(nn.Module):
         for unit in (self.res_unit1, self.res_unit2, self.res_unit3):
             source_up = unit.spans(source_up, total)
         return source_up
+
+    def infer(self, x_1CT: Tensor) -> Tensor:
+        """`forward` of one clip, a span at a time where it is longer than one."""
+        length = x_1CT.shape[2] * self.conv_t1.stride[0]
+        if length <= SPAN_STEPS:
+            return self.forward(x_1CT)
+        return compute(self.spans(source_of(x_1CT), x_1CT.shape[2]), length, SPAN_STEPS)
 
 
 class AcousticEncoder(nn.Module):
@@ -182,20 +202,12 @@ class AcousticEncoder(nn.Module):
         return length
 
     def infer(self, samples_11N: Tensor) -> Tensor:
-        """`forward` of one clip, a span at a time."""
+        """`forward` of one clip, a span at a time; the first convolution is never whole in memory."""
         length = samples_11N.shape[2]
-        if length <= SPAN_STEPS:
-            return self(samples_11N)  # type: ignore[no-any-return]
-        source = conv_spans(self.conv1, source_of(samples_11N), length)
-        for block in self.block:
-            assert isinstance(block, EncoderBlock)
-            if length <= SPAN_STEPS:
-                x_1CT = block(x_1CT)
-            else:
-                spans, steps = block.spans(source, length), SPAN_STEPS // block.conv1.stride[0]
-                x_1CT = compute(spans, block.steps_for(length), steps)
-                source = source_of(x_1CT)
-            length = x_1CT.shape[2]
+        blocks = [block for block in self.block if isinstance(block, EncoderBlock)]
+        x_1CT = blocks[0].compute(conv_spans(self.conv1, source_of(samples_11N), length), length)
+        for block in blocks[1:]:
+            x_1CT = block.infer(x_1CT)
         y_1CT: Tensor = self.conv2(self.snake1(x_1CT))
         return y_1CT
 
@@ -221,16 +233,18 @@ class AcousticDecoder(nn.Module):
 
     def infer(self, x_1CT: Tensor) -> Tensor:
         """`forward` of one clip, a span at a time."""
-        x_1CT, length = self.conv1(x_1CT), x_1CT.shape[2]
-        for block in self.block[:-1]:
-            assert isinstance(block, DecoderBlock)
-            spans, length = block.spans(source_of(x_1CT), length), length * block.conv_t1.stride[0]
-            x_1CT = block(x_1CT) if length <= SPAN_STEPS else compute(spans, length, SPAN_STEPS)
-        block = self.block[-1]
-        assert isinstance(block, DecoderBlock)
-        last, length = block.spans(source_of(x_1CT), length), length * block.conv_t1.stride[0]
-        final = conv_spans(self.conv2, lambda start, stop: self.snake1(last(start, stop)), length)
-        return compute(final, length, SPAN_STEPS)
+        x_1CT = self.conv1(x_1CT)
+        *blocks, last = (block for block in self.block if isinstance(block, DecoderBlock))
+        for block in blocks:
+            x_1CT = block.infer(x_1CT)
+        length = x_1CT.shape[2] * last.conv_t1.stride[0]
+        activated = mapped(self.snake1, last.spans(source_of(x_1CT), x_1CT.shape[2]))
+        return compute(conv_spans(self.conv2, activated, length), length, SPAN_STEPS)
+
+
+def mapped(activation: Snake, source: Source) -> Source:
+    """The spans of an elementwise function that keeps silence."""
+    return lambda start, stop: activation(source(start, stop))
 
 
 def conv_spans(conv: nn.Conv1d, source: Source, length: int) -> Source:
@@ -250,3 +264,20 @@ def strided_conv(conv: nn.Conv1d, x_BCT: Tensor) -> Tensor:
         return functional.conv1d(x_BCT, conv.weight, conv.bias, stride=conv.stride)
     windows_BTCK = x_BCT.unfold(2, conv.kernel_size[0], conv.stride[0]).transpose(1, 2)
     return linear(windows_BTCK.flatten(2), conv.weight.flatten(1), conv.bias).transpose(1, 2)
+
+
+def transposed_conv(conv: nn.ConvTranspose1d, x_BCT: Tensor) -> Tensor:
+    """A transposed convolution of kernel 2 * stride, by the faster of two ways (`LARGE_WEIGHTS`)."""
+    if conv.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
+        y_BCT: Tensor = conv(x_BCT)
+        return y_BCT
+    batch, _, steps = x_BCT.shape
+    stride, padding = conv.stride[0], int(conv.padding[0])
+    pieces = linear(x_BCT.transpose(1, 2), conv.weight.flatten(1).t(), None)
+    pieces_BCTK = pieces.view(batch, steps, conv.out_channels, 2 * stride).transpose(1, 2)
+    whole_BCTS = pieces.new_zeros(batch, conv.out_channels, steps + 1, stride)
+    whole_BCTS[:, :, :-1] = pieces_BCTK[..., :stride]
+    whole_BCTS[:, :, 1:] += pieces_BCTK[..., stride:]
+    inside_BCT = whole_BCTS.flatten(2)[:, :, padding : padding + steps * stride]
+    assert conv.bias is not None
+    return inside_BCT + conv.bias[:, None]

