@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 
 from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
-from tokenizer.layers import InverseSTFTHead, LogMel, TimeConv, frame, magnitudes, overlap_add
+from tokenizer.autoencoder import Decoder, Encoder
+from tokenizer.layers import Carry, CausalConv, InverseSTFTHead, LogMel, frame, magnitudes, overlap_add
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 from tokenizer.stages import SIZES, tokenizer_parameters
+from tokenizer.training import semantic_loss
 
 SMALL = TokenizerConfig(
-    hidden_size=32, encoder_layers=(1, 1), decoder_layers=(1, 1), codebook_size=32, latent_dim=8
+    mel_hidden_size=24,
+    hidden_size=32,
+    encoder_layers=(1, 1),
+    decoder_layers=(1, 1),
+    codebook_size=32,
+    latent_dim=8,
+    semantic_dim=5,
 )
 
 
@@ -59,15 +67,19 @@ def test_inverse_stft_head_inverts_a_spectrum() -> None:
     features = torch.cat([spectrum.abs().clamp_min(1e-9).log(), spectrum.angle()], dim=2)
     head.project = torch.nn.Identity()  # type: ignore[assignment]
     inner = slice(600, -600)  # the ends lack overlapping frames
-    torch.testing.assert_close(head(features)[:, inner], signal[:, inner], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(head(features)[:, 0, inner], signal[:, inner], atol=1e-4, rtol=1e-3)
 
 
-def test_time_conv_equals_conv1d() -> None:
-    ours = TimeConv(6, 6, 7, groups=6)
-    theirs = torch.nn.Conv1d(6, 6, 7, padding=3, groups=6)
-    theirs.weight.data, theirs.bias.data = ours.weight.data.squeeze(2), ours.bias.data
+def test_causal_conv_equals_conv1d_with_zeros_before() -> None:
+    ours = CausalConv(6, 6, 7, groups=6)
+    theirs = torch.nn.Conv1d(6, 6, 7, groups=6)
+    theirs.weight.data, theirs.bias.data = ours.conv.weight.data.squeeze(2), ours.conv.bias.data
     x = torch.randn(2, 11, 6)
-    torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), atol=1e-5, rtol=1e-5)
+    expected = theirs(torch.nn.functional.pad(x.transpose(1, 2), (6, 0))).transpose(1, 2)
+    torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
+    carry: Carry = {}
+    parts = [ours(piece, carry) for piece in x.split((1, 4, 6), dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-5, rtol=1e-5)
 
 
 @given(st.integers(1, 5000))
@@ -101,7 +113,9 @@ def test_every_parameter_gets_a_gradient() -> None:
     target = torch.randn(2, 9600) * 0.1
     out = model(target)
     losses = ReconstructionLoss(24_000)(out.samples_BN, target)
-    (losses["mel"] + losses["stft"] + out.commitment).backward()
+    assert out.semantic_BTH is not None
+    semantic = semantic_loss(out.semantic_BTH, torch.randn(2, 10, 5))
+    (losses["mel"] + losses["stft"] + out.commitment + semantic).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and float(parameter.grad.abs().max()) > 0, name
 
@@ -125,10 +139,14 @@ def test_it_is_a_codec_and_survives_saving(model: AudioTokenizer, tmp_path: Path
         load_codec(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize("size", ["tiny", "small", "1b"])
 def test_planned_parameters_are_the_real_ones(size: str) -> None:
-    hidden, blocks = SIZES[size].hidden_size, SIZES[size].blocks
-    model = AudioTokenizer(
-        TokenizerConfig(hidden_size=hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:])
+    mel_hidden, hidden, blocks = SIZES[size].mel_hidden_size, SIZES[size].hidden_size, SIZES[size].blocks
+    shape = TokenizerConfig(
+        mel_hidden_size=mel_hidden, hidden_size=hidden, encoder_layers=blocks[:2], decoder_layers=blocks[2:]
     )
-    assert tokenizer_parameters(hidden, blocks) == sum(p.numel() for p in model.parameters())
+    with torch.device("meta"):
+        encoder = Encoder(shape.shape, shape.latent_dim)
+        decoder = Decoder(shape.shape, shape.latent_dim)
+    real = sum(p.numel() for half in (encoder, decoder) for p in half.parameters())
+    assert tokenizer_parameters(mel_hidden, hidden, blocks) == real
