@@ -49,7 +49,9 @@ CPU = torch.device("cpu")
 def main() -> None:
     arguments = _arguments()
     if not arguments.data.is_dir():
-        raise SystemExit(f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)")
+        raise SystemExit(
+            f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
+        )
     torch.manual_seed(0)
     recordings = read_recordings(arguments.data)
     console = Console()
@@ -60,7 +62,9 @@ def main() -> None:
         report(rows, arguments.minutes, console)
 
 
-def train_side(side: str, recordings: list[Recording], folder: Path, minutes: float, console: Console) -> None:
+def train_side(
+    side: str, recordings: list[Recording], folder: Path, minutes: float, console: Console
+) -> None:
     """Train and save to `folder/weights`, unless that is done."""
     done = folder / "trained.json"
     if done.exists() and read_json(done)["minutes"] == minutes:
@@ -69,7 +73,8 @@ def train_side(side: str, recordings: list[Recording], folder: Path, minutes: fl
     folder.mkdir(parents=True, exist_ok=True)
     context = Context(folder, None, console, {})  # type: ignore[arg-type]
     stores = [
-        ClipStore([r.clip for r in recordings if r.held_out == held_out], 24_000) for held_out in (False, True)
+        ClipStore([r.clip for r in recordings if r.held_out == held_out], 24_000)
+        for held_out in (False, True)
     ]
     cpu_minutes, teacher, teacher_s = 2 * minutes, None, 0.0
     if side.startswith("native") and side != "native-no-teacher":
@@ -118,7 +123,10 @@ def _save(model: AudioTokenizer | EncodecBaseline, folder: Path) -> None:
         model.save_pretrained(folder)
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({key: value.contiguous() for key, value in model.state_dict().items()}, folder / "encodec.safetensors")
+        save_file(
+            {key: value.contiguous() for key, value in model.state_dict().items()},
+            folder / "encodec.safetensors",
+        )
 
 
 def _load(side: str, folder: Path) -> AudioTokenizer | EncodecBaseline:
@@ -166,8 +174,12 @@ def _cpu_minutes(row: dict[str, Any]) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/learn_tokenizer"))
     parser.add_argument("--minutes", type=float, default=30.0, help="of two cores, for each side")
     parser.add_argument("--side", choices=SIDES, help="train this one only, without scores")

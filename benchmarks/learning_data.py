@@ -63,7 +63,9 @@ def _others(data: Path) -> Iterator[Recording]:
         paths = (p for p in (data / folder).rglob("*") if p.suffix in (".flac", ".wav", ".mp3", ".ogg"))
         files += [(path, "speech") for path in sorted(paths)]
     files += [
-        (path, "music") for path in sorted((data / "music_nature").rglob("*")) if path.suffix in (".ogg", ".wav")
+        (path, "music")
+        for path in sorted((data / "music_nature").rglob("*"))
+        if path.suffix in (".ogg", ".wav")
     ]
     for path, kind in files:
         held_out = any(name in path.name for name in HELD_OUT_FILES)

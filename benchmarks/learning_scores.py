@@ -100,7 +100,9 @@ def _pooled(codec: Scored, codes_KT: Tensor) -> np.ndarray:
     with torch.no_grad():
         latent_TD = codec.quantizer.decode(codes_KT[None])[0]
     edges = np.linspace(0, len(latent_TD), SEGMENTS + 1)
-    parts = [latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [
+        latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in zip(edges, edges[1:], strict=False)
+    ]
     return torch.cat([*parts, latent_TD.std(0, unbiased=False)]).numpy()
 
 

@@ -115,4 +115,3 @@ def _run(blocks: Iterable[nn.Module], x_BTC: Tensor, carry: Carry | None) -> Ten
     for block in blocks:
         x_BTC = block(x_BTC, carry)
     return x_BTC
-

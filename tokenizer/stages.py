@@ -104,7 +104,9 @@ def tokenizer_parameters(
 ) -> int:
     """Trainable parameters of the native structure without a semantic head (a test compares with the model's)."""
     at_mel, at_frame = blocks[0] + blocks[3], blocks[1] + blocks[2]
-    towers = sum(n * (6 * width * width + 15 * width) for n, width in ((at_mel, mel_hidden), (at_frame, hidden)))
+    towers = sum(
+        n * (6 * width * width + 15 * width) for n, width in ((at_mel, mel_hidden), (at_frame, hidden))
+    )
     inputs = 7 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
     strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
     outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + 962 * (mel_hidden + 1)
@@ -112,7 +114,11 @@ def tokenizer_parameters(
 
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    mel_hidden, hidden, blocks = chosen(config.mel_hidden_size), chosen(config.hidden_size), chosen(config.blocks)
+    mel_hidden, hidden, blocks = (
+        chosen(config.mel_hidden_size),
+        chosen(config.hidden_size),
+        chosen(config.blocks),
+    )
     parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
     frames = chosen(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)

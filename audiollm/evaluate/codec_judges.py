@@ -6,15 +6,12 @@ Shapes: C channels, N samples, D embedding dimension.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from audiollm.audio import resample, to_mono
 from audiollm.config import ConfigError
-
-_LOCAL: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
 
 
 class PretrainedRecognizer:
@@ -29,7 +26,11 @@ class PretrainedRecognizer:
 
         self.name = folder.name
         try:
-            self._pipeline = pipeline("automatic-speech-recognition", model=str(folder), model_kwargs=_LOCAL)
+            if not folder.is_dir():  # else the name would be looked up on the hub
+                raise OSError("no such folder")
+            self._pipeline = pipeline(
+                "automatic-speech-recognition", model=str(folder), model_kwargs={"use_safetensors": True}
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _not_a_judge(folder, "speech recognizer", error) from error
         self._rate = int(self._pipeline.feature_extractor.sampling_rate)
@@ -53,7 +54,9 @@ class PretrainedSpeakerJudge:
         self.name = folder.name
         try:
             self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
-            self._model = AutoModelForAudioXVector.from_pretrained(str(folder), **_LOCAL).eval()
+            self._model = AutoModelForAudioXVector.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True
+            ).eval()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _not_a_judge(folder, "speaker judge (an x-vector model)", error) from error
         self._rate = int(self._extractor.sampling_rate)

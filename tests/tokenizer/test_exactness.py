@@ -25,7 +25,9 @@ def build(**shape: object) -> AudioTokenizer:
 
 def sound(rows: int, length: int, dice: torch.Generator) -> Tensor:
     """Noise whose level wanders, so that latents spread."""
-    level = torch.rand(rows, length // 480 + 2, generator=dice).pow(3).repeat_interleave(480, dim=1)[:, :length]
+    level = (
+        torch.rand(rows, length // 480 + 2, generator=dice).pow(3).repeat_interleave(480, dim=1)[:, :length]
+    )
     return torch.randn(rows, length, generator=dice) * level
 
 
