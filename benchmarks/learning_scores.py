@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,7 +102,7 @@ def _pooled(codec: Scored, codes_KT: Tensor) -> np.ndarray:
         latent_TD = codec.quantizer.decode(codes_KT[None])[0]
     edges = np.linspace(0, len(latent_TD), SEGMENTS + 1)
     parts = [
-        latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in zip(edges, edges[1:], strict=False)
+        latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in pairwise(edges)
     ]
     return torch.cat([*parts, latent_TD.std(0, unbiased=False)]).numpy()
 

@@ -104,7 +104,7 @@ class CausalConv(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """Causal depthwise convolution, LayerNorm over channels, two pointwise layers, scaled residual (arXiv 2201.03545)."""
+    """Causal depthwise convolution, LayerNorm over channels, two pointwise layers, residual (arXiv 2201.03545)."""
 
     def __init__(self, channels: int, expansion: int = 3, kernel_size: int = 7) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ class TrainTokenizerConfig(TrainingConfig):
     preset: Literal["native"] = "native"
     """The structure: `native` is the project's own 25 Hz, 8 x 1024, 2 kbps."""
     teacher: InputPath | Literal["own", "none"] = "own"
-    """A Hugging Face audio encoder's folder; `own`: one is first trained on the same files; `none`: no semantic half."""
+    """A Hugging Face audio encoder's folder; `own`: one is trained on the same files first; `none`: no teacher."""
     teacher_share: float = Field(0.1, gt=0, lt=1)
     """How many steps the `own` teacher is trained for, as a share of the tokenizer's."""
     quantizer: Literal["rvq", "split_rvq", "fsq"] = "rvq"
