@@ -8,7 +8,7 @@ Shapes: B batch, C audio channels, N samples, T latent frames, M mel bands, D la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -68,16 +68,22 @@ class Encoder(nn.Module):
     def forward(self, samples_BCN: Tensor) -> Tensor:
         """The whole at once; N must be a multiple of the hop. Silence is assumed on both sides."""
         context = self.shape.context_samples
-        return self.step(functional.pad(samples_BCN, (context, context)), None)
+        return self.steps([functional.pad(samples_BCN, (context, context))], None)[0]
 
-    def step(self, samples_BCN: Tensor, carry: Carry | None) -> Tensor:
-        """A piece with `context_samples` more on each side: `[B, C, context + T * hop + context]` to `[B, T, D]`."""
+    def steps(self, windows_BCN: Sequence[Tensor], carry: Carry | None) -> list[Tensor]:
+        """Windows that follow one another, each with `context_samples` more on each side, to their latents.
+
+        `[B, C, context + T * hop + context]` each to `[B, T, D]`. All windows go through a layer before the
+        next layer's weights are fetched: the same arithmetic as one after another, with fewer cache misses.
+        """
+        x_BTC = _run(self.mel_blocks, [self.input(self._mel(window)) for window in windows_BCN], carry)
+        x_BTC = _run(self.blocks, [self.downsample(x) for x in x_BTC], carry)
+        return [self.output(x) for x in x_BTC]
+
+    def _mel(self, samples_BCN: Tensor) -> Tensor:
+        """`[B, T, C * M]`."""
         mel_RTM = self.mel.valid(samples_BCN.flatten(0, 1))
-        mel_BTM = mel_RTM.unflatten(0, (-1, self.shape.channels)).transpose(1, 2).flatten(2)
-        x_BTC = _run(self.mel_blocks, self.input(mel_BTM), carry)
-        x_BTC = _run(self.blocks, self.downsample(x_BTC), carry)
-        latent: Tensor = self.output(x_BTC)
-        return latent
+        return mel_RTM.unflatten(0, (-1, self.shape.channels)).transpose(1, 2).flatten(2)
 
 
 class Decoder(nn.Module):
@@ -105,13 +111,13 @@ class Decoder(nn.Module):
         return self.head.step(self._features(latent_BTD, carry), carry)
 
     def _features(self, latent_BTD: Tensor, carry: Carry | None) -> Tensor:
-        x_BTC = _run(self.blocks, self.input(latent_BTD), carry)
-        x_BTC = _run(self.mel_blocks, self.upsample(x_BTC), carry)
+        (x_BTC,) = _run(self.blocks, [self.input(latent_BTD)], carry)
+        (x_BTC,) = _run(self.mel_blocks, [self.upsample(x_BTC)], carry)
         normed: Tensor = self.norm(x_BTC)
         return normed
 
 
-def _run(blocks: Iterable[nn.Module], x_BTC: Tensor, carry: Carry | None) -> Tensor:
+def _run(blocks: Iterable[nn.Module], pieces_BTC: list[Tensor], carry: Carry | None) -> list[Tensor]:
     for block in blocks:
-        x_BTC = block(x_BTC, carry)
-    return x_BTC
+        pieces_BTC = [block(x_BTC, carry) for x_BTC in pieces_BTC]
+    return pieces_BTC

@@ -36,7 +36,7 @@ SIZES: dict[str, SizeRule] = {
     "1b": SizeRule(512, 1280, (4, 10, 10, 6), 64, 600_000, None, 3e-4),
     "3b": SizeRule(512, 1280, (4, 10, 10, 6), 128, 800_000, None, 3e-4),
 }
-"""Millions of parameters: 9, 25, 124, 229, 229 (Stable Audio Open's has 156)."""
+"""Millions of parameters: 8, 25, 122, 223, 223 (Stable Audio Open's has 156)."""
 
 
 class TrainVAEConfig(TrainingConfig):

@@ -70,12 +70,11 @@ class LatentStream:
         windows, start = [], 0
         while self._buffer_CN.shape[1] - start >= step + 2 * self._context:
             # a copy in fresh, aligned memory: vector instructions must not depend on where the piece began
-            window_CN = self._buffer_CN[:, start : start + step + 2 * self._context].clone()
-            windows.append(self._encoder.step(window_CN[None], self._carry))
+            windows.append(self._buffer_CN[:, start : start + step + 2 * self._context].clone()[None])
             start += step
         self._buffer_CN = self._buffer_CN[:, start:].clone()
         self._frames += len(windows) * self._step_frames
-        return windows
+        return self._encoder.steps(windows, self._carry)
 
 
 class WaveformStream:
@@ -110,7 +109,7 @@ class WaveformStream:
 
     def _begin(self) -> None:
         weight = self._decoder.input.weight
-        self._buffer_BTD = torch.zeros(1, PAST_FRAMES, weight.shape[1], device=weight.device)
+        self._buffer_BTD: Tensor = torch.zeros(1, PAST_FRAMES, weight.shape[1], device=weight.device)
         self._carry: Carry = {}
 
 

@@ -227,7 +227,7 @@ def evaluate_tokenizer(
     picked = sorted({round(i * (len(clips) - 1) / max(1, most - 1)) for i in range(min(most, len(clips)))})
     distances: dict[str, list[float]] = {"mel": [], "stft": []}
     codes = []
-    device = loss.window_256.device
+    device = next(loss.buffers()).device
     for index in picked:
         samples_1N = clips[index][None].to(device)
         codes.append(model.encode(samples_1N))

@@ -44,11 +44,11 @@ def model() -> AudioVAE:
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
     """A chord that wanders from left to right, a mono click track at 22.05 kHz, and noise in antiphase."""
     folder = tmp_path_factory.mktemp("stereo")
-    time_N = torch.arange(2 * 44_100) / 44_100
+    time_N = torch.arange(44_100) / 44_100
     chord_N = sum(torch.sin(2 * torch.pi * f * time_N) for f in (220, 277, 330)) * 0.1
-    pan_N = time_N / 2
-    click_N = (torch.arange(22_050) % 5000 < 40).float() * 0.3
-    noise_N = torch.randn(44_100, generator=torch.Generator().manual_seed(0)) * 0.05
+    pan_N = time_N
+    click_N = (torch.arange(11_025) % 5000 < 40).float() * 0.3
+    noise_N = torch.randn(22_050, generator=torch.Generator().manual_seed(0)) * 0.05
     save(folder / "chord.wav", torch.stack([chord_N * (1 - pan_N), chord_N * pan_N]), 44_100)
     save(folder / "click.wav", click_N[None], 22_050)
     save(folder / "noise.wav", torch.stack([noise_N, -noise_N]), 44_100)
@@ -92,7 +92,7 @@ def test_lengths(model: AudioVAE, samples: int) -> None:
     assert torch.equal(model.decode(latent_DT, num_samples=samples), decoded_CN[:, :samples])
 
 
-@pytest.mark.parametrize("samples", [5, 3 * HOP + 17, 8 * HOP, 21 * HOP + 1234, 40 * HOP - 1])
+@pytest.mark.parametrize("samples", [5, 3 * HOP + 17, 8 * HOP, 21 * HOP + 1234])
 def test_latents_and_sound_are_the_same_however_they_are_made(model: AudioVAE, samples: int) -> None:
     """Alone, in pieces of any size, and before silence: bit for bit."""
     x_CN = stereo(samples, seed=samples)
@@ -159,10 +159,11 @@ def test_the_deviation_is_stable_audios(model: AudioVAE) -> None:
 def test_normalized_draws_have_mean_0_and_variance_1() -> None:
     torch.manual_seed(1)
     model = AudioVAE(SMALL)
-    sounds = [stereo(100_000, seed=i) * 3**i for i in range(3)]
+    sounds = [stereo(40_000, seed=i) * 3**i for i in range(3)]
     model.measure_latents(sounds)
     dice = torch.Generator().manual_seed(2)
-    draws = [model.encode_distribution(x).sample(dice) for x in sounds for _ in range(60)]
+    posteriors = [model.encode_distribution(x) for x in sounds]
+    draws = [posterior.sample(dice) for posterior in posteriors for _ in range(60)]
     normal_DT = model.normalize(torch.cat(draws, dim=1))
     torch.testing.assert_close(normal_DT.mean(1), torch.zeros(64), atol=0.05, rtol=0)
     torch.testing.assert_close(normal_DT.var(1), torch.ones(64), atol=0.08, rtol=0)
@@ -204,29 +205,29 @@ def test_saving(model: AudioVAE, tmp_path: Path) -> None:
 
 def test_store_keeps_stereo_and_level(clips: list[Clip]) -> None:
     store = StereoStore(clips, 44_100)
-    assert store.duration_s == pytest.approx(4.0)
+    assert store.duration_s == pytest.approx(2.0)
     chord_CN, click_CN, noise_CN = (store[i] for i in range(3))
-    assert chord_CN.shape == (2, 88_200) and not torch.equal(chord_CN[0], chord_CN[1])
-    assert click_CN.shape == (2, 44_100) and torch.equal(click_CN[0], click_CN[1])
+    assert chord_CN.shape == (2, 44_100) and not torch.equal(chord_CN[0], chord_CN[1])
+    assert click_CN.shape == (2, 22_050) and torch.equal(click_CN[0], click_CN[1])
     torch.testing.assert_close(noise_CN[0], -noise_CN[1])
     assert float(noise_CN.std()) == pytest.approx(0.05, rel=0.02)
     assert [len(part) for part in zip(*store.picked(2), strict=True)] == [2, 2]
 
 
 def test_long_clips_are_taken_in_parts(tmp_path: Path) -> None:
-    ramp_CN = torch.linspace(-0.9, 0.9, 45 * 8000).repeat(2, 1)
-    save(tmp_path / "long.wav", ramp_CN, 8000)
-    store = StereoStore([Clip(tmp_path / "long.wav", 0.0, None)], 8000)
+    ramp_CN = torch.linspace(-0.9, 0.9, 45 * 2000).repeat(2, 1)
+    save(tmp_path / "long.wav", ramp_CN, 2000)
+    store = StereoStore([Clip(tmp_path / "long.wav", 0.0, None)], 2000)
     assert len(store) == 3
     torch.testing.assert_close(torch.cat([store[i] for i in range(3)], dim=1), ramp_CN, atol=1e-4, rtol=0)
 
 
 def test_crops_are_full_and_of_one_gain(clips: list[Clip]) -> None:
     store = StereoStore(clips[2:], 44_100)  # in antiphase throughout
-    crops_BCN = stereo_crops(store, 4, 3 * 44_100, step_generator(0, 0))
-    assert crops_BCN.shape == (4, 2, 132_300)
+    crops_BCN = stereo_crops(store, 4, 44_100, step_generator(0, 0))
+    assert crops_BCN.shape == (4, 2, 44_100)
     torch.testing.assert_close(crops_BCN[:, 0], -crops_BCN[:, 1], atol=2e-3, rtol=0)  # but for the dither
-    level_db = 20 * torch.log10(crops_BCN[..., :44_100].std(dim=2) / 0.05)
+    level_db = 20 * torch.log10(crops_BCN[..., :22_050].std(dim=2) / 0.05)
     assert float(level_db.abs().max()) < GAIN_DB + 0.2 and float(level_db.std()) > 0.1
 
 
@@ -241,6 +242,9 @@ def test_every_parameter_gets_a_gradient(clips: list[Clip]) -> None:
     task = task_of(clips, adversary_share=0.0)
     modules, groups = task.modules(), task.optimizers()
     batch = task.batch(0, step_generator(0, 0))
+    for key, parameter in modules["discriminators"].named_parameters():
+        if key.endswith("to_logits.bias"):  # where no logit is beyond the hinge, its two halves cancel out
+            parameter.data += 1
     for update in task.updates(batch, 0, 10):
         owned = [p for name in groups[update.optimizer] for p in modules[name].parameters()]
         update.loss.backward(inputs=owned)

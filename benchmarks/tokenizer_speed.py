@@ -1,0 +1,165 @@
+"""CPU-seconds for a second of audio, encoding and decoding, against the peers in transformers at published shapes.
+
+    python benchmarks/tokenizer_speed.py [--rounds 5] [--seconds 8]
+
+Random weights on both sides; both in one process, in turns, on one thread; the median over the rounds. Cases:
+`mimi` and `higgs`, our `native` tokenizer at published size against Mimi (79 M) and the Higgs tokenizer (200 M);
+`higgs-preset`, our `higgs` preset against transformers' class with the same weights, whose codes must be equal.
+Prints the peak memory of each side as well (a process of its own each).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAMPLE_RATE = 24_000
+BATCHES = (1, 4)
+CASES = {"mimi": ("native", "mimi"), "higgs": ("native", "higgs"), "higgs-preset": ("higgs-preset", "higgs")}
+"""Ours and the peer."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """How to call one tokenizer."""
+
+    encode: Callable[[Tensor], Tensor]
+    """`[B, 1, N]` to codes `[B, K, T]`."""
+    decode: Callable[[Tensor], Tensor]
+    parameters: int
+
+
+def build(name: str) -> Side:
+    """A tokenizer at its published shape, with random weights and spread codebooks."""
+    torch.manual_seed(0)
+    return {"native": _native, "mimi": _mimi, "higgs": _higgs, "higgs-preset": _higgs_preset}[name]()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a clip")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    names = sorted({name for pair in CASES.values() for name in pair})
+    sides = {name: build(name) for name in names}
+    length = int(arguments.seconds * SAMPLE_RATE)
+    for batch in BATCHES:
+        audio = speech_like(batch, length)
+        times = measure(sides, audio, arguments.rounds)
+        memory = {name: peak_memory_mb(name, batch, length) for name in names}
+        for case, (ours, peer) in CASES.items():
+            for work in ("encode", "decode"):
+                values = [statistics.median(times[name, work]) / (batch * arguments.seconds) for name in (ours, peer)]
+                _print(f"{case} {work} batch {batch}", *values, "CPU-s per audio-s")
+            _print(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
+    codes = [sides[name].encode(speech_like(2, length)) for name in ("higgs-preset", "higgs")]
+    same = float((codes[0] == codes[1]).float().mean())
+    print(json.dumps({"bench": "tokenizer_speed", "case": "higgs-preset same codes", "ours": same, "peer": 1.0,
+                      "ratio": same, "unit": "share"}))  # fmt: skip
+    print(json.dumps({"parameters": {name: side.parameters for name, side in sides.items()}}))
+
+
+def measure(sides: dict[str, Side], audio: Tensor, rounds: int) -> dict[tuple[str, str], list[float]]:
+    """CPU-seconds of every side and work, the sides in turns; the first round is thrown away."""
+    times: dict[tuple[str, str], list[float]] = {}
+    codes = {name: side.encode(audio) for name, side in sides.items()}
+    for name, side in sides.items():
+        side.decode(codes[name])
+    for _ in range(rounds):
+        for name, side in sides.items():
+            for work, call in (
+                ("encode", lambda side=side: side.encode(audio)),
+                ("decode", lambda side=side, name=name: side.decode(codes[name])),
+            ):
+                started = time.process_time()
+                call()
+                times.setdefault((name, work), []).append(time.process_time() - started)
+    return times
+
+
+def peak_memory_mb(name: str, batch: int, length: int) -> float:
+    """Peak resident memory of a process that encodes and decodes once."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak, (name, batch, length))
+
+
+def _peak(name: str, batch: int, length: int) -> float:
+    torch.set_num_threads(1)
+    side = build(name)
+    side.decode(side.encode(speech_like(batch, length)))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def speech_like(batch: int, length: int) -> Tensor:
+    """Gliding harmonics with a syllable envelope and a little noise, `[B, 1, N]`."""
+    dice = torch.Generator().manual_seed(0)
+    seconds_N = torch.arange(length) / SAMPLE_RATE
+    rows = []
+    for _ in range(batch):
+        start, beat = torch.rand(2, generator=dice).tolist()
+        pitch_N = 90 + 120 * start + 30 * torch.sin(4 * seconds_N + 6 * start)
+        phase_N = 2 * torch.pi * torch.cumsum(pitch_N, 0) / SAMPLE_RATE
+        voice_N = torch.stack([torch.sin(k * phase_N) / k for k in range(1, 20)]).sum(0)
+        envelope_N = (0.5 + 0.5 * torch.sin(2 * torch.pi * (3 + beat) * seconds_N)).square()
+        rows.append(0.1 * envelope_N * voice_N + 0.01 * torch.randn(length, generator=dice))
+    return torch.stack(rows)[:, None]
+
+
+def _native() -> Side:
+    from tokenizer.model import AudioTokenizer, TokenizerConfig
+    from tokenizer.stages import SIZES
+
+    rule = SIZES["1b"]
+    model = AudioTokenizer(
+        TokenizerConfig(
+            mel_hidden_size=rule.mel_hidden_size,
+            hidden_size=rule.hidden_size,
+            encoder_layers=rule.blocks[:2],
+            decoder_layers=rule.blocks[2:],
+        )
+    ).eval()
+
+    def decode(codes_BKT: Tensor) -> Tensor:
+        mask_BT = torch.ones(len(codes_BKT), codes_BKT.shape[2], dtype=torch.bool)
+        return model.decode_batch(codes_BKT, mask_BT)[0]
+
+    return Side(lambda audio: model.encode_batch(audio[:, 0])[0], decode, _count(model))
+
+
+def _mimi() -> Side:
+    from transformers import MimiConfig, MimiModel
+
+    model = MimiModel(MimiConfig()).eval()
+
+    def encode(audio: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.encode(audio, num_quantizers=8).audio_codes
+
+    def decode(codes: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.decode(codes).audio_values
+
+    return Side(encode, decode, _count(model))
+
+
+def _count(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _print(case: str, ours: float, peer: float, unit: str) -> None:
+    line = {"bench": "tokenizer_speed", "case": case, "ours": round(ours, 4), "peer": round(peer, 4)}
+    print(json.dumps({**line, "ratio": round(peer / ours, 2), "unit": unit}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
