@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["AudioTokenizer", "TokenizerConfig"]
+_HOME = {
+    "AudioTokenizer": "tokenizer.model",
+    "TokenizerConfig": "tokenizer.model",
+    "StreamingEncoder": "tokenizer.streaming",
+    "StreamingDecoder": "tokenizer.streaming",
+    "HiggsTokenizer": "tokenizer.higgs",
+    "AudioVAE": "tokenizer.continuous",
+}
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
     """Loaded at first use, so that reading a stage's settings does not wait for torch."""
-    if name in __all__:
-        from tokenizer import model
-
-        return getattr(model, name)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'tokenizer' has no attribute {name!r}")

@@ -36,7 +36,7 @@ SIZES: dict[str, SizeRule] = {
     "1b": SizeRule(384, 768, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
     "3b": SizeRule(384, 768, (3, 8, 8, 5), 128, 500_000, None, 3e-4),
 }
-"""Millions of parameters: 7, 23, 46, 64, 64 (a larger language model does not need a larger codec)."""
+"""Millions of parameters: 7, 23, 50, 67, 67 (a larger language model does not need a larger codec)."""
 
 
 class TrainTokenizerConfig(TrainingConfig):

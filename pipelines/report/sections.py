@@ -160,8 +160,10 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
     charts = [
         _chart(rows, "Mel distance", "mean |Δ ln mel|", "mel"),
         _chart(rows, "STFT distance", "mean |Δ ln magnitude|", "stft"),
+        _chart(rows, "Semantic loss", "distance to the teacher's features", "semantic"),
         _chart(rows, "Commitment", "squared distance to the code", "commitment"),
         _perplexity_chart(rows),
+        _adversary_chart(rows),
     ]
     figures = material.figures(kind)
     facts = [] if figures is None else _tokenizer_facts(figures)
@@ -170,6 +172,7 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
         "facts": facts,
         "charts": [chart for chart in charts if chart["svg"]],
         "examples": _examples(material, gallery) if figures is not None else [],
+        "alarms": _alarms(material, kind),
     }
 
 
@@ -188,10 +191,26 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
 
 def _perplexity_chart(rows: Sequence[Row]) -> Row:
     series = [
-        series_of(rows, "evaluation/perplexity_first", "first codebook", dotted=True),
-        series_of(rows, "evaluation/perplexity_mean", "mean of all", dotted=True),
+        series_of(rows, "evaluation/perplexity_first", "first, held out", dotted=True),
+        series_of(rows, "evaluation/perplexity_mean", "mean, held out", dotted=True),
+        series_of(rows, "perplexity/0", "first, training"),
+        series_of(rows, "perplexity/7", "eighth, training"),
     ]
-    return _drawn("Codebook use, held out", "codes in use (perplexity)", series)
+    return _drawn("Codebook use", "codes in use (perplexity)", series)
+
+
+def _adversary_chart(rows: Sequence[Row]) -> Row:
+    series = [
+        series_of(rows, "discriminator", "discriminator (2: it guesses)"),
+        series_of(rows, "feature", "feature matching"),
+    ]
+    return _drawn("Adversary", "hinge loss, relative L1", series)
+
+
+def _alarms(material: Material, kind: str) -> list[tuple[int, str, str]]:
+    """Step, kind and text of what training warned of."""
+    rows = material.rows(kind, "alarms.jsonl")
+    return [(int(row.get("step", 0)), str(row.get("kind")), str(row.get("text"))) for row in rows]
 
 
 def _examples(material: Material, gallery: Gallery) -> list[Row]:
@@ -232,7 +251,8 @@ def training_section(material: Material) -> Row:
         ("text_loss", "text loss, held out", lambda v: f"{v:.3f}"),
     )
     charts = [chart for chart in charts if chart["svg"]]
-    return {"absent": material.why_absent("train"), "facts": facts, "charts": charts}
+    alarms = _alarms(material, "train")
+    return {"absent": material.why_absent("train"), "facts": facts, "charts": charts, "alarms": alarms}
 
 
 def _facts(figures: Row, *known: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:

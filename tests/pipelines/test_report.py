@@ -119,6 +119,7 @@ def trained(run: Run) -> None:
     run.done(
         "train_tokenizer", {"parameters": 7_000_000, "bitrate_bps": 2000.0, "steps": 5, "mel": float("inf")}
     )
+    write_jsonl(codec / "alarms.jsonl", [{"step": 3, "kind": "codebook collapse", "text": "2% of <codes>"}])
     run.done("tokenize", {"samples": 3})
     losses = {"text_loss": 1.0, "audio_loss": 2.0, "gradient_norm": 0.5, "learning_rate": 1e-3}
     write_jsonl(run.folder("train") / "metrics.jsonl", [{"step": n, **losses} for n in range(5)])
@@ -276,6 +277,7 @@ def test_the_page_holds_what_happened(whole: tuple[str, dict[str, Any]]) -> None
     assert ("span", "aria-label", "right") in page.attributes
     assert "/home/alice" not in whole[0]
     assert str(Path.home()) + "/" not in whole[0] or str(Path.home()) == "/"
+    assert "<b>codebook collapse</b> (step 3): 2% of &lt;codes&gt;" in page
 
 
 def test_without_players_the_page_is_silent(tmp_path: Path) -> None:
