@@ -187,11 +187,12 @@ def tokenize_corpus(
         for index, result in _encode_all(codec, corpus, todo, coding, workers, advance):
             if isinstance(result, Coded):
                 writer.write(index, result.sample, [result.codes])
-                continue
-            place = ", ".join(part.path for part in audio_parts(samples[index])) or samples[index].id
-            set_aside.add(samples[index].id, place, result)
-            if strict:
-                raise _stop(place, result)
+            else:
+                place = ", ".join(part.path for part in audio_parts(samples[index])) or samples[index].id
+                set_aside.add(samples[index].id, place, result)
+                if strict:
+                    raise _stop(place, result)
+            writer.has(index + 1)  # a shard that is full is written now, not with the next sample
         _write_vectors(folder / "codebooks.safetensors", codec, coding)
         counts = writer.close({"codec": _facts(codec, coding), "inputs": corpus.digest})
     except OSError as error:

@@ -80,6 +80,8 @@ class LatentStream:
 class WaveformStream:
     """Latents `[1, t, D]` in pieces of any size to waveform `[C, n]`."""
 
+    _buffer_BTD: Tensor
+
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         shape = decoder.shape
@@ -109,7 +111,7 @@ class WaveformStream:
 
     def _begin(self) -> None:
         weight = self._decoder.input.weight
-        self._buffer_BTD: Tensor = torch.zeros(1, PAST_FRAMES, weight.shape[1], device=weight.device)
+        self._buffer_BTD = torch.zeros(1, PAST_FRAMES, weight.shape[1], device=weight.device)
         self._carry: Carry = {}
 
 

@@ -290,7 +290,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, codec: Codec) -> None:
     foreign_shards(tmp_path / "shards", [sample(Path("x.wav"), name) for name in ids])
     counts, set_aside = detokenize_shards(tmp_path / "shards", codec, tmp_path / "deep/er/out", "wav")
     assert counts["written"] == len(ids) and not set_aside
-    found = [path for path in tmp_path.rglob("*.wav")]
+    found = list(tmp_path.rglob("*.wav"))
     assert len(found) == len(ids) and all(p.is_relative_to(tmp_path / "deep/er/out") for p in found)
     assert (tmp_path / "deep/er/out/é/ü.wav").exists()
 
