@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench time-to-voice clean
+.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -41,7 +41,20 @@ time-to-voice: $(READY)  ## minutes from raw recordings to speech that is unders
 	@$(BIN)/python benchmarks/time_to_voice.py $(if $(AUDIO),--audio $(AUDIO)) \
 		$(if $(TRANSCRIPTS),--transcripts '$(TRANSCRIPTS)') $(if $(TEST),--test '$(TEST)')
 
-bench: time-to-voice  ## every benchmark; each prints JSON lines
+learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the same CPU time: DATA=, MINUTES= (2 hours)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[metrics]'
+	@$(BIN)/python -W ignore benchmarks/learn_tokenizer.py --data $(or $(DATA),../shared/data) \
+		$(if $(MINUTES),--minutes $(MINUTES))
+
+tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
+	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
+
+long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
+	@$(BIN)/python benchmarks/long_audio.py
+
+learn: learn-tokenizer  ## every proof that a model learns
+
+bench: time-to-voice tokenizer-speed long-audio  ## every benchmark; each prints JSON lines
 
 clean:  ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

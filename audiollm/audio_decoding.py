@@ -119,7 +119,7 @@ def decode(request: Request) -> Waveform:
 def read_info(path: Path) -> AudioInfo:
     """What the header of a file says; nothing is decoded."""
     try:
-        with _open_soundfile(str(path)) as handle:
+        with open_soundfile(str(path)) as handle:
             known = handle.frames < _UNKNOWN_FRAMES
             num_samples = handle.frames if known else None
             duration_s = handle.frames / handle.samplerate if known else None
@@ -181,7 +181,7 @@ def _is_mpeg_frame(header: bytes) -> bool:
 # Private: libsndfile
 
 
-def _open_soundfile(source: str | bytes) -> soundfile.SoundFile:
+def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
     """Open what libsndfile reads well; anything else raises, and is left to FFmpeg.
 
     Not MP3: libsndfile estimates the length and cuts files of variable bit rate off there.
@@ -195,7 +195,7 @@ def _open_soundfile(source: str | bytes) -> soundfile.SoundFile:
 
 
 def _decode_with_soundfile(request: Request) -> tuple[Tensor, int]:
-    with _open_soundfile(request.source) as handle:
+    with open_soundfile(request.source) as handle:
         rate, num_frames = handle.samplerate, handle.frames
         start, stop = request.in_samples(rate)
         stop = min(stop, num_frames)
@@ -221,15 +221,15 @@ def _decode_with_soundfile(request: Request) -> tuple[Tensor, int]:
 def _decode_with_av(request: Request, may_seek: bool = True) -> tuple[Tensor, int]:
     """Decode with FFmpeg: seek to a little before the span, throw that away, stop behind it."""
     name, start_s = request.name, request.start_s
-    with _open_av(request.source, name) as (container, stream):
-        frames = _av_frames(container, stream, name)
+    with open_av(request.source, name) as (container, stream):
+        frames = av_frames(container, stream, name)
         first = next(frames, None)
         if first is None:
             raise AudioError(name, "holds no samples that can be decoded: empty or cut off, get it anew")
         rate, origin_s, position = first.sample_rate, first.time or 0.0, 0
         start, stop = request.in_samples(rate)
         if may_seek and start_s > _PREROLL_S:
-            frames = _av_frames(container, stream, name, seek_s=origin_s + start_s - _PREROLL_S)
+            frames = av_frames(container, stream, name, seek_s=origin_s + start_s - _PREROLL_S)
             first = next(frames, None)
             if first is None or first.time is None or first.time - origin_s > start_s:
                 return _decode_with_av(request, may_seek=False)
@@ -239,7 +239,7 @@ def _decode_with_av(request: Request, may_seek: bool = True) -> tuple[Tensor, in
             if (frame.sample_rate, frame.layout) != (rate, first.layout):
                 raise AudioError(name, "changes its sample rate or channels midway: re-encode it with ffmpeg")
             if position + frame.samples > start:
-                blocks_CN.append(_frame_samples(frame)[:, max(0, start - position) : stop - position])
+                blocks_CN.append(frame_samples(frame)[:, max(0, start - position) : stop - position])
             position += frame.samples
             if position >= stop:
                 break
@@ -249,7 +249,7 @@ def _decode_with_av(request: Request, may_seek: bool = True) -> tuple[Tensor, in
 
 
 def _probe_with_av(path: Path) -> AudioInfo:
-    with _open_av(str(path), path) as (container, stream):
+    with open_av(str(path), path) as (container, stream):
         context = stream.codec_context
         if not context.sample_rate:
             raise AudioError(path, "has no readable audio header: it is damaged or not audio, get it anew")
@@ -261,7 +261,7 @@ def _probe_with_av(path: Path) -> AudioInfo:
 
 
 @contextmanager
-def _open_av(source: str | bytes, name: str | Path) -> Iterator[tuple[InputContainer, AudioStream]]:
+def open_av(source: str | bytes, name: str | Path) -> Iterator[tuple[InputContainer, AudioStream]]:
     import av
 
     # No protocol is allowed: a playlist dressed up as audio must not reach other files or the network.
@@ -284,7 +284,7 @@ def _open_av(source: str | bytes, name: str | Path) -> Iterator[tuple[InputConta
         raise AudioError(name, f"{reason}: get it anew, or convert it to WAV or FLAC") from error
 
 
-def _av_frames(
+def av_frames(
     container: InputContainer, stream: AudioStream, name: str | Path, seek_s: float | None = None
 ) -> Iterator[AudioFrame]:
     """Decoded frames in order, from the one before `seek_s` if given; none where the container cannot seek.
@@ -316,7 +316,7 @@ def _av_frames(
             yield frame
 
 
-def _frame_samples(frame: AudioFrame) -> Tensor:
+def frame_samples(frame: AudioFrame) -> Tensor:
     """A decoded frame of any sample format as float32 [C, N]."""
     samples = frame.to_ndarray()
     if not frame.format.is_planar:

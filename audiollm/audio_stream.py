@@ -21,11 +21,11 @@ from audiollm.audio import AudioError, load, to_mono
 from audiollm.audio_decoding import (
     BLOCK_FRAMES,
     Request,
-    _av_frames,
-    _frame_samples,
-    _open_av,
-    _open_soundfile,
+    av_frames,
     check_readable,
+    frame_samples,
+    open_av,
+    open_soundfile,
 )
 from audiollm.files import atomic_path
 
@@ -109,7 +109,7 @@ def _blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
 
 
 def _soundfile_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
-    with _open_soundfile(request.source) as handle:
+    with open_soundfile(request.source) as handle:
         block, left = max(1, BLOCK_FRAMES // handle.channels), handle.frames
         while left > 0:
             block_NC = handle.read(min(block, left), dtype="float32", always_2d=True)
@@ -123,14 +123,14 @@ def _av_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
     """FFmpeg's frames, gathered to blocks: a frame is some 20 ms."""
     kind: tuple[int, str] | None = None
     gathered: list[Tensor] = []
-    with _open_av(request.source, request.name) as (container, stream):
-        for frame in _av_frames(container, stream, request.name):
+    with open_av(request.source, request.name) as (container, stream):
+        for frame in av_frames(container, stream, request.name):
             kind = kind or (frame.sample_rate, frame.layout.name)
             if (frame.sample_rate, frame.layout.name) != kind:
                 raise AudioError(
                     request.name, "changes its sample rate or channels midway: re-encode it with ffmpeg"
                 )
-            gathered.append(_frame_samples(frame))
+            gathered.append(frame_samples(frame))
             if sum(samples_CN.shape[1] for samples_CN in gathered) >= BLOCK_FRAMES:
                 yield torch.cat(gathered, dim=1), kind[0]
                 gathered = []

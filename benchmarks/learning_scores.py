@@ -101,9 +101,7 @@ def _pooled(codec: Scored, codes_KT: Tensor) -> np.ndarray:
     with torch.no_grad():
         latent_TD = codec.quantizer.decode(codes_KT[None])[0]
     edges = np.linspace(0, len(latent_TD), SEGMENTS + 1)
-    parts = [
-        latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in pairwise(edges)
-    ]
+    parts = [latent_TD[int(a) : max(int(a) + 1, int(b))].mean(0) for a, b in pairwise(edges)]
     return torch.cat([*parts, latent_TD.std(0, unbiased=False)]).numpy()
 
 

@@ -45,7 +45,9 @@ def build(name: str) -> Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a clip")
     arguments = parser.parse_args()
@@ -59,7 +61,10 @@ def main() -> None:
         memory = {name: peak_memory_mb(name, batch, length) for name in names}
         for case, (ours, peer) in CASES.items():
             for work in ("encode", "decode"):
-                values = [statistics.median(times[name, work]) / (batch * arguments.seconds) for name in (ours, peer)]
+                values = [
+                    statistics.median(times[name, work]) / (batch * arguments.seconds)
+                    for name in (ours, peer)
+                ]
                 _print(f"{case} {work} batch {batch}", *values, "CPU-s per audio-s")
             _print(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
     codes = [sides[name].encode(speech_like(2, length)) for name in ("higgs-preset", "higgs")]

@@ -65,8 +65,9 @@ def tokenize(
 ) -> None:
     """Encode sound files into shards of codes.
 
-    Files of any length, format and rate. Killed and run again, it goes on after the last whole shard. What cannot
-    be used is named in OUT/set_aside.jsonl with the reason, and the rest goes on.
+    Files of any length, format and rate. Killed and run again, it goes on after the last
+    whole shard. What cannot be used is named in OUT/set_aside.jsonl with the reason, and
+    the rest goes on.
 
     Examples:
 
@@ -117,8 +118,8 @@ def detokenize(
 ) -> None:
     """Decode shards of codes into sound files, one a clip: OUT/<id of the sample>.flac.
 
-    Each is as long and as loud as what was encoded. Killed and run again, it goes on: files that are there are
-    whole, and are kept.
+    Each is as long and as loud as what was encoded. Killed and run again, it goes on:
+    files that are there are whole, and are kept.
 
     Examples:
 
@@ -270,7 +271,7 @@ def _corpus(given: Sequence[str], console: Console) -> Corpus:
     inputs = read_inputs(given)
     with console.status("reading the headers"):
         durations_s = [planned_seconds(sample) for sample in inputs.samples]
-    others = f"; {inputs.others} other files in the folders are left alone" if inputs.others else ""
+    others = f"; other files in the folders, left alone: {inputs.others}" if inputs.others else ""
     console.print(f"{len(inputs.samples)} samples, {sum(durations_s):.0f} s{others}", highlight=False)
     return Corpus(inputs.samples, durations_s, inputs.bad)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
+from tokenizer.corpus import one_thread
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import ReconstructionLoss
@@ -123,7 +123,7 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     set_aside = [{"path": str(config.samples), "stage": "tokenize", "reason": str(row)} for row in bad]
     folder = context.folder / "shards"
     writer = ShardWriter(folder, config.samples_per_shard)
-    with context.progress("encoding", len(samples)) as bar, _one_thread():
+    with context.progress("encoding", len(samples)) as bar, one_thread():
         for index, sample in enumerate(samples):
             bar.advance(bar.task_ids[0])
             if writer.has(index):
@@ -144,15 +144,6 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
     return {**counts, "set_aside": len(set_aside)}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Clips are encoded singly: on such small work threads wait for one another more than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _encode_sample(

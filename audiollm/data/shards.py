@@ -116,10 +116,11 @@ def read_shards(folder: Path) -> Iterator[CodedSample]:
 def _read_all(folder: Path, names: list[str]) -> Iterator[CodedSample]:
     if not names:
         return
-    urls = [str(folder / name) for name in names]
-    dataset = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
+    # an absolute path: webdataset runs names that begin with "pipe:"; and no `.decode()`: it unpickles members
+    urls = [str(folder.resolve() / Path(name).name) for name in names]
+    dataset = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
     for row in dataset:
-        yield CodedSample(Sample.model_validate(row["json"]), _from_bytes(row["codes.npz"]))
+        yield CodedSample(Sample.model_validate_json(row["json"]), _from_bytes(row["codes.npz"]))
 
 
 def _to_bytes(encodings: Encodings) -> bytes:
@@ -131,8 +132,8 @@ def _to_bytes(encodings: Encodings) -> bytes:
     return buffer.getvalue()
 
 
-def _from_bytes(data: Any) -> list[list[Tensor]]:
-    arrays = np.load(io.BytesIO(data), allow_pickle=False) if isinstance(data, bytes) else data
+def _from_bytes(data: bytes) -> list[list[Tensor]]:
+    arrays = np.load(io.BytesIO(data), allow_pickle=False)
     encodings: list[list[Tensor]] = []
     for name in sorted(arrays, key=lambda n: tuple(int(x) for x in n.split("-"))):
         variant = int(name.split("-")[0])

@@ -94,21 +94,24 @@ def write_report(
 
 
 def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Rows of cells for one kind of clip: text, whether it is the best, and why values are missing."""
-    metrics: list[str] = result["metrics"]
-    rows = []
-    original = result["original"].get(kind, {})
-    if any(table["n"] for table in original.values()):
-        rows.append(
-            {"name": "original", "codec": False, "cells": [_cell(original.get(m), m) for m in metrics]}
-        )
+    """The metrics that have a value for this kind of clip, as rows of cells; the others with their reasons."""
     own = {name: scores["kinds"].get(kind, {}) for name, scores in result["codecs"].items()}
-    best = {metric: _best([tables.get(metric) for tables in own.values()], metric) for metric in metrics}
+    original = result["original"].get(kind, {})
+    everyone = [original, *own.values()]
+    shown = [m for m in result["metrics"] if any(tables.get(m, {}).get("n") for tables in everyone)]
+    rows = []
+    if any(table["n"] for table in original.values()):
+        rows.append({"name": "original", "codec": False, "cells": [_cell(original.get(m), m) for m in shown]})
+    best = {metric: _best([tables.get(metric) for tables in own.values()], metric) for metric in shown}
     for name, tables in own.items():
-        cells = [_cell(tables.get(metric), metric, best[metric]) for metric in metrics]
+        cells = [_cell(tables.get(metric), metric, best[metric]) for metric in shown]
         rows.append({"name": name, "codec": True, "cells": cells})
-    headings = [(METRICS[m].title, METRICS[m].higher_is_better, METRICS[m].unit) for m in metrics]
-    return {"kind": kind, **result["clips"][kind], "headings": headings, "rows": rows}
+    absent: dict[str, list[str]] = {}
+    for metric in (m for m in result["metrics"] if m not in shown):
+        reasons = {reason for tables in own.values() for reason in tables.get(metric, {}).get("reasons", ())}
+        absent.setdefault("; ".join(sorted(reasons)) or "no clip", []).append(METRICS[metric].title)
+    headings = [(METRICS[m].title, METRICS[m].higher_is_better, METRICS[m].unit) for m in shown]
+    return {"kind": kind, **result["clips"][kind], "headings": headings, "rows": rows, "absent": absent}
 
 
 def _best(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
@@ -127,9 +130,9 @@ def _cell(table: Mapping[str, Any] | None, metric: str, best: float | None = Non
         return {"text": "n/a", "note": "", "best": False, "missing": missing}
     return {
         "text": f"{table['mean']:.{digits}f}",
-        "note": f"median {table['median']:.{digits}f}, n {table['n']}",
+        "note": f"median {table['median']:.{digits}f}",
         "best": table["mean"] == best,
-        "missing": missing,
+        "missing": f"n {table['n']}; n/a: {missing}" if missing else "",
     }
 
 

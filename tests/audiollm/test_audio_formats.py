@@ -307,7 +307,7 @@ def test_ffmpeg_reads_and_decodes_only_around_the_span(
 ) -> None:
     path = write_av(tmp_path / "long.m4a", "ipod", "aac", sweep(duration_s=120.0))
     bytes_read, frames_decoded = [], []
-    frame_samples = audio_decoding._frame_samples
+    frame_samples = audio_decoding.frame_samples
 
     class CountingFile(io.FileIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -319,7 +319,7 @@ def test_ffmpeg_reads_and_decodes_only_around_the_span(
         audio_decoding, "open", lambda name, mode, **_: CountingFile(name, mode), raising=False
     )
     monkeypatch.setattr(
-        audio_decoding, "_frame_samples", lambda frame: frames_decoded.append(1) or frame_samples(frame)
+        audio_decoding, "frame_samples", lambda frame: frames_decoded.append(1) or frame_samples(frame)
     )
     assert audio.load(path, start_s=80.0, end_s=81.0).num_samples == SAMPLE_RATE
     assert 0 < sum(bytes_read) < 0.1 * path.stat().st_size

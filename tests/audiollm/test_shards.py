@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import pickle
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.shards import Encodings, ShardWriter, read_index, read_shards
+from audiollm.files import write_json
 
 
 def sample(index: int) -> Sample:
@@ -64,3 +69,35 @@ def test_resume_redoes_only_what_is_missing_and_gives_the_same_bytes(tmp_path: P
 def test_an_unfinished_folder_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="index.json"):
         list(read_shards(tmp_path))
+
+
+class Planted:
+    """What runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (self._path,))
+
+
+def test_a_foreign_shard_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, proof = tmp_path / "shards", tmp_path / "ran"
+    write(folder, 0, 2)
+    pickle.loads(pickle.dumps(Planted(proof)))  # noqa: S301 (the negative control)
+    assert proof.exists()
+    proof.unlink()
+    (shard,) = folder.glob("*.tar")
+    with tarfile.open(shard, "a") as archive:
+        member = pickle.dumps(Planted(proof))
+        for key in ("clip_0", "clip_1", "0"):
+            info = tarfile.TarInfo(f"{key}.pkl")
+            info.size = len(member)
+            archive.addfile(info, io.BytesIO(member))
+    with contextlib.suppress(Exception):
+        list(read_shards(folder))
+    monkeypatch.chdir(folder)
+    write_json(folder / "index.json", {**read_index(folder), "shards": [f"pipe:touch {proof}"]})
+    with pytest.raises(FileNotFoundError):
+        list(read_shards(Path()))
+    assert not proof.exists()

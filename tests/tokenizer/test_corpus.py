@@ -203,6 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, codec: Codec, co
         assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow  # two processes load torch
 def test_workers_write_the_same_shards(tmp_path: Path, codec: Codec, codec_folder: Path) -> None:
     rows = [sample(sound(tmp_path / f"{i}.wav", 0.3, seed=i)) for i in range(3)]
     rows.insert(1, sample(next(iter(bad_files(tmp_path / "bad")))))
