@@ -169,7 +169,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("soundfile", "soundfile", remedy="pip install -U soundfile", details=_sound_formats),
     Package("av", "av", details=lambda av: f"(reads {av.codec.Codec('aac', 'r').long_name})"),
     Package("silero-vad", "silero_vad"),
-    *(Package(name, name) for name in ("pocketsphinx", "speechmos", "onnxruntime", "jinja2")),
+    *(Package(name, name) for name in ("pocketsphinx", "speechmos", "pystoi", "onnxruntime", "jinja2")),
     Package("espeakng-loader", "espeakng_loader", details=_espeak),
     Package("matplotlib", "matplotlib.figure"),
     Package("flash-attn", "flash_attn", "faster attention on CUDA", False,
@@ -178,7 +178,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
     Package("gradio", "gradio", "the studio", False, "pip install 'audiollm[studio]'"),
     Package("ai-edge-litert", "ai_edge_litert", "sound events", False, "pip install 'audiollm[events]'"),
-    *(Package(name, name, "a metric", False, "pip install 'audiollm[metrics]'") for name in ("pesq", "pystoi")),
+    Package("pesq", "pesq", "a metric", False, "with a C compiler: pip install 'audiollm[metrics]'"),
 )
 # fmt: on
 

@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -139,6 +142,46 @@ def _native() -> Side:
         return model.decode_batch(codes_BKT, mask_BT)[0]
 
     return Side(lambda audio: model.encode_batch(audio[:, 0])[0], decode, _count(model))
+
+
+def _higgs() -> Side:
+    from transformers import HiggsAudioV2TokenizerModel
+
+    model = HiggsAudioV2TokenizerModel.from_pretrained(_higgs_folder()).eval()
+
+    def encode(audio: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.encode(audio).audio_codes
+
+    def decode(codes: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.decode(codes).audio_values
+
+    return Side(encode, decode, _count(model))
+
+
+def _higgs_preset() -> Side:
+    from tokenizer.higgs import HiggsTokenizer
+
+    model = HiggsTokenizer.from_pretrained(_higgs_folder())
+    return Side(lambda audio: model.encode_batch(audio[:, 0]), model.decode_batch, _count(model))
+
+
+def _higgs_folder() -> Path:
+    """Random weights at the published shape, written once, with codebooks that spread."""
+    folder = Path(tempfile.gettempdir()) / f"audiollm-higgs-{os.getuid()}"
+    if not (folder / "config.json").exists():
+        from transformers import HiggsAudioV2TokenizerModel
+
+        from tokenizer.higgs import published_config
+
+        torch.manual_seed(0)
+        model = HiggsAudioV2TokenizerModel(published_config()).eval()
+        with torch.no_grad():
+            for level in model.quantizer.quantizers:
+                level.codebook.embed.normal_(std=0.05)
+        model.save_pretrained(folder)
+    return folder
 
 
 def _mimi() -> Side:

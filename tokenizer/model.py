@@ -22,6 +22,8 @@ from tokenizer.quantizer import QUANTIZERS
 from tokenizer.streaming import StreamingDecoder, StreamingEncoder
 
 MODEL_TYPE = "audiollm_tokenizer"
+DECODE_FRAMES = 128
+"""Frames that are decoded at a time, so that memory does not grow with length."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class AudioTokenizer(nn.Module):
         """Waveform pieces `[1, n]` of codes that come in pieces `[K', t]`, at constant memory."""
         decoder = StreamingDecoder(self)
         for piece_KT in pieces_KT:
-            for part_KT in piece_KT.split(128, dim=1):
+            for part_KT in piece_KT.split(DECODE_FRAMES, dim=1):
                 yield decoder.push(part_KT)
         yield decoder.flush()
 

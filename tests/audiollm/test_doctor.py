@@ -82,7 +82,7 @@ def test_every_package_of_the_card_and_every_extra_is_looked_at() -> None:
     card = {"torch", "torchaudio", "transformers", "encodec", "deepspeed", "librosa", "webdataset"}
     annotators = {"silero-vad", "pocketsphinx", "speechmos", "onnxruntime", "espeakng-loader"}
     assert card | annotators | {"soundfile", "av"} <= {p.name for p in PACKAGES if p.needed} | {"deepspeed"}
-    assert {"flash-attn", "ray", "gradio", "liger-kernel", "ai-edge-litert", "pesq", "pystoi"} <= names
+    assert {"flash-attn", "ray", "gradio", "liger-kernel", "ai-edge-litert", "pesq"} <= names
 
 
 @pytest.mark.usefixtures("few_packages", "kept_modules")
