@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.discriminators import DiscriminatorOutput
+from audiollm.train.loop import Update
+from tokenizer.discriminators import DiscriminatorConfig, DiscriminatorOutput, Discriminators
 
 Outputs = Sequence[DiscriminatorOutput]
 
@@ -131,3 +132,39 @@ class DeadDiscriminatorWatch(nn.Module):
             for name, gap in zip(self.names, self.gap_S.tolist(), strict=True)
             if not gap > self.tolerance
         ]
+
+
+class Adversary:
+    """Discriminators as a training task uses them: two losses for the generator, a step of their own, alarms."""
+
+    def __init__(self, config: DiscriminatorConfig, device: torch.device) -> None:
+        self._discriminators = Discriminators(config).to(device)
+        self._watch = DeadDiscriminatorWatch(self._discriminators.names).to(device)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """For the task's own `modules`; the optimizer `discriminator` is to have `discriminators`."""
+        return {"discriminators": self._discriminators, "watch": self._watch}
+
+    def losses(self, made_BCN: Tensor, real_BCN: Tensor) -> dict[str, Tensor]:
+        """`adversarial` and `feature`, of what the generator made; the discriminators get no gradient."""
+        with frozen(self._discriminators):
+            made = self._discriminators(made_BCN)
+            with torch.no_grad():
+                real = self._discriminators(real_BCN)
+            return {"adversarial": generator_loss(made), "feature": feature_matching_loss(real, made)}
+
+    def update(self, made_BCN: Tensor, real_BCN: Tensor) -> Update:
+        """The discriminators' own step; the generator gets no gradient."""
+        real, made = self._discriminators(real_BCN), self._discriminators(made_BCN.detach())
+        loss = discriminator_loss(real, made)
+        self._watch.update(real, made)
+        figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
+        return Update(loss, figures, "discriminator")
+
+    def alarms(self) -> dict[str, str]:
+        """Discriminators that no longer tell real from made."""
+        return {
+            f"dead discriminator {name}": f"{name} answers the same to real and made audio and teaches nothing: "
+            "raise its learning rate, or let the adversary begin later"
+            for name in self._watch.dead()
+        }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -11,22 +10,9 @@ from pydantic import Field, model_validator
 from audiollm.recipe import InputPath, Stage, StagePlan, chosen
 from audiollm.runner import Context
 from audiollm.train.settings import TrainingConfig
+from tokenizer.stages import SizeRule
 
 LATENT_RATE = 44_100 / 2048
-
-
-@dataclass(frozen=True)
-class SizeRule:
-    """What follows from `size`."""
-
-    mel_hidden_size: int
-    hidden_size: int
-    blocks: tuple[int, int, int, int]
-    """Encoder at 86 Hz and 21.5 Hz, decoder at 21.5 Hz and 86 Hz."""
-    batch_size: int
-    steps: int | None
-    passes: float | None
-    learning_rate: float
 
 
 SIZES: dict[str, SizeRule] = {

@@ -13,18 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.train.loop import Figures, Update, step_generator
-from tokenizer.adversary import (
-    DeadDiscriminatorWatch,
-    discriminator_health,
-    discriminator_loss,
-    feature_matching_loss,
-    frozen,
-    generator_loss,
-)
+from tokenizer.adversary import Adversary
 from tokenizer.balancer import GradientBalancer
 from tokenizer.continuous import CHANNELS, AudioVAE, stereo_views
 from tokenizer.continuous_data import StereoStore, stereo_crops
-from tokenizer.discriminators import TINY, DiscriminatorConfig, Discriminators
+from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import WINDOWS, ReconstructionLoss
 from tokenizer.training import OUTPUT_WEIGHTS
 
@@ -58,15 +51,13 @@ class VAETask:
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
         stereo = replace(config.discriminators, audio_channels=CHANNELS)
-        self._discriminators = Discriminators(stereo).to(self._device)
-        self._watch = DeadDiscriminatorWatch(self._discriminators.names).to(self._device)
+        self._adversary = Adversary(stereo, self._device)
 
     def modules(self) -> dict[str, nn.Module]:
         return {
             "vae": self.model,
-            "discriminators": self._discriminators,
             "balancer": self._balancer,
-            "watch": self._watch,
+            **self._adversary.modules(),
         }
 
     def optimizers(self) -> dict[str, list[str]]:
@@ -82,7 +73,7 @@ class VAETask:
         made_BCN, posterior = self.model(batch_BCN, dice)
         losses = self._output_losses(made_BCN, batch_BCN, dice)
         if adversary:
-            losses |= self._adversarial_losses(made_BCN, batch_BCN)
+            losses |= self._adversary.losses(made_BCN, batch_BCN)
         loss = self._balancer.balance(losses, made_BCN)
         kl = posterior.divergence().sum(dim=2).mean()
         loss = loss + self._kl_factor(losses) * kl
@@ -91,7 +82,7 @@ class VAETask:
         figures["channels_active"] = _share_active(posterior.mean.detach().flatten(0, 1))
         yield Update(loss, figures)
         if adversary:
-            yield self._discriminator_update(made_BCN.detach(), batch_BCN)
+            yield self._adversary.update(made_BCN, batch_BCN)
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Distances on held-out clips, by channel and by mid and side, and the latents' divergence."""
@@ -99,18 +90,13 @@ class VAETask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """A collapsed posterior, and a discriminator that no longer tells real from made."""
-        found = {}
+        found: dict[str, str] = {}
         if figures.get("channels_active", 1.0) < 0.1:
             found["posterior collapse"] = (
                 f"{figures['channels_active']:.0%} of the latent's channels are in use: lower `kl_weight`, "
                 "or give more varied audio"
             )
-        for name in self._watch.dead():
-            found[f"dead discriminator {name}"] = (
-                f"{name} answers the same to real and made audio and teaches nothing: raise its learning rate, "
-                "or let the adversary begin later"
-            )
-        return found
+        return {**found, **self._adversary.alarms()}
 
     def _output_losses(self, made_BCN: Tensor, real_BCN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         """Spectral distances are means over left, right, mid and side; two of the four scales a step."""
@@ -118,20 +104,6 @@ class VAETask:
         losses: dict[str, Tensor] = self._loss(_rows(made_BCN), _rows(real_BCN), scales)
         losses["waveform"] = functional.l1_loss(made_BCN, real_BCN)
         return {name: loss for name, loss in losses.items() if name in self.config.output_weights}
-
-    def _adversarial_losses(self, made_BCN: Tensor, real_BCN: Tensor) -> dict[str, Tensor]:
-        with frozen(self._discriminators):
-            made = self._discriminators(made_BCN)
-            with torch.no_grad():
-                real = self._discriminators(real_BCN)
-            return {"adversarial": generator_loss(made), "feature": feature_matching_loss(real, made)}
-
-    def _discriminator_update(self, made_BCN: Tensor, real_BCN: Tensor) -> Update:
-        real, made = self._discriminators(real_BCN), self._discriminators(made_BCN)
-        loss = discriminator_loss(real, made)
-        self._watch.update(real, made)
-        figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
-        return Update(loss, figures, "discriminator")
 
     def _kl_factor(self, losses: Mapping[str, Tensor]) -> Tensor:
         """The balancer divides the STFT distance by the norm of its gradient and gives it a share: so here."""

@@ -22,7 +22,7 @@ class SizeRule:
     mel_hidden_size: int
     hidden_size: int
     blocks: tuple[int, int, int, int]
-    """Encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
+    """Encoder at the mel and the frame rate, decoder at the frame and the mel rate."""
     batch_size: int
     steps: int | None
     passes: float | None

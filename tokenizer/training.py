@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.train.loop import Update, step_generator
-from tokenizer.adversary import (
-    DeadDiscriminatorWatch,
-    discriminator_health,
-    discriminator_loss,
-    feature_matching_loss,
-    frozen,
-    generator_loss,
-)
+from tokenizer.adversary import Adversary
 from tokenizer.balancer import GradientBalancer
 from tokenizer.data import ClipStore, random_crops
-from tokenizer.discriminators import TINY, DiscriminatorConfig, Discriminators
+from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import WINDOWS, ReconstructionLoss
 from tokenizer.model import TokenizerOutput
 from tokenizer.quantizer import Quantizer, perplexity
@@ -99,15 +92,13 @@ class TokenizerTask:
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
-        self._discriminators = Discriminators(config.discriminators).to(self._device)
-        self._watch = DeadDiscriminatorWatch(self._discriminators.names).to(self._device)
+        self._adversary = Adversary(config.discriminators, self._device)
 
     def modules(self) -> dict[str, nn.Module]:
         return {
             "tokenizer": self._module,
-            "discriminators": self._discriminators,
             "balancer": self._balancer,
-            "watch": self._watch,
+            **self._adversary.modules(),
         }
 
     def optimizers(self) -> dict[str, list[str]]:
@@ -126,7 +117,7 @@ class TokenizerTask:
         out = self.model(batch_BN, self._codebooks_of_crops(dice), quantize=step >= begin)
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
-            losses |= self._adversarial_losses(out.samples_BN, batch_BN)
+            losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
         loss = self._balancer.balance(losses, out.samples_BN)
         loss = loss + self.config.commitment_weight * out.commitment
         figures: dict[str, float | Tensor] = {key: value.detach() for key, value in losses.items()}
@@ -139,7 +130,7 @@ class TokenizerTask:
             figures |= self._tend_codebooks(out.latent_BTD.detach(), step, steps, dice)
         yield Update(loss, figures)
         if adversary:
-            yield self._discriminator_update(out.samples_BN.detach(), batch_BN)
+            yield self._adversary.update(out.samples_BN[:, None], batch_BN[:, None])
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Mel and STFT distance on held-out clips, and the codebooks' perplexity there."""
@@ -147,37 +138,18 @@ class TokenizerTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Collapsed codebooks and a discriminator that no longer tells real from made."""
-        found = {}
+        found: dict[str, str] = {}
         if figures.get("codes_alive", 1.0) < 0.1:
             found["codebook collapse"] = (
                 f"a codebook has {figures['codes_alive']:.0%} of its codes in use: lower the learning rate or "
                 "the commitment weight, or give more varied audio"
             )
-        for name in self._watch.dead():
-            found[f"dead discriminator {name}"] = (
-                f"{name} answers the same to real and made audio and teaches nothing: raise its learning rate, "
-                "or let the adversary begin later"
-            )
-        return found
+        return {**found, **self._adversary.alarms()}
 
     def _output_losses(self, made_BN: Tensor, real_BN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = self._loss(made_BN, real_BN, self._scales_of_step(dice))
         losses["waveform"] = functional.l1_loss(made_BN, real_BN)
         return losses
-
-    def _adversarial_losses(self, made_BN: Tensor, real_BN: Tensor) -> dict[str, Tensor]:
-        with frozen(self._discriminators):
-            made = self._discriminators(made_BN[:, None])
-            with torch.no_grad():
-                real = self._discriminators(real_BN[:, None])
-            return {"adversarial": generator_loss(made), "feature": feature_matching_loss(real, made)}
-
-    def _discriminator_update(self, made_BN: Tensor, real_BN: Tensor) -> Update:
-        real, made = self._discriminators(real_BN[:, None]), self._discriminators(made_BN[:, None])
-        loss = discriminator_loss(real, made)
-        self._watch.update(real, made)
-        figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
-        return Update(loss, figures, "discriminator")
 
     def _tend_codebooks(
         self, latent_BTD: Tensor, step: int, steps: int, dice: torch.Generator
