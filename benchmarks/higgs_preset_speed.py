@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -43,7 +42,8 @@ def main() -> None:
         write_random_weights(folder)
         for batch in BATCHES:
             peaks_mb = [peak_memory_mb(folder, side, batch, length) for side in ("ours", "peer")]
-            _print(f"memory batch {batch}", *peaks_mb, "MB at the peak")
+            for work, pair in zip(("loading", "encode and decode"), zip(*peaks_mb, strict=True), strict=True):
+                _print(f"memory {work} batch {batch}", *pair, "MB at the peak")
         ours, peer = load_ours(folder), load_peer(folder)
         for batch in BATCHES:
             samples_BN = noise(batch, length)
@@ -115,23 +115,29 @@ def same_codes(ours: HiggsTokenizer, peer: Any, samples_BN: Tensor) -> float:
     return float((ours.encode_batch(samples_BN) == theirs).float().mean())
 
 
-def peak_memory_mb(folder: Path, side: str, batch: int, length: int) -> float:
-    """Peak resident memory of a process that loads one side, encodes and decodes."""
+def peak_memory_mb(folder: Path, side: str, batch: int, length: int) -> tuple[float, float]:
+    """Peak resident memory of a process that loads one side, encodes and decodes: while it loads, and after."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak, (folder, side, batch, length))
 
 
 @torch.inference_mode()
-def _peak(folder: Path, side: str, batch: int, length: int) -> float:
+def _peak(folder: Path, side: str, batch: int, length: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     samples_BN = noise(batch, length)
+    model = load_ours(folder) if side == "ours" else load_peer(folder)
+    loading_mb = _high_water_mb()
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     if side == "ours":
-        model = load_ours(folder)
         model.decode_batch(model.encode_batch(samples_BN))
     else:
-        peer = load_peer(folder)
-        peer.decode(peer.encode(samples_BN[:, None]).audio_codes)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        model.decode(model.encode(samples_BN[:, None]).audio_codes)
+    return loading_mb, _high_water_mb()
+
+
+def _high_water_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def noise(batch: int, length: int) -> Tensor:

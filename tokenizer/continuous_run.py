@@ -17,7 +17,7 @@ from tokenizer.continuous import AudioVAE, VAEConfig
 from tokenizer.continuous_data import StereoStore
 from tokenizer.continuous_stage import LATENT_RATE, TrainVAEConfig
 from tokenizer.continuous_training import VAETask, VAETaskConfig, evaluate_vae
-from tokenizer.data import clips_of
+from tokenizer.data import find_clips
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import ReconstructionLoss
 
@@ -29,11 +29,17 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     """Train, measure the latents, save to `model`, and write before/after examples of held-out clips."""
     device = default_device()
     shape = _shape(config)
+    clips = find_clips(config.audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{config.audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
     stores = {
-        split: StereoStore(clips_of(config.audio, split), shape.sample_rate) for split in ("train", "test")
+        "train": StereoStore(clips.train, shape.sample_rate),
+        "test": StereoStore(clips.test, shape.sample_rate),
     }
-    if not len(stores["train"]) or not len(stores["test"]):
-        raise StageError(f"{config.audio} has no clips to train on or none to hold out", "see `compose`", 2)
     step_s = chosen(config.batch_size) * config.crop_frames / LATENT_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)

@@ -29,7 +29,7 @@ class TrainVAEConfig(TrainingConfig):
     """Settings of `train_vae`. What is None follows from `size`."""
 
     audio: InputPath
-    """Samples (`compose`'s): their train split is trained on, their test split is held out. Mono is doubled."""
+    """A folder of recordings (every 20th file is held out), or samples with their split. Mono is doubled."""
     crop_frames: int = Field(32, ge=4)
     """Length of a training crop in latent frames of 46 ms."""
     latent_dim: int = Field(64, ge=1)

@@ -5,17 +5,23 @@ Shapes: B crops, N samples.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from audiollm.audio import load, normalize_rms, resample
+from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
 from audiollm.data.sample import AudioPart, Sample, read_samples
 
+LONGEST_S = 60.0
+"""About the longest clip of a folder: longer files are taken in parts."""
+DRAWS = 50
+"""Clips that cannot be read one after the other before training gives up."""
 LEVEL_DBFS = -23.0
 """RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
 DITHER = 1e-4
@@ -31,16 +37,59 @@ class Clip:
     end_s: float | None
 
 
-def clips_of(samples_path: Path, split: str) -> list[Clip]:
-    """Every audio part of the samples of a split, each span once."""
-    samples, _ = read_samples(samples_path)
-    spans = {
-        Clip(Path(part.path), part.start_s, part.end_s): None
-        for sample in samples
-        if sample.metadata.get("split") == split
-        for part in audio_parts(sample)
-    }
-    return list(spans)
+class Clips(NamedTuple):
+    """What there is to train on, to hold out, and what cannot be read (path and reason)."""
+
+    train: list[Clip]
+    test: list[Clip]
+    set_aside: list[dict[str, str]]
+
+
+def find_clips(audio: Path) -> Clips:
+    """The clips of a file of samples, by their split, or of a folder of recordings.
+
+    Of a folder about every 20th file is held out, whole, chosen by its name; long files are taken in parts.
+    """
+    if audio.is_dir():
+        return _clips_of_folder(audio)
+    samples, bad = read_samples(audio)
+    spans: dict[str, dict[Clip, None]] = {"train": {}, "test": {}}
+    for sample in samples:
+        for part in audio_parts(sample):
+            clip = Clip(Path(part.path), part.start_s, part.end_s)
+            spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
+    return Clips(
+        list(spans["train"]), list(spans["test"]), [{"path": str(audio), "reason": str(row)} for row in bad]
+    )
+
+
+def _clips_of_folder(folder: Path) -> Clips:
+    files, _ = find_audio(folder)
+    clips: dict[Path, list[Clip]] = {}
+    set_aside = []
+    for path in files:
+        try:
+            duration_s = probe(path).duration_s
+        except AudioError as error:
+            set_aside.append({"path": str(path), "reason": error.reason})
+            continue
+        clips[path] = _parts(path, duration_s)
+    by_chance = sorted(
+        clips, key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest()
+    )
+    held_out = set(by_chance[: max(1, len(by_chance) // 20)] if len(by_chance) > 1 else [])
+    return Clips(
+        [clip for path in clips if path not in held_out for clip in clips[path]],
+        [clip for path in clips if path in held_out for clip in clips[path]],
+        set_aside,
+    )
+
+
+def _parts(path: Path, duration_s: float | None) -> list[Clip]:
+    if duration_s is None:
+        return [Clip(path, 0.0, None)]
+    starts = [LONGEST_S * part for part in range(max(1, round(duration_s / LONGEST_S)))]
+    return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
 
 
 def audio_parts(sample: Sample) -> list[AudioPart]:
@@ -57,6 +106,8 @@ class ClipStore:
         self._ends_s = torch.tensor(
             [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips]
         ).cumsum(0)
+        self.set_aside: dict[str, str] = {}
+        """Path and reason of what could not be read when it was drawn."""
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
         self._room = int(cache_mb * 2**20 / 4)
 
@@ -69,10 +120,34 @@ class ClipStore:
         return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other."""
+        """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other.
+
+        A clip that cannot be read is kept in `set_aside`, and another is drawn.
+
+        Raises:
+            AudioError: nearly none can be read.
+        """
+        for _ in range(DRAWS):
+            try:
+                return self._draw_once(generator)
+            except AudioError as error:
+                self.set_aside[str(error.path)] = failure = error.reason
+        raise AudioError(str(self.clips[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
+
+    def _draw_once(self, generator: torch.Generator) -> Tensor:
         place_s = float(torch.rand((), generator=generator)) * float(self._ends_s[-1])
-        index = int(torch.searchsorted(self._ends_s, torch.tensor(place_s), right=True))
-        return self[min(index, len(self) - 1)]
+        index = min(int(torch.searchsorted(self._ends_s, torch.tensor(place_s), right=True)), len(self) - 1)
+        return self[index]
+
+    def picked(self, most: int) -> Iterator[tuple[Clip, Tensor]]:
+        """At most `most` clips and their samples `[N]`, evenly picked; what cannot be read is left out."""
+        count = min(most, len(self))
+        for number in range(count):
+            index = round(number * (len(self) - 1) / max(1, count - 1))
+            try:
+                yield self.clips[index], self[index]
+            except AudioError as error:
+                self.set_aside[str(error.path)] = error.reason
 
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[N]`, float32.

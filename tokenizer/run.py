@@ -22,7 +22,7 @@ from audiollm.runner import Context, StageError
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
 from tokenizer.corpus import one_thread
-from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, clips_of, load_levelled
+from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, find_clips, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
@@ -35,9 +35,14 @@ from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_toke
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
     """Train, save to `model`, and write before/after examples of held-out clips."""
     device = default_device()
-    stores = {split: ClipStore(clips_of(config.audio, split), SAMPLE_RATE) for split in ("train", "test")}
-    if not len(stores["train"]) or not len(stores["test"]):
-        raise StageError(f"{config.audio} has no clips to train on or none to hold out", "see `compose`", 2)
+    clips = find_clips(config.audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{config.audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
+    stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
     step_s = chosen(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     teacher = _teacher(config, context, stores, steps, device)
@@ -60,7 +65,13 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
     _write_examples(model, stores["test"], context.folder)
-    return figures
+    unread = [
+        {"path": path, "reason": reason}
+        for store in stores.values()
+        for path, reason in store.set_aside.items()
+    ]
+    write_jsonl(context.folder / "set_aside.jsonl", [*clips.set_aside, *unread])
+    return {**figures, "set_aside": len(clips.set_aside) + len(unread)}
 
 
 def _teacher(
@@ -174,11 +185,10 @@ def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor
 def _write_examples(model: AudioTokenizer, clips: ClipStore, folder: Path, count: int = 4) -> None:
     """Held-out clips before and after, with all codebooks and with the first alone, for the report."""
     rows = []
-    for number in range(min(count, len(clips))):
-        index = round(number * (len(clips) - 1) / max(1, count - 1))
-        samples_1N = clips[index][None]
+    for number, (clip, samples_N) in enumerate(clips.picked(count)):
+        samples_1N = samples_N[None, : 10 * model.sample_rate]
         codes_KT = model.encode(samples_1N)
-        row: dict[str, Any] = {"source": str(clips.clips[index].path)}
+        row: dict[str, Any] = {"source": str(clip.path)}
         for name, books in (("original", 0), ("first_codebook", 1), ("decoded", model.num_codebooks)):
             audio_1N = samples_1N if not books else model.decode(codes_KT[:books])[:, : samples_1N.shape[1]]
             row[name] = f"examples/{number}_{name}.wav"

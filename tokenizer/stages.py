@@ -43,7 +43,7 @@ class TrainTokenizerConfig(TrainingConfig):
     """Settings of `train_tokenizer`. What is None follows from `size`."""
 
     audio: InputPath
-    """Samples (`compose`'s): their train split is trained on, their test split is held out."""
+    """A folder of recordings (every 20th file is held out), or samples (`compose`'s) with their split."""
     preset: Literal["native"] = "native"
     """The structure: `native` is the project's own 25 Hz, 8 x 1024, 2 kbps."""
     teacher: InputPath | Literal["own", "none"] = "own"

@@ -195,13 +195,12 @@ def semantic_loss(predicted_BTH: Tensor, features_BTH: Tensor) -> Tensor:
 def evaluate_tokenizer(
     model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = 100
 ) -> dict[str, float]:
-    """Distances (natural-log L1) and perplexity over at most `most` clips, evenly picked."""
-    picked = sorted({round(i * (len(clips) - 1) / max(1, most - 1)) for i in range(min(most, len(clips)))})
+    """Distances (natural-log L1) and perplexity over the first ten seconds of at most `most` clips, evenly picked."""
     distances: dict[str, list[float]] = {"mel": [], "stft": []}
     codes = []
     device = next(loss.buffers()).device
-    for index in picked:
-        samples_1N = clips[index][None].to(device)
+    for _, samples_N in clips.picked(most):
+        samples_1N = samples_N[None, : 10 * model.sample_rate].to(device)
         codes.append(model.encode(samples_1N))
         decoded_1N = model.decode(codes[-1])[:, : samples_1N.shape[1]]
         for key, value in loss(decoded_1N, samples_1N).items():

@@ -1,0 +1,87 @@
+"""The stage `train_tokenizer` on a folder of recordings, through the recipe that ships, with broken files in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from audiollm.audio import AudioError, save
+from audiollm.codec import load_codec
+from audiollm.files import read_json, read_jsonl
+from audiollm.recipe import load_recipe
+from audiollm.runner import StageError, run_recipe
+from tokenizer.data import ClipStore, find_clips
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "tokenizer" / "tiny.yaml"
+
+
+def tone(path: Path, seconds: float, pitch: float = 220.0, rate: int = 16_000) -> None:
+    time_N = torch.arange(round(seconds * rate)) / rate
+    save(path, 0.1 * torch.sin(2 * math.pi * pitch * time_N)[None], rate)
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    folder = tmp_path / "recordings"
+    (folder / "more").mkdir(parents=True)
+    for index in range(5):
+        tone(folder / "more" / f"{index}.wav", 1.5, 150.0 + 60 * index)
+    (folder / "broken.wav").write_bytes(b"RIFF\x24\x00\x00\x00WAVEfmt ")
+    (folder / "notes.txt").write_text("not audio")
+    return folder
+
+
+def test_a_folder_is_split_by_file_and_long_files_are_taken_in_parts(recordings: Path) -> None:
+    tone(recordings / "long.flac", 150.0)
+    clips = find_clips(recordings)
+    assert not {c.path for c in clips.train} & {c.path for c in clips.test} and clips.test
+    spans = [(c.start_s, c.end_s) for c in [*clips.train, *clips.test] if c.path.name == "long.flac"]
+    assert spans == [(0.0, 60.0), (60.0, 150.0)] or spans == [(0.0, 60.0), (60.0, 120.0), (120.0, 150.0)]
+    assert [Path(row["path"]).name for row in clips.set_aside] == ["broken.wav"]
+    assert find_clips(recordings) == clips
+
+
+def test_what_breaks_after_the_start_is_drawn_no_more(recordings: Path) -> None:
+    store = ClipStore(find_clips(recordings).train, 24_000)
+    store.clips[0].path.write_bytes(b"gone")
+    dice = torch.Generator().manual_seed(0)
+    assert all(len(store.draw(dice)) == 36_000 for _ in range(20))
+    assert list(store.set_aside) == [str(store.clips[0].path)]
+    assert len(list(store.picked(10))) == len(store) - 1
+    for clip in store.clips:
+        clip.path.write_bytes(b"gone")
+    store = ClipStore(store.clips, 24_000)
+    with pytest.raises(AudioError, match="draws more"):
+        store.draw(dice)
+
+
+def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"mel_hidden_size": 16, "hidden_size": 16, "batch_size": 4, "crop_frames": 12}
+    changes = {"steps": 12, "minutes": "null", "blocks": "[1, 1, 1, 1]", **small}
+    overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
+    recipe = load_recipe(RECIPE, [f"audio={recordings}", *overrides])
+    run_recipe(recipe, Console(quiet=True))
+    stage = recipe.folder / "train_tokenizer"
+    codec = load_codec(stage / "model")
+    assert codec.encode(torch.randn(1, 5000) * 0.1).shape == (8, 6)
+    assert (stage / "teacher" / "model" / "model.safetensors").exists()
+    figures = read_json(stage / "stage.json")["figures"]
+    assert figures["bitrate_bps"] == 2000 and figures["set_aside"] == 1
+    assert [Path(row["path"]).name for row in read_jsonl(stage / "set_aside.jsonl")] == ["broken.wav"]
+    assert any("semantic" in row for row in read_jsonl(stage / "metrics.jsonl"))
+    assert "Semantic loss" in (recipe.folder / "report.html").read_text()
+
+
+def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    tone(tmp_path / "in" / "one.wav", 1.0)
+    with pytest.raises(StageError, match="none to hold out"):
+        run_recipe(load_recipe(RECIPE, ["audio=in"]), Console(quiet=True))
