@@ -24,7 +24,7 @@ from audiollm.evaluate.signal_metrics import MetricError, mel_distance, pesq, st
 from tokenizer.data import load_levelled
 from tokenizer.quantizer import Quantizer, perplexity
 
-LONGEST_S = 20.0
+SCORED_S = 20.0
 """Of a held-out clip: the middle of longer ones is scored."""
 SEGMENTS = 4
 """A clip's frames are averaged over as many equal parts for the probe, so that a digit's order counts."""
@@ -46,7 +46,7 @@ def score_side(codec: Scored, recordings: Sequence[Recording], console: Console)
     """All figures of a trained codec."""
     codes = {id(r): _codes(codec, r) for r in track(recordings, "encoding", console=console, transient=True)}
     held_out = [r for r in recordings if r.held_out]
-    result: dict[str, Any] = _reconstruction(codec, held_out, codes, console)
+    result: dict[str, Any] = {"clips": _reconstruction(codec, held_out, codes, console)}
     for books, suffix in ((None, ""), (1, " (first codebook)")):
         for task in PROBES:
             rows = [r for r in recordings if r.task == task]
@@ -67,18 +67,18 @@ def _codes(codec: Scored, recording: Recording) -> Tensor:
 
 def _middle(recording: Recording) -> Any:
     clip = recording.clip
-    spare = clip.end_s - clip.start_s - LONGEST_S if recording.held_out else 0.0
+    spare = clip.end_s - clip.start_s - SCORED_S if recording.held_out else 0.0
     if spare <= 0:
         return clip
     start_s = clip.start_s + spare / 2
-    return type(clip)(clip.path, start_s, start_s + LONGEST_S)
+    return type(clip)(clip.path, start_s, start_s + SCORED_S)
 
 
 def _reconstruction(
     codec: Scored, held_out: Sequence[Recording], codes: dict[int, Tensor], console: Console
-) -> dict[str, float]:
-    """Mean distances by kind, and PESQ and STOI of read speech (the digits are too short for both)."""
-    found: dict[str, list[float]] = defaultdict(list)
+) -> dict[str, dict[str, float]]:
+    """Distances by kind, and PESQ and STOI of read speech (digits are too short for both), of every clip."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
     for recording in track(held_out, "decoding", console=console, transient=True):
         real_1N = load_levelled(_middle(recording), codec.sample_rate)[None]
         made_1N = codec.decode(codes[id(recording)])[:, : real_1N.shape[1]]
@@ -90,10 +90,14 @@ def _reconstruction(
             metrics |= {"pesq": pesq, "stoi": stoi}
         for name, metric in metrics.items():
             try:
-                found[name].append(metric(real_1N, made_1N, codec.sample_rate))
+                found[name][_name(recording)] = metric(real_1N, made_1N, codec.sample_rate)
             except MetricError as error:
                 console.print(f"  {recording.clip.path.name}: {name}: {error.reason}")
-    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+    return dict(sorted(found.items()))
+
+
+def _name(recording: Recording) -> str:
+    return f"{recording.clip.path.name} {recording.clip.start_s:g}"
 
 
 def _pooled(codec: Scored, codes_KT: Tensor) -> np.ndarray:

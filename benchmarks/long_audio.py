@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from audiollm.audio_stream import save_stream, stream_mono
 from tokenizer.model import DECODE_FRAMES, AudioTokenizer, TokenizerConfig
+from tokenizer.streaming import StreamingDecoder
 
 MEMORY_LIMIT_MB = 1500
 PART_S = 120
@@ -74,8 +75,11 @@ def seams(codec: AudioTokenizer, folder: Path) -> tuple[float, float, float]:
     whole_N = codec.synthesize(codec.quantizer.decode(codes_KT[None]))[0].clamp(-1, 1)
     error_N = (pieces_N - whole_N).abs()
     step = DECODE_FRAMES * codec.hop_samples
-    near_N = (torch.arange(len(error_N)) + 240) % step < 480
-    return same, float(error_N[near_N].max()), float(error_N[~near_N].max())
+    late = round(
+        StreamingDecoder(codec).latency_s * codec.sample_rate
+    )  # a piece ends that much before its codes
+    near_N = (torch.arange(len(error_N)) + late + 240) % step < 480
+    return same, max(1e-9, float(error_N[near_N].max())), float(error_N[~near_N].max())
 
 
 def _untrained(folder: Path) -> Path:

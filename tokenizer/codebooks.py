@@ -75,22 +75,41 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def nearest_codes(x_SD: Tensor, vectors_VD: Tensor) -> Tensor:
-    """Index of the nearest vector, int64 `[S]`; in float32 (float64 for float64) on centred values.
+class Search(NamedTuple):
+    """A codebook, prepared for searching: in float32 (float64 for float64) and centred.
 
     Centred, because the expanded square cancels: a large common mean would leave no digits for the difference.
     """
+
+    vectors_VD: Tensor
+    centre_D: Tensor
+    centred_VD: Tensor
+    norms_V: Tensor
+
+
+def search_of(vectors_VD: Tensor) -> Search:
+    vectors_VD = at_least_float32(vectors_VD)
+    centre_D = vectors_VD.mean(dim=0)
+    centred_VD = vectors_VD - centre_D
+    return Search(vectors_VD, centre_D, centred_VD, centred_VD.square().sum(dim=1))
+
+
+def nearest(x_SD: Tensor, search: Search) -> Tensor:
+    """Index of the nearest vector, int64 `[S]`."""
     with torch.autocast(x_SD.device.type, enabled=False):
-        vectors_VD = at_least_float32(vectors_VD)
-        centre_D = vectors_VD.mean(dim=0)
-        centred_VD = vectors_VD - centre_D
-        norms_V = centred_VD.square().sum(dim=1)
-        blocks = x_SD.split(max(1, DISTANCES_AT_ONCE // len(vectors_VD)))
+        _, centre_D, centred_VD, norms_V = search
+        blocks = x_SD.split(max(1, DISTANCES_AT_ONCE // len(norms_V)))
         codes = [
             torch.addmm(norms_V, at_least_float32(block_SD) - centre_D, centred_VD.T, alpha=-2).argmin(dim=1)
             for block_SD in blocks
         ]
         return codes[0] if len(codes) == 1 else torch.cat(codes)
+
+
+def nearest_codes(x_SD: Tensor, vectors_VD: Tensor) -> Tensor:
+    """Index of the nearest vector, int64 `[S]`; see `Search`."""
+    with torch.autocast(x_SD.device.type, enabled=False):
+        return nearest(x_SD, search_of(vectors_VD))
 
 
 def cluster_sums(

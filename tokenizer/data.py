@@ -104,7 +104,8 @@ class ClipStore:
         known = [clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None]
         usual = sum(known) / len(known) if known else 1.0
         self._ends_s = torch.tensor(
-            [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips]
+            [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips],
+            dtype=torch.float64,
         ).cumsum(0)
         self.set_aside: dict[str, str] = {}
         """Path and reason of what could not be read when it was drawn."""
@@ -135,9 +136,9 @@ class ClipStore:
         raise AudioError(str(self.clips[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
 
     def _draw_once(self, generator: torch.Generator) -> Tensor:
-        place_s = float(torch.rand((), generator=generator)) * float(self._ends_s[-1])
-        index = min(int(torch.searchsorted(self._ends_s, torch.tensor(place_s), right=True)), len(self) - 1)
-        return self[index]
+        share = torch.rand(1, generator=generator, dtype=torch.float64)
+        index = int(torch.searchsorted(self._ends_s, share * self._ends_s[-1], right=True))
+        return self[min(index, len(self) - 1)]
 
     def picked(self, most: int) -> Iterator[tuple[Clip, Tensor]]:
         """At most `most` clips and their samples `[N]`, evenly picked; what cannot be read is left out."""

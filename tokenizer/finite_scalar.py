@@ -9,6 +9,7 @@ Shapes: B batch, D latent dimension, C channels of the grid, T frames, S vectors
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,20 @@ class FiniteScalarQuantizer(nn.Module):
             self._update(chosen_KV)
         codes_BKT = torch.stack(codes[:levels], dim=1)
         return Quantized(total_SD.reshape(batch, frames, dim), codes_BKT, distance / pairs.clamp_min(1))
+
+    @torch.no_grad()
+    def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
+        """Codes `[B, K, T]` of latents, every piece with arithmetic of its own shape; nothing is updated."""
+        return [self._codes(piece_BTD, num_codebooks or self.num_codebooks) for piece_BTD in pieces_BTD]
+
+    def _codes(self, latent_BTD: Tensor, levels: int) -> Tensor:
+        residual_SD = latent_BTD.to(self.usage_KV.dtype).flatten(0, 1)
+        codes = []
+        for level in range(levels):
+            code_SD, codes_S = self._level(level, residual_SD)
+            residual_SD = residual_SD - code_SD
+            codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
+        return torch.stack(codes, dim=1)
 
     def decode(self, codes_BKT: Tensor) -> Tensor:
         """Codes of the first K' levels to the latent `[B, T, D]`."""

@@ -181,8 +181,7 @@ class AudioTokenizer(nn.Module):
         """Codes of a waveform that comes in pieces `[1, n]`, at constant memory; the same codes as `encode`."""
         encoder = StreamingEncoder(self, num_codebooks)
         for piece_CN in pieces_CN:
-            for part_CN in piece_CN.split(10 * self.sample_rate, dim=1):
-                yield encoder.push(part_CN)
+            yield encoder.push(piece_CN)
         yield encoder.flush()
 
     def encode_batch(
@@ -196,6 +195,8 @@ class AudioTokenizer(nn.Module):
         if lengths_B is None:
             lengths_B = torch.full((len(samples_BN),), samples_BN.shape[1])
         lengths = lengths_B.tolist()
+        if max(lengths) > samples_BN.shape[1]:
+            raise ValueError(f"lengths up to {max(lengths)}, but clips of {samples_BN.shape[1]} samples")
         codes = [
             self.encode(row_N[None, :length], num_codebooks)
             for row_N, length in zip(samples_BN, lengths, strict=True)

@@ -5,13 +5,15 @@ Shapes: B batch, D latent dimension, T frames, S vectors, K codebooks, V codeboo
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tokenizer.codebooks import (
     Quantized,
+    Search,
     alive_share,
     at_least_float32,
     cluster_sums,
@@ -19,12 +21,14 @@ from tokenizer.codebooks import (
     draw,
     kmeans,
     level_counts,
+    nearest,
     nearest_codes,
     perplexity,
     place_among_ranks,
     real_frames,
     rows_of_all_ranks,
     sample_of_all_ranks,
+    search_of,
     spread_over_frames,
     sum_over_ranks,
     usage_perplexity,
@@ -76,6 +80,9 @@ class Quantizer(Protocol):
     def vectors_KVD(self) -> Tensor:
         """The vector of every code."""
 
+    def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
+        """Codes `[B, K, T]` of latents, every piece with arithmetic of its own shape; nothing is updated."""
+
     def decode(self, codes_BKT: Tensor) -> Tensor:
         """Codes of the first K' levels to the latent `[B, T, D]`."""
 
@@ -100,10 +107,6 @@ class Quantizer(Protocol):
 
     def ema_perplexity_K(self) -> Tensor:
         """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
-
-    def train(self, mode: bool = True) -> Any: ...
-
-    def eval(self) -> Any: ...
 
 
 class ResidualVectorQuantizer(nn.Module):
@@ -160,6 +163,21 @@ class ResidualVectorQuantizer(nn.Module):
         passed_SD = (latent_SD - latent_SD.detach()) * (counts_S > 0)[:, None]
         quantized_BTD = (total_SD + passed_SD).reshape(batch, frames, dim)
         return Quantized(quantized_BTD, torch.stack(codes, dim=1), distance / pairs.clamp_min(1))
+
+    @torch.no_grad()
+    def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
+        """See `Quantizer`; the codebooks are prepared once for all pieces."""
+        searches = [search_of(vectors_VD) for vectors_VD in self.vectors_KVD[:num_codebooks]]
+        return [self._codes(piece_BTD, searches) for piece_BTD in pieces_BTD]
+
+    def _codes(self, latent_BTD: Tensor, searches: Sequence[Search]) -> Tensor:
+        residual_SD = at_least_float32(latent_BTD).flatten(0, 1)
+        codes = []
+        for search in searches:
+            codes_S = nearest(residual_SD, search)
+            residual_SD = residual_SD - search.vectors_VD[codes_S]
+            codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
+        return torch.stack(codes, dim=1)
 
     def decode(self, codes_BKT: Tensor) -> Tensor:
         """Codes of the first K' levels to the latent `[B, T, D]`."""
@@ -270,6 +288,15 @@ class SplitResidualQuantizer(nn.Module):
             torch.cat([semantic.codes_BKT, acoustic.codes_BKT], dim=1)[:, :levels],
             distance / pairs.clamp_min(1),
         )
+
+    def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
+        """See `Quantizer`."""
+        books = num_codebooks or self.num_codebooks
+        codes = self.semantic.encode([piece[..., : self.dim] for piece in pieces_BTD])
+        if books == 1:
+            return codes
+        acoustic = self.acoustic.encode([piece[..., self.dim :] for piece in pieces_BTD], books - 1)
+        return [torch.cat(both, dim=1) for both in zip(codes, acoustic, strict=True)]
 
     def decode(self, codes_BKT: Tensor) -> Tensor:
         """Codes of the first K' levels to the latent `[B, T, 2 * dim]`."""

@@ -28,7 +28,7 @@ from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 from tokenizer.stages import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
 from tokenizer.teacher import SAMPLE_RATE, SemanticTeacher, load_teacher
-from tokenizer.teacher_training import TeacherTrainingConfig, train_teacher
+from tokenizer.teacher_training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 
@@ -85,7 +85,11 @@ def _teacher(
     if config.teacher == "none":
         return None
     if config.teacher != "own":
-        return load_teacher(config.teacher).to(device)
+        teacher = load_teacher(config.teacher)
+        if not teacher.is_fitted:
+            context.say("measuring the teacher's features")
+            fit_statistics(teacher.to(device), stores["train"], config.seed)
+        return teacher.to(device)
     folder = context.folder / "teacher"
     if not (folder / "model" / "config.json").exists():
         context.say("no teacher given: training one on the same files first")

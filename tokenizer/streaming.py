@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from tokenizer.model import AudioTokenizer
 
 
+PUSHED_SAMPLES = 2**18
+"""Samples that are taken in at a time, about ten seconds."""
+
+
 class LatentStream:
     """Waveform `[C, n]` in pieces of any size to latents `[1, step_frames, D]`, in windows of one shape."""
 
@@ -43,10 +47,14 @@ class LatentStream:
         Raises:
             ValueError: samples that are not finite.
         """
+        channels = self._encoder.shape.channels
+        if samples_CN.ndim != 2 or len(samples_CN) != channels:
+            raise ValueError(f"encoding takes pieces [{channels}, samples], not {list(samples_CN.shape)}")
         if not bool(torch.isfinite(samples_CN).all()):
             raise ValueError("samples that are not finite cannot be encoded: mend or drop them before")
         self._samples += samples_CN.shape[1]
-        return self._advance(samples_CN)
+        # in parts, so that memory does not grow with what is pushed at once
+        return [window for part in samples_CN.split(PUSHED_SAMPLES, dim=1) for window in self._advance(part)]
 
     def flush(self) -> tuple[list[Tensor], int]:
         """The last windows, with zeros beyond the end, and how many of their frames hold samples; then begin anew."""
@@ -55,7 +63,7 @@ class LatentStream:
         end = (self._frames + steps * self._step_frames) * self._hop + self._context
         windows = self._advance(self._buffer_CN.new_zeros(len(self._buffer_CN), end - self._samples))
         self._begin()
-        return windows[:steps], missing
+        return windows, missing
 
     def _begin(self) -> None:
         weight = self._encoder.input.weight
@@ -116,12 +124,14 @@ class WaveformStream:
 
 
 class StreamingEncoder:
-    """Codes while the sound comes in: `push` any number of samples, `flush` at the end. Puts the model in eval mode."""
+    """Codes while the sound comes in: `push` any number of samples, `flush` at the end."""
 
     def __init__(self, tokenizer: AudioTokenizer, num_codebooks: int | None = None) -> None:
-        self._quantizer, self._num_codebooks = tokenizer.eval().quantizer, num_codebooks
+        self._quantizer, self._num_codebooks = tokenizer.quantizer, num_codebooks
         self._latents = LatentStream(tokenizer.encoder, tokenizer.config.step_frames)
-        self._empty_KT = torch.zeros(num_codebooks or tokenizer.num_codebooks, 0, dtype=torch.long)
+        device = tokenizer.encoder.input.weight.device
+        books = num_codebooks or tokenizer.num_codebooks
+        self._empty_KT = torch.zeros(books, 0, dtype=torch.long, device=device)
 
     @property
     def latency_s(self) -> float:
@@ -137,17 +147,16 @@ class StreamingEncoder:
         windows, frames = self._latents.flush()
         return self._codes(windows)[:, :frames]
 
-    @torch.no_grad()
     def _codes(self, windows: list[Tensor]) -> Tensor:
-        codes = [self._quantizer(window_BTD, self._num_codebooks).codes_BKT[0] for window_BTD in windows]
-        return torch.cat(codes, dim=1) if codes else self._empty_KT
+        codes = self._quantizer.encode(windows, self._num_codebooks)
+        return torch.cat([codes_BKT[0] for codes_BKT in codes], dim=1) if codes else self._empty_KT
 
 
 class StreamingDecoder:
-    """Sound while the codes come in: `push` any number of frames, `flush` at the end. Puts the model in eval mode."""
+    """Sound while the codes come in: `push` any number of frames, `flush` at the end."""
 
     def __init__(self, tokenizer: AudioTokenizer) -> None:
-        self._quantizer = tokenizer.eval().quantizer
+        self._quantizer = tokenizer.quantizer
         self._waveform = WaveformStream(tokenizer.decoder)
 
     @property

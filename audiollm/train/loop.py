@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -136,14 +136,18 @@ def train(
     if step:
         context.say(f"resuming at step {step} of {steps}")
     monitor = Monitor(folder, resume_step=step)
-    watch = FiniteWatch(folder)
+    watch = FiniteWatch(folder, monitor)
     started, first = time.monotonic(), step
     last_saved = started
     with context.progress("training", steps) as bar:
         bar.update(bar.task_ids[0], completed=step)
         while step < steps:
             cpu_started = time.process_time()
-            figures = _train_step(task, config, optimizers, step, steps, device)
+            try:
+                figures = _train_step(task, config, optimizers, step, steps, device)
+            except FloatingPointError as error:
+                watch.check()  # where an earlier step is the cause, it is named
+                watch.stop(step + 1, str(error))
             if ema:
                 update_ema(ema, modules, min(config.ema_decay, (step + 1) / (step + 10)))
             cpu_seconds += time.process_time() - cpu_started
@@ -231,8 +235,8 @@ def _report(task: Task, figures: Mapping[str, float], step: int, monitor: Monito
 class FiniteWatch:
     """Keeps the figures of the last steps until they are checked: a look at each would stall a GPU."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, monitor: Monitor) -> None:
+        self._folder, self._monitor = folder, monitor
         self._unchecked: list[tuple[int, Figures]] = []
 
     def add(self, step: int, figures: Figures) -> None:
@@ -246,11 +250,16 @@ class FiniteWatch:
                 if what in ("loss", "gradient_norm") and not math.isfinite(value):
                     whose = f" of the {optimizer}" if optimizer else ""
                     listed = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
-                    raise StageError(
+                    self.stop(
+                        step,
                         f"the {what.replace('_', ' ')}{whose} is {float(value)} at step {step} ({listed})",
-                        f"lower the learning rate; the last checkpoint is kept in {self._folder}",
                     )
         self._unchecked.clear()
+
+    def stop(self, step: int, text: str) -> NoReturn:
+        """Record the alarm and end the run. Raises: StageError."""
+        self._monitor.alarm(step - 1, "not finite", text)
+        raise StageError(text, f"lower the learning rate; the last checkpoint is kept in {self._folder}")
 
 
 def _build_optimizers(task: Task, config: LoopConfig) -> dict[str, torch.optim.Optimizer]:
