@@ -1,7 +1,8 @@
-"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, and reading the latter back."""
+"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, reading them back, and digests."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -42,3 +43,19 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.strip()]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of the files in a folder, hidden ones and folders left out."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    text = "\n".join(f"{path.name} {file_digest(path)}" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -127,8 +127,7 @@ def detokenize(
 
     audiollm detokenize shards -o first_codebook --codebooks 1 --format wav
     """
-    from audiollm.evaluate.codec import file_digest
-    from audiollm.evaluate.commands import folder_fingerprint
+    from audiollm.files import file_digest, folder_digest
     from tokenizer.corpus import check_record
     from tokenizer.corpus_decoding import detokenize_shards, open_shards
 
@@ -139,7 +138,7 @@ def detokenize(
         raise ConfigError(f"{codebooks}: the codes have {there} codebooks", "--codebooks", "give fewer")
     record = {
         "folder of shards": file_digest(shards / "index.json"),
-        "codec": folder_fingerprint(folder),
+        "codec": folder_digest(folder),
         "--codebooks": codebooks or there,
         "--format": format.value,
     }
@@ -299,14 +298,14 @@ def _begin(
     out: Path, codec: Codec, coding: Coding, corpus: Corpus, per_shard: int, begun: dict[str, Any] | None
 ) -> None:
     """Note in `out` all that its content depends on, or compare."""
-    from audiollm.evaluate.commands import folder_fingerprint
+    from audiollm.files import folder_digest
     from tokenizer.corpus import check_record
 
     books = codec.num_codebooks
     if coding.num_codebooks is not None and coding.num_codebooks > books:
         raise ConfigError(f"{coding.num_codebooks}: the codec has {books}", "--codebooks", "give fewer")
     record = {
-        "codec": folder_fingerprint(coding.codec),
+        "codec": folder_digest(coding.codec),
         "list of inputs": corpus.digest,
         "--codebooks": coding.num_codebooks or books,
         "--level": coding.level_dbfs,

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -34,9 +33,9 @@ from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Sample
 from audiollm.data.shards import ShardWriter
-from audiollm.evaluate.commands import folder_fingerprint
-from audiollm.files import atomic_path, read_json, write_json, write_jsonl
+from audiollm.files import atomic_path, folder_digest, read_json, write_json, write_jsonl
 from audiollm.runner import StageError
+from audiollm.threads import one_thread
 from tokenizer.data import audio_parts
 
 LONG_S = 600.0
@@ -206,17 +205,6 @@ def planned_seconds(sample: Sample) -> float:
     return sum(_part_seconds(part) for part in audio_parts(sample))
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Clips are coded singly: on such small work threads wait for one another more than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # Private: one after the other
 
 
@@ -259,7 +247,7 @@ def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
         "codebook_size": codec.codebook_size,
         "sample_rate": codec.sample_rate,
         "path": str(coding.codec.resolve()),
-        "fingerprint": folder_fingerprint(coding.codec),
+        "fingerprint": folder_digest(coding.codec),
     }
 
 

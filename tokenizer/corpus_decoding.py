@@ -21,11 +21,12 @@ from audiollm.audio_stream import save_stream
 from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.shards import CodedSample, read_index, read_shards
-from audiollm.evaluate.commands import folder_fingerprint
+from audiollm.files import folder_digest
 from audiollm.models.pretrained import model_folder
 from audiollm.runner import StageError
+from audiollm.threads import one_thread
 from tokenizer.checks import check_codes
-from tokenizer.corpus import CODED_AUDIO, Advance, CodedAudio, Row, SetAside, StreamingCodec, one_thread
+from tokenizer.corpus import CODED_AUDIO, Advance, CodedAudio, Row, SetAside, StreamingCodec
 from tokenizer.data import audio_parts
 
 _UNSAFE = re.compile(r"[^\w\-+=@,()\[\] .]")
@@ -49,7 +50,7 @@ def open_shards(shards: Path, codec: Path | None) -> tuple[Codec, Path, dict[str
     if not given.is_dir():
         raise ConfigError(f"no codec at {given}", where if codec is None else "--codec", remedy)
     folder = model_folder(given)
-    if codec is None and facts.get("fingerprint") not in (None, folder_fingerprint(folder)):
+    if codec is None and facts.get("fingerprint") not in (None, folder_digest(folder)):
         raise ConfigError(f"the codec at {folder} has changed since", where, "give that of then with --codec")
     loaded = load_codec(folder)
     for key in ("frame_rate", "sample_rate", "codebook_size"):

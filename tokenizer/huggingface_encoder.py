@@ -172,5 +172,5 @@ def _not_an_encoder(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"not an audio encoder that can teach: {reason}",
         str(folder),
-        "give HuBERT, WavLM, wav2vec 2.0, wav2vec2-bert, Whisper, or a teacher of `train_teacher`",
+        "give HuBERT, WavLM, wav2vec 2.0, wav2vec2-bert, Whisper, or `own`",
     )

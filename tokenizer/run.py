@@ -19,9 +19,9 @@ from audiollm.data.shards import ShardWriter
 from audiollm.files import atomic_path, write_json, write_jsonl
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
+from audiollm.threads import one_thread
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
-from tokenizer.corpus import one_thread
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, find_clips, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.losses import ReconstructionLoss

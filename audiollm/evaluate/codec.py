@@ -8,7 +8,6 @@ Shapes: N samples, K codebooks, T frames.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -26,6 +25,7 @@ from audiollm.audio import AudioError, Waveform, load, probe, resample
 from audiollm.codec import Codec
 from audiollm.evaluate.codec_measures import Judges, Reference, score_clip
 from audiollm.evaluate.codec_scores import METRICS, Row, RowStore, count_codes, pack_counts, summarize
+from audiollm.files import file_digest
 
 Kind = Literal["speech", "sound", "music", "unknown"]
 COMPARISON_RATE = 24_000
@@ -276,10 +276,18 @@ def _warm_up(codec: Codec) -> None:
 
 
 def _content_key(clip: EvaluationClip, evaluation: Evaluation) -> str:
-    """Of what is heard and how it is scored: the file's content, not its name."""
+    """Of what is heard and how it is scored: the file's content, not its name.
+
+    Raises:
+        AudioError: the file cannot be read.
+    """
+    try:
+        digest = file_digest(clip.path)
+    except OSError as error:
+        raise AudioError(clip.path, f"cannot be read ({error.strerror})") from error
     return json.dumps(
         [
-            file_digest(clip.path),
+            digest,
             clip.start_s,
             clip.end_s,
             clip.kind,
@@ -287,22 +295,6 @@ def _content_key(clip: EvaluationClip, evaluation: Evaluation) -> str:
             sorted(evaluation.metrics),
         ]
     )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Raises:
-        AudioError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise AudioError(path, f"cannot be read ({error.strerror})") from error
-    return digest.hexdigest()
 
 
 def _duration_s(clip: EvaluationClip) -> float:

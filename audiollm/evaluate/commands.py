@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from audiollm.config import ConfigError, nearest
+from audiollm.files import folder_digest
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
@@ -88,7 +89,7 @@ def codec(
 
     loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
     judges = _judges(recognizer, speaker_judge)
-    fingerprints = {name: folder_fingerprint(folder) for name, folder in folders.items()}
+    fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
     fingerprints[""] = _surroundings(recognizer, speaker_judge)
     pieces, unreadable = split_clips(clips, max_seconds)
     evaluation = Evaluation(chosen, judges, prefixes)
@@ -237,23 +238,12 @@ def _judges(recognizer: str | None, speaker_judge: Path | None) -> Judges:
     return Judges(words, PretrainedSpeakerJudge(speaker_judge) if speaker_judge else None)
 
 
-def folder_fingerprint(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model's files."""
-    import hashlib
-
-    from audiollm.evaluate.codec import file_digest
-
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    text = "\n".join(f"{path.name} {file_digest(path)}" for path in files)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _surroundings(recognizer: str | None, speaker_judge: Path | None) -> str:
     """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
     words = recognizer
     if recognizer is not None and recognizer != POCKETSPHINX:
-        words = folder_fingerprint(Path(recognizer))
-    voices = folder_fingerprint(speaker_judge) if speaker_judge else None
+        words = folder_digest(Path(recognizer))
+    voices = folder_digest(speaker_judge) if speaker_judge else None
     return f"{words} {voices} pesq={importlib.util.find_spec('pesq') is not None}"
 
 

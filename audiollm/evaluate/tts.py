@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from audiollm.data.sample import Sample, read_samples
@@ -22,6 +20,7 @@ from audiollm.evaluate.stage import Config
 from audiollm.evaluate.statistics import confusion, lengths, ratio, share, shares_by, word_error_rate
 from audiollm.files import read_jsonl, write_json, write_jsonl
 from audiollm.runner import Context, StageError
+from audiollm.threads import one_thread
 
 
 class GeneratedRow(BaseModel):
@@ -50,7 +49,7 @@ def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
     sets = {"real": real, "generated": read_rows(config.audio)}
     if config.reference_audio is not None:
         sets["reference"] = read_rows(config.reference_audio)
-    with _one_thread():
+    with one_thread():
         judges = gather_judges(config, context, train, [take for takes in sets.values() for take in takes])
         heard = {name: hear(takes, judges, context, f"hearing {name} clips") for name, takes in sets.items()}
     scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
@@ -110,17 +109,6 @@ def _take(sample: Sample, folder: Path) -> Take:
 
 def _form(text: str) -> str:
     return recognition_form(spoken_form(text))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small tensors gain little from more threads, and lose much of it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------------------------------------- scoring

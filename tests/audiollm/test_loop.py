@@ -127,3 +127,21 @@ def test_a_loss_that_is_not_finite_stops_the_stage(tmp_path: Path) -> None:
 def test_schedule_by_hand() -> None:
     factors = [cosine_schedule(step, 110, 10, final_share=0.0) for step in (0, 9, 10, 60, 110)]
     assert factors == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])
+
+
+def test_a_task_that_meets_a_gradient_that_is_not_finite_ends_with_an_alarm(tmp_path: Path) -> None:
+    task, folder = Regression(), tmp_path / "run"
+    folder.mkdir()
+    updates = task.updates
+
+    def failing(batch: Tensor, step: int, steps: int) -> Iterator[Update]:
+        if step == 3:
+            raise FloatingPointError("the gradient of 'mel' is not finite")
+        yield from updates(batch, step, steps)
+
+    task.updates = failing  # type: ignore[method-assign]
+    loop = LoopConfig(seed=1, steps=10, minutes=None, learning_rate=0.01, checkpoint_seconds=0.0)
+    with pytest.raises(StageError, match="'mel' is not finite"):
+        train(task, loop, folder, context_of(folder), CPU)
+    (row,) = read_jsonl(folder / "alarms.jsonl")
+    assert row["kind"] == "not finite" and row["step"] == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from transformers import HubertConfig, HubertModel
 
 from audiollm.audio import AudioError, save
 from audiollm.codec import load_codec
@@ -77,6 +78,27 @@ def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
     assert [Path(row["path"]).name for row in read_jsonl(stage / "set_aside.jsonl")] == ["broken.wav"]
     assert any("semantic" in row for row in read_jsonl(stage / "metrics.jsonl"))
     assert "Semantic loss" in (recipe.folder / "report.html").read_text()
+
+
+def test_a_hugging_face_encoder_teaches(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    HubertModel(
+        HubertConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,
+            num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
+        )
+    ).save_pretrained(tmp_path / "hubert")  # fmt: skip
+    small = {"mel_hidden_size": 16, "hidden_size": 16, "batch_size": 2, "crop_frames": 12, "steps": 10}
+    changes = {**small, "minutes": "null", "blocks": "[1, 1, 1, 1]"}
+    overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
+    recipe = load_recipe(RECIPE, [f"audio={recordings}", f"teacher={tmp_path / 'hubert'}", *overrides])
+    run_recipe(recipe, Console(quiet=True), only="train_tokenizer")
+    stage = recipe.folder / "train_tokenizer"
+    assert read_json(stage / "model" / "config.json")["semantic_dim"] == 16
+    assert not (stage / "teacher").exists()
 
 
 def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

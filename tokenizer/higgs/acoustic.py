@@ -20,8 +20,8 @@ from tokenizer.higgs.kernels import (
     SPAN_STEPS,
     Source,
     compute,
+    conv,
     linear,
-    pointwise_conv,
     silence_outside,
     source_of,
     squared_sine,
@@ -58,17 +58,17 @@ class ResidualUnit(nn.Module):
         self.conv2 = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        y_BCT = pointwise_conv(self.conv2, self.snake2(self.conv1(self.snake1(x_BCT))))
+        y_BCT = conv(self.conv2, self.snake2(conv(self.conv1, self.snake1(x_BCT))))
         return x_BCT + y_BCT if torch.is_grad_enabled() else y_BCT.add_(x_BCT)
 
     def spans(self, source: Source, length: int) -> Source:
         """The unit's output, from its input. A snake of 0 is 0, so silence outside is the zero padding."""
-        conv, reach = self.conv1, self.reach
+        reach = self.reach
 
         def span(start: int, stop: int) -> Tensor:
             x = source(start - reach, stop + reach)
-            y = functional.conv1d(self.snake1(x), conv.weight, conv.bias, dilation=conv.dilation)
-            y = pointwise_conv(self.conv2, self.snake2(y)).add_(x[:, :, reach:-reach])
+            y = conv(self.conv1, self.snake1(x), pad=False)
+            y = conv(self.conv2, self.snake2(y)).add_(x[:, :, reach:-reach])
             return silence_outside(y, start, stop, length)
 
         return span
@@ -148,17 +148,15 @@ class DecoderBlock(nn.Module):
 
     def spans(self, source: Source, length: int) -> Source:
         """The block's output of `length * stride` steps, from its input of `length`."""
-        conv, stride = self.conv_t1, self.conv_t1.stride[0]
-        padding, total = int(conv.padding[0]), length * stride
+        stride, padding = self.conv_t1.stride[0], int(self.conv_t1.padding[0])
+        total = length * stride
 
         def upsampled(start: int, stop: int) -> Tensor:
             begin, end = max(start, 0), min(stop, total)
             first = max((begin + padding) // stride - 1, 0)
             last = min((end - 1 + padding) // stride + 1, length)
-            y = functional.conv_transpose1d(
-                self.snake1(source(first, last)), conv.weight, conv.bias, stride=stride
-            )
-            offset = first * stride - padding
+            y = transposed_conv(self.conv_t1, self.snake1(source(first, last)))
+            offset = first * stride
             y = y[:, :, begin - offset : end - offset]
             return functional.pad(y, (begin - start, stop - end)) if (begin, end) != (start, stop) else y
 

@@ -57,14 +57,23 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return functional.linear(x, weight_OI, bias_O)
 
 
-def pointwise_conv(conv: nn.Conv1d, x_BCT: Tensor) -> Tensor:
-    """A convolution of kernel 1, through oneDNN where that is possible."""
-    if uses_onednn(x_BCT):
-        weight, ones = conv.weight.unsqueeze(2), [1, 1]
-        return torch.mkldnn_convolution(x_BCT.unsqueeze(2), weight, conv.bias, [0, 0], ones, ones, 1).squeeze(
-            2
+def conv(layer: nn.Conv1d, x_BCT: Tensor, pad: bool = True) -> Tensor:
+    """`layer(x_BCT)`, or without its padding; where possible with the channels of one step side by side in memory.
+
+    oneDNN then neither reorders what comes in nor what goes out: 10 to 40 % less time.
+    """
+    padding = int(layer.padding[0]) if pad else 0
+    if not uses_onednn(x_BCT):
+        return functional.conv1d(
+            x_BCT, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups
         )
-    return functional.conv1d(x_BCT, conv.weight, conv.bias)
+    x_BC1T = x_BCT.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+    stride, dilation = [1, layer.stride[0]], [1, layer.dilation[0]]
+    weight = layer.weight.unsqueeze(2)
+    y_BC1T = torch.mkldnn_convolution(
+        x_BC1T, weight, layer.bias, [0, padding], stride, dilation, layer.groups
+    )
+    return y_BC1T.squeeze(2)
 
 
 def squared_sine(alpha: Tensor, x: Tensor) -> Tensor:
@@ -119,7 +128,7 @@ def compute(source: Source, length: int, steps: int) -> Tensor:
     if length <= steps:
         return source(0, length)
     first = source(0, steps)
-    whole = first.new_empty(1, first.shape[1], length)
+    whole = first.new_empty(1, length, first.shape[1]).transpose(1, 2)
     whole[:, :, :steps] = first
     for start in range(steps, length, steps):
         stop = min(start + steps, length)
