@@ -41,7 +41,11 @@ class EncodecBaseline(nn.Module):
         return self.quantizer.vectors_KVD.detach()
 
     def forward(
-        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
+        self,
+        samples_BN: Tensor,
+        num_codebooks: int | Tensor | None = None,
+        quantize: bool = True,
+        features_BTH: Tensor | None = None,
     ) -> TokenizerOutput:
         latent_BTD = self.latent(samples_BN)
         used_BTD, codes_BKT, commitment = latent_BTD, None, latent_BTD.new_zeros(())

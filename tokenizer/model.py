@@ -18,6 +18,7 @@ from audiollm.models.pretrained import load_model, save_model
 from tokenizer.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.layers import ConvNeXtBlock
+from tokenizer.losses import semantic_loss
 from tokenizer.quantizer import QUANTIZERS
 from tokenizer.streaming import StreamingDecoder, StreamingEncoder
 
@@ -81,8 +82,8 @@ class TokenizerOutput(NamedTuple):
     """Before the quantizer."""
     codes_BKT: Tensor | None
     commitment: Tensor
-    semantic_BTH: Tensor | None
-    """What the codes say of the teacher's features."""
+    semantic: Tensor | None
+    """Loss of what the codes say of the teacher's features; None without a teacher."""
 
 
 class SemanticHead(nn.Module):
@@ -143,18 +144,30 @@ class AudioTokenizer(nn.Module):
         return self.quantizer.vectors_KVD.detach()
 
     def forward(
-        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
+        self,
+        samples_BN: Tensor,
+        num_codebooks: int | Tensor | None = None,
+        quantize: bool = True,
+        features_BTH: Tensor | None = None,
     ) -> TokenizerOutput:
-        """Reconstruct; N must be a multiple of the hop. `quantize=False` is the plain autoencoder."""
+        """Reconstruct, for training.
+
+        Args:
+            samples_BN: N must be a multiple of the hop.
+            num_codebooks: how many to use, of all or of each item.
+            quantize: False is the plain autoencoder.
+            features_BTH: the teacher's, where there is one.
+        """
         latent_BTD = self.latent(samples_BN)
         if quantize:
             used_BTD, codes_BKT, commitment = self.quantizer(latent_BTD, num_codebooks)
         else:
             used_BTD, codes_BKT, commitment = latent_BTD, None, latent_BTD.new_zeros(())
-        semantic_BTH = None
-        if self.semantic_head is not None:
-            semantic_BTH = self.semantic_head(used_BTD[..., : self.config.latent_dim])
-        return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic_BTH)
+        semantic = None
+        if self.semantic_head is not None and features_BTH is not None:
+            predicted_BTH = self.semantic_head(used_BTD[..., : self.config.latent_dim])
+            semantic = semantic_loss(predicted_BTH, features_BTH)
+        return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
         """`[B, N]` to `[B, T, D]`, T = N / hop, the whole at once (training)."""

@@ -24,6 +24,7 @@ from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
 from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, find_clips, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
+from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.losses import ReconstructionLoss
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 from tokenizer.stages import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
@@ -45,9 +46,9 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
     step_s = chosen(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
-    teacher = _teacher(config, context, stores, steps, device)
+    teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
-    model = AudioTokenizer(_shape(config, teacher)).to(device)
+    model = _model(config, teacher).to(device)
     task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher)
     loop = LoopConfig(
         seed=config.seed,
@@ -85,7 +86,7 @@ def _teacher(
     if config.teacher == "none":
         return None
     if config.teacher != "own":
-        teacher = load_teacher(config.teacher)
+        teacher = load_teacher(chosen(config.teacher))
         if not teacher.is_fitted:
             context.say("measuring the teacher's features")
             fit_statistics(teacher.to(device), stores["train"], config.seed)
@@ -106,6 +107,27 @@ def _teacher(
     return load_teacher(folder / "model").to(device)
 
 
+def _model(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> AudioTokenizer | HiggsTokenizer:
+    """The tokenizer to train: new, or the one to go on from."""
+    if config.preset == "higgs":
+        return (
+            HiggsTokenizer.from_pretrained(config.start)
+            if config.start
+            else new_higgs(Path(str(config.teacher)))
+        )
+    if config.start is None:
+        return AudioTokenizer(_shape(config, teacher))
+    model = AudioTokenizer.from_pretrained(config.start)
+    wanted, has = (teacher.feature_dim if teacher else 0), model.config.semantic_dim
+    if has != wanted:
+        raise StageError(
+            f"the tokenizer in {config.start} was taught {has} features a frame, this teacher has {wanted}",
+            "give the teacher that it was trained with, or `teacher: none` where it had none",
+            2,
+        )
+    return model
+
+
 def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
     blocks = chosen(config.blocks)
     return TokenizerConfig(
@@ -123,6 +145,7 @@ def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
         seed=config.seed,
         batch_size=chosen(config.batch_size),
         crop_frames=config.crop_frames,
+        trained_codebooks=config.start is not None,
         commitment_weight=config.commitment_weight,
         semantic_weight=config.semantic_weight,
         adversary_share=config.adversary_share,
@@ -186,7 +209,9 @@ def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor
     return torch.nn.functional.pad(varied_N, (shift, 0))
 
 
-def _write_examples(model: AudioTokenizer, clips: ClipStore, folder: Path, count: int = 4) -> None:
+def _write_examples(
+    model: AudioTokenizer | HiggsTokenizer, clips: ClipStore, folder: Path, count: int = 4
+) -> None:
     """Held-out clips before and after, with all codebooks and with the first alone, for the report."""
     rows = []
     for number, (clip, samples_N) in enumerate(clips.picked(count)):

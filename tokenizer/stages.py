@@ -13,6 +13,8 @@ from audiollm.runner import Context
 from audiollm.train.settings import TrainingConfig
 
 FRAME_RATE = 25
+HIGGS_PARAMETERS = 200_343_777
+"""Of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,13 @@ class TrainTokenizerConfig(TrainingConfig):
 
     audio: InputPath
     """A folder of recordings (every 20th file is held out), or samples (`compose`'s) with their split."""
-    preset: Literal["native"] = "native"
-    """The structure: `native` is the project's own 25 Hz, 8 x 1024, 2 kbps."""
-    teacher: InputPath | Literal["own", "none"] = "own"
-    """A Hugging Face audio encoder's folder; `own`: one is trained on the same files first; `none`: no teacher."""
+    preset: Literal["native", "higgs"] = "native"
+    """`native`: the project's own structure; `higgs`: the published one, for transformers. Both 25 Hz, 8 x 1024."""
+    start: InputPath | None = None
+    """A tokenizer's folder (of that preset) to go on from: its shape and weights, codebooks too."""
+    teacher: InputPath | Literal["own", "none"] | None = None
+    """A Hugging Face audio encoder's folder; `own`: one is trained on the same files first; `none`. By default `own`
+    for `native`; `higgs` has its teacher inside, and without a `start` needs a HuBERT's folder to put there."""
     teacher_share: float = Field(0.1, gt=0, lt=1)
     """How many steps the `own` teacher is trained for, as a share of the tokenizer's."""
     quantizer: Literal["rvq", "split_rvq", "fsq"] = "rvq"
@@ -72,6 +77,18 @@ class TrainTokenizerConfig(TrainingConfig):
         self.mel_hidden_size = self.mel_hidden_size or rule.mel_hidden_size
         self.hidden_size = self.hidden_size or rule.hidden_size
         self.blocks = self.blocks or rule.blocks
+        return self
+
+    @model_validator(mode="after")
+    def _check_preset(self) -> TrainTokenizerConfig:
+        if self.preset == "native":
+            self.teacher = self.teacher or "own"
+        elif self.start and self.teacher:
+            raise ValueError("preset higgs: its teacher comes with `start`; leave `teacher` out")
+        elif not self.start and self.teacher in (None, "own", "none"):
+            raise ValueError(
+                "preset higgs: give `start`, a tokenizer's folder, or `teacher`, a HuBERT's folder"
+            )
         return self
 
 
@@ -120,6 +137,8 @@ def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) ->
         chosen(config.blocks),
     )
     parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
+    if config.preset == "higgs":
+        parameters, mel_hidden, hidden = HIGGS_PARAMETERS, 1024, 2048  # widths: what its activations come to
     frames = chosen(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     steps = config.steps_for(audio_s * FRAME_RATE / frames)

@@ -38,6 +38,8 @@ class TokenizerTaskConfig:
     crop_frames: int
     autoencoder_share: float = 0.06
     """Share of the steps before the codebooks begin."""
+    trained_codebooks: bool = False
+    """The codebooks come with the model: no k-means start, and no steps without them."""
     adversary_share: float = 0.75
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
@@ -67,7 +69,11 @@ class TrainableTokenizer(Protocol):
     def codebook_size(self) -> int: ...
 
     def __call__(
-        self, samples_BN: Tensor, num_codebooks: int | Tensor | None = None, quantize: bool = True
+        self,
+        samples_BN: Tensor,
+        num_codebooks: int | Tensor | None = None,
+        quantize: bool = True,
+        features_BTH: Tensor | None = None,
     ) -> TokenizerOutput: ...
     def latent(self, samples_BN: Tensor) -> Tensor: ...
     def encode(self, samples_CN: Tensor) -> Tensor: ...
@@ -109,12 +115,13 @@ class TokenizerTask:
         return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
 
     def updates(self, batch_BN: Tensor, step: int, steps: int) -> Iterator[Update]:
-        begin = round(self.config.autoencoder_share * steps)
+        begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
         adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "quantizer")
         if step == begin:
             self._initialize_codebooks(dice)
-        out = self.model(batch_BN, self._codebooks_of_crops(dice), quantize=step >= begin)
+        features_BTH = self._teacher.features(batch_BN) if self._teacher is not None else None
+        out = self.model(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH)
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
             losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
@@ -122,10 +129,9 @@ class TokenizerTask:
         loss = loss + self.config.commitment_weight * out.commitment
         figures: dict[str, float | Tensor] = {key: value.detach() for key, value in losses.items()}
         figures["commitment"] = out.commitment.detach()
-        if self._teacher is not None and out.semantic_BTH is not None:
-            semantic = semantic_loss(out.semantic_BTH, self._teacher.features(batch_BN))
-            loss = loss + self.config.semantic_weight * semantic
-            figures["semantic"] = semantic.detach()
+        if out.semantic is not None:
+            loss = loss + self.config.semantic_weight * out.semantic
+            figures["semantic"] = out.semantic.detach()
         if step > begin:
             figures |= self._tend_codebooks(out.latent_BTD.detach(), step, steps, dice)
         yield Update(loss, figures)
@@ -182,13 +188,6 @@ class TokenizerTask:
             crops_BN = self.batch(index, step_generator(self.config.seed, index, "kmeans"))
             latents.append(self.model.latent(crops_BN).float().flatten(0, 1))
         self.model.quantizer.initialize(torch.cat(latents), dice)
-
-
-def semantic_loss(predicted_BTH: Tensor, features_BTH: Tensor) -> Tensor:
-    """Mean squared error on standardised features (as in X-Codec and Higgs), plus one minus their cosine."""
-    predicted = predicted_BTH.float()
-    cosine = functional.cosine_similarity(predicted, features_BTH, dim=2, eps=1e-4).mean()
-    return functional.mse_loss(predicted, features_BTH) + (1 - cosine)
 
 
 @torch.no_grad()

@@ -261,7 +261,7 @@ def test_codebooks_start_follow_and_revive() -> None:
     member_VS = torch.nn.functional.one_hot(codes_S, 16).T.float()
     sizes_V = 0.99 + 0.01 * member_VS.sum(dim=1)
     assert (
-        torch.equal(quantizer(latent_SD[None]).codes_BKF[0, 0], codes_S) and (member_VS.sum(dim=1) > 0).all()
+        torch.equal(quantizer(latent_SD[None]).codes_BKT[0, 0], codes_S) and (member_VS.sum(dim=1) > 0).all()
     )
     torch.testing.assert_close(book.cluster_size, sizes_V)
     torch.testing.assert_close(book.embed_avg, 0.99 * started_VE + 0.01 * member_VS @ x_SE)
@@ -270,7 +270,7 @@ def test_codebooks_start_follow_and_revive() -> None:
     for tensor in (book.embed[3], book.embed_avg[3]):
         tensor.fill_(1e3)
     book.cluster_size[3] = 0
-    assert quantizer.revive(latent_SD, torch.Generator().manual_seed(1)) >= 1
+    assert quantizer.revive(latent_SD[None], torch.Generator().manual_seed(1)) >= 1
     quantizer(latent_SD[None])
     assert book.embed[3].abs().max() < 10
 

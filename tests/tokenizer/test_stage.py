@@ -8,15 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from transformers import HubertConfig, HubertModel
+from transformers import (
+    DacConfig,
+    HiggsAudioV2TokenizerConfig,
+    HiggsAudioV2TokenizerModel,
+    HubertConfig,
+    HubertModel,
+)
 
 from audiollm.audio import AudioError, save
 from audiollm.codec import load_codec
+from audiollm.config import ConfigError
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import load_recipe
 from audiollm.runner import StageError, run_recipe
 from tokenizer.data import ClipStore, find_clips
+from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
+from tokenizer.model import AudioTokenizer, TokenizerConfig
+from tokenizer.stages import HIGGS_PARAMETERS
 
+TINY_HUBERT = HubertConfig(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,
+    num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
+)  # fmt: skip
 RECIPE = Path(__file__).parents[2] / "recipes" / "tokenizer" / "tiny.yaml"
 
 
@@ -85,12 +99,7 @@ def test_a_hugging_face_encoder_teaches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    HubertModel(
-        HubertConfig(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,
-            num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
-        )
-    ).save_pretrained(tmp_path / "hubert")  # fmt: skip
+    HubertModel(TINY_HUBERT).save_pretrained(tmp_path / "hubert")
     small = {"mel_hidden_size": 16, "hidden_size": 16, "batch_size": 2, "crop_frames": 12, "steps": 10}
     changes = {**small, "minutes": "null", "blocks": "[1, 1, 1, 1]"}
     overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
@@ -99,6 +108,73 @@ def test_a_hugging_face_encoder_teaches(
     stage = recipe.folder / "train_tokenizer"
     assert read_json(stage / "model" / "config.json")["semantic_dim"] == 16
     assert not (stage / "teacher").exists()
+
+
+def test_the_higgs_preset_is_fine_tuned_and_stays_a_folder_of_transformers(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    acoustic = DacConfig(
+        encoder_hidden_size=4, downsampling_ratios=[8, 5, 4, 2, 3], decoder_hidden_size=64,
+        upsampling_ratios=[8, 5, 4, 2, 3], hidden_size=16,
+    )  # fmt: skip
+    shape = HiggsAudioV2TokenizerConfig(
+        target_bandwidths=[0.15, 0.6], codebook_size=64, codebook_dim=8, acoustic_model_config=acoustic,
+        semantic_model_config=TINY_HUBERT,
+    )  # fmt: skip
+    HiggsAudioV2TokenizerModel(shape).save_pretrained(tmp_path / "start")
+    changes = {"batch_size": 2, "crop_frames": 12, "steps": 10, "minutes": "null", "preset": "higgs"}
+    overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
+    overrides += [f"audio={recordings}", "teacher=null", f"train_tokenizer.start={tmp_path / 'start'}"]
+    recipe = load_recipe(RECIPE, overrides)
+    run_recipe(recipe, Console(quiet=True), only="train_tokenizer")
+    folder = recipe.folder / "train_tokenizer" / "model"
+    before, after = (HiggsAudioV2TokenizerModel.from_pretrained(f) for f in (tmp_path / "start", folder))
+    weights = dict(before.named_parameters())
+    for name, parameter in after.named_parameters():
+        moved = not torch.equal(parameter, weights[name])
+        assert moved != name.startswith("semantic_model."), name
+    clip = torch.randn(1, 9_600, generator=torch.Generator().manual_seed(0)) * 0.1
+    codes = after.encode(clip[None]).audio_codes[0]
+    assert torch.equal(load_codec(folder).encode(clip), codes)
+
+
+def test_a_new_higgs_needs_a_hubert_and_takes_its_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    hubert = HubertModel(TINY_HUBERT)
+    hubert.save_pretrained(tmp_path / "hubert")
+    model = new_higgs(tmp_path / "hubert")
+    for name, weight in hubert.state_dict().items():
+        assert torch.equal(model.semantic_model.state_dict()[name], weight), name
+    with pytest.raises(ConfigError, match="hubert"):
+        new_higgs(tmp_path)
+    with torch.device("meta"):
+        published = HiggsTokenizer(published_config())
+    assert sum(p.numel() for p in published.parameters()) == HIGGS_PARAMETERS
+    with pytest.raises(ConfigError, match="give `start`"):
+        load_recipe(RECIPE, [f"audio={tmp_path}", "train_tokenizer.preset=higgs"])
+
+
+def test_training_goes_on_from_a_tokenizer(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    shape = {"mel_hidden_size": 16, "hidden_size": 16, "encoder_layers": (1, 1), "decoder_layers": (1, 1)}
+    start = AudioTokenizer(TokenizerConfig(**shape))  # type: ignore[arg-type]
+    start.save_pretrained(tmp_path / "start")
+    changes = {"batch_size": 2, "crop_frames": 12, "steps": 10, "minutes": "null", "learning_rate": 1e-9}
+    overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]
+    begin = [f"audio={recordings}", f"train_tokenizer.start={tmp_path / 'start'}", *overrides]
+    recipe = load_recipe(RECIPE, [*begin, "teacher=none"])
+    run_recipe(recipe, Console(quiet=True), only="train_tokenizer")
+    model = AudioTokenizer.from_pretrained(recipe.folder / "train_tokenizer")
+    assert model.config == start.config
+    weight = model.encoder.input.weight
+    torch.testing.assert_close(weight, start.encoder.input.weight, atol=1e-4, rtol=0)
+    with pytest.raises(StageError, match="was taught 0 features"):
+        run_recipe(load_recipe(RECIPE, [*begin, "teacher=own"]), Console(quiet=True), only="train_tokenizer")
 
 
 def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

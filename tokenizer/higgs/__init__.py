@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["HiggsTokenizer", "published_config"]
+_HOME = {
+    "HiggsTokenizer": "tokenizer.higgs.model",
+    "new_higgs": "tokenizer.higgs.model",
+    "published_config": "tokenizer.higgs.config",
+}
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
     """Loaded at first use, so that reading a stage's settings does not wait for torch."""
-    if name == "HiggsTokenizer":
-        from tokenizer.higgs.model import HiggsTokenizer
-
-        return HiggsTokenizer
-    if name == "published_config":
-        from tokenizer.higgs.config import published_config
-
-        return published_config
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'tokenizer.higgs' has no attribute {name!r}")

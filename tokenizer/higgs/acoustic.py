@@ -206,8 +206,7 @@ class AcousticEncoder(nn.Module):
         x_1CT = blocks[0].compute(conv_spans(self.conv1, source_of(samples_11N), length), length)
         for block in blocks[1:]:
             x_1CT = block.infer(x_1CT)
-        y_1CT: Tensor = self.conv2(self.snake1(x_1CT))
-        return y_1CT
+        return conv(self.conv2, self.snake1(x_1CT))
 
 
 class AcousticDecoder(nn.Module):
@@ -231,7 +230,7 @@ class AcousticDecoder(nn.Module):
 
     def infer(self, x_1CT: Tensor) -> Tensor:
         """`forward` of one clip, a span at a time."""
-        x_1CT = self.conv1(x_1CT)
+        x_1CT = conv(self.conv1, x_1CT)
         *blocks, last = (block for block in self.block if isinstance(block, DecoderBlock))
         for block in blocks:
             x_1CT = block.infer(x_1CT)
@@ -245,37 +244,42 @@ def mapped(activation: Snake, source: Source) -> Source:
     return lambda start, stop: activation(source(start, stop))
 
 
-def conv_spans(conv: nn.Conv1d, source: Source, length: int) -> Source:
+def conv_spans(layer: nn.Conv1d, source: Source, length: int) -> Source:
     """The output of a convolution of stride 1 that keeps the length."""
-    reach = int(conv.padding[0])
+    reach = int(layer.padding[0])
 
     def span(start: int, stop: int) -> Tensor:
-        y = functional.conv1d(source(start - reach, stop + reach), conv.weight, conv.bias)
+        y = conv(layer, source(start - reach, stop + reach), pad=False)
         return silence_outside(y, start, stop, length)
 
     return span
 
 
-def strided_conv(conv: nn.Conv1d, x_BCT: Tensor) -> Tensor:
+def strided_conv(layer: nn.Conv1d, x_BCT: Tensor) -> Tensor:
     """A convolution of what is padded already, by the faster of two ways (`LARGE_WEIGHTS`)."""
-    if conv.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
-        return functional.conv1d(x_BCT, conv.weight, conv.bias, stride=conv.stride)
-    windows_BTCK = x_BCT.unfold(2, conv.kernel_size[0], conv.stride[0]).transpose(1, 2)
-    return linear(windows_BTCK.flatten(2), conv.weight.flatten(1), conv.bias).transpose(1, 2)
+    if layer.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
+        return conv(layer, x_BCT, pad=False)
+    windows_BTCK = x_BCT.unfold(2, layer.kernel_size[0], layer.stride[0]).transpose(1, 2)
+    return linear(windows_BTCK.flatten(2), layer.weight.flatten(1), layer.bias).transpose(1, 2)
 
 
-def transposed_conv(conv: nn.ConvTranspose1d, x_BCT: Tensor) -> Tensor:
+def transposed_conv(layer: nn.ConvTranspose1d, x_BCT: Tensor) -> Tensor:
     """A transposed convolution of kernel 2 * stride, by the faster of two ways (`LARGE_WEIGHTS`)."""
-    if conv.weight.numel() < LARGE_WEIGHTS or not uses_onednn(x_BCT):
-        y_BCT: Tensor = conv(x_BCT)
+    if not uses_onednn(x_BCT):
+        y_BCT: Tensor = layer(x_BCT)
         return y_BCT
-    batch, _, steps = x_BCT.shape
-    stride, padding = conv.stride[0], int(conv.padding[0])
-    pieces = linear(x_BCT.transpose(1, 2), conv.weight.flatten(1).t(), None)
-    pieces_BCTK = pieces.view(batch, steps, conv.out_channels, 2 * stride).transpose(1, 2)
-    whole_BCTS = pieces.new_zeros(batch, conv.out_channels, steps + 1, stride)
-    whole_BCTS[:, :, :-1] = pieces_BCTK[..., :stride]
-    whole_BCTS[:, :, 1:] += pieces_BCTK[..., stride:]
-    inside_BCT = whole_BCTS.flatten(2)[:, :, padding : padding + steps * stride]
-    assert conv.bias is not None
-    return inside_BCT + conv.bias[:, None]
+    (batch, _, steps), stride, padding = x_BCT.shape, layer.stride[0], int(layer.padding[0])
+    if layer.weight.numel() < LARGE_WEIGHTS:
+        x_BC1T = x_BCT.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        more = (0, layer.output_padding[0])
+        weight = layer.weight.unsqueeze(2)
+        y_BC1T = functional.conv_transpose2d(x_BC1T, weight, layer.bias, (1, stride), (0, padding), more)
+        return y_BC1T.squeeze(2)
+    pieces = linear(x_BCT.transpose(1, 2), layer.weight.flatten(1).t(), None)
+    pieces_BTKC = pieces.view(batch, steps, layer.out_channels, 2 * stride).transpose(2, 3)
+    whole_BTSC = pieces.new_zeros(batch, steps + 1, stride, layer.out_channels)
+    whole_BTSC[:, :-1] = pieces_BTKC[:, :, :stride]
+    whole_BTSC[:, 1:] += pieces_BTKC[:, :, stride:]
+    inside_BTC = whole_BTSC.flatten(1, 2)[:, padding : padding + steps * stride]
+    assert layer.bias is not None
+    return (inside_BTC + layer.bias).transpose(1, 2)

@@ -7,8 +7,10 @@ from transformers import DacConfig, HiggsAudioV2TokenizerConfig, HubertConfig
 MODEL_TYPE = "higgs_audio_v2_tokenizer"
 
 
-def published_config() -> HiggsAudioV2TokenizerConfig:
-    """24 kHz at 25 frames a second, 8 codebooks of 1024, 2 kbps, 200 M parameters with the teacher.
+def published_config(teacher: HubertConfig | None = None) -> HiggsAudioV2TokenizerConfig:
+    """The published shape, with another HuBERT where one is given.
+
+    24 kHz at 25 frames a second, 8 codebooks of 1024, 2 kbps, 200 M parameters with the teacher.
 
     The defaults of transformers' class are another codec: 75 frames a second, 5 codebooks.
     """
@@ -21,5 +23,5 @@ def published_config() -> HiggsAudioV2TokenizerConfig:
             upsampling_ratios=[8, 5, 4, 2, 3],
             hidden_size=256,
         ),
-        semantic_model_config=HubertConfig(mask_time_prob=0.0),
+        semantic_model_config=teacher or HubertConfig(mask_time_prob=0.0),
     )

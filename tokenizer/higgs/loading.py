@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import HiggsAudioV2TokenizerConfig
+from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 
 from audiollm.config import ConfigError
 from audiollm.files import atomic_path, read_json, write_text
@@ -64,6 +64,20 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
             )
         weights |= load_file(folder / name)
     return config, merge_weight_norm(weights)
+
+
+def load_hubert(folder: Path) -> nn.Module:
+    """A HuBERT by local path, from safetensors.
+
+    Raises:
+        ConfigError: nothing there, or another kind of model.
+    """
+    config = folder / "config.json"
+    found = read_json(config).get("model_type") if config.exists() else None
+    if found != "hubert":
+        raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
+    hubert: nn.Module = HubertModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return hubert
 
 
 def assign(model: nn.Module, weights: dict[str, Tensor], where: str) -> nn.Module:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder
+from tokenizer.higgs.config import published_config
 from tokenizer.higgs.kernels import linear
-from tokenizer.higgs.loading import assign, load_folder, save_folder
+from tokenizer.higgs.loading import assign, load_folder, load_hubert, save_folder
 from tokenizer.higgs.quantizer import HiggsQuantizer
 from tokenizer.higgs.semantic import (
     TEACHER_PADDING_SAMPLES,
@@ -27,19 +28,7 @@ from tokenizer.higgs.semantic import (
     teacher_features,
     teacher_frames,
 )
-
-
-class HiggsOutput(NamedTuple):
-    """What a training forward returns."""
-
-    samples_BN: Tensor
-    """Frames times the hop of them."""
-    latent_BFD: Tensor
-    """Before the quantizer."""
-    codes_BKF: Tensor
-    commitment: Tensor
-    semantic: Tensor
-    """Mean squared distance of the semantic decoder's features to the teacher's."""
+from tokenizer.model import TokenizerOutput
 
 
 class HiggsTokenizer(nn.Module):
@@ -117,16 +106,31 @@ class HiggsTokenizer(nn.Module):
         each_kbps = math.log2(self.codebook_size) * self.config.frame_rate / 1000
         return max(1, math.floor(bandwidth_kbps / each_kbps))
 
-    def forward(self, samples_BN: Tensor, num_codebooks: int | None = None) -> HiggsOutput:
-        """Reconstruct, for training: straight-through gradients, and the losses that need the inside."""
+    def forward(
+        self,
+        samples_BN: Tensor,
+        num_codebooks: int | Tensor | None = None,
+        quantize: bool = True,
+        features_BTH: Tensor | None = None,
+    ) -> TokenizerOutput:
+        """Reconstruct, for training: straight-through gradients, and the losses that need the inside.
+
+        Args:
+            samples_BN: waveforms of a frame or more.
+            num_codebooks: how many to use, of all or of each item.
+            quantize: False is the plain autoencoder.
+            features_BTH: not used: the teacher is a part of this tokenizer, and its features are encoded too.
+        """
         self._check_length(samples_BN.shape[1])
         teacher_BFD = self._teacher(samples_BN)
         latent_BFD = self._fuse(samples_BN, teacher_BFD)
-        quantized = self.quantizer(latent_BFD, num_codebooks)
-        predicted_BDF = self.decoder_semantic(self.fc1(quantized.latent_BFD).transpose(1, 2))
+        used_BFD, codes_BKF, commitment = latent_BFD, None, latent_BFD.new_zeros(())
+        if quantize:
+            used_BFD, codes_BKF, commitment = self.quantizer(latent_BFD, num_codebooks)
+        predicted_BDF = self.decoder_semantic(self.fc1(used_BFD).transpose(1, 2))
         semantic = functional.mse_loss(predicted_BDF.transpose(1, 2), teacher_BFD)
-        decoded_B1N = self.acoustic_decoder(self.fc2(quantized.latent_BFD).transpose(1, 2))
-        return HiggsOutput(decoded_B1N[:, 0], latent_BFD, quantized.codes_BKF, quantized.commitment, semantic)
+        decoded_B1N = self.acoustic_decoder(self.fc2(used_BFD).transpose(1, 2))
+        return TokenizerOutput(decoded_B1N[:, 0], latent_BFD, codes_BKF, commitment, semantic)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
         """What is quantized, `[B, F, D]`."""
@@ -240,3 +244,15 @@ class HiggsTokenizer(nn.Module):
         config = self.config
         resampled = math.ceil(num_samples * config.semantic_sample_rate / config.sample_rate)
         return teacher_frames(config.semantic_model_config, resampled + 2 * TEACHER_PADDING_SAMPLES)
+
+
+def new_higgs(teacher: Path) -> HiggsTokenizer:
+    """An untrained tokenizer of the published shape around the HuBERT in a folder.
+
+    Raises:
+        ConfigError: no HuBERT there.
+    """
+    hubert: Any = load_hubert(teacher)
+    model = HiggsTokenizer(published_config(hubert.config))
+    model.semantic_model.load_state_dict(hubert.state_dict())
+    return model

@@ -5,24 +5,14 @@ Shapes: B batch, F frames, S vectors, D latent dimension, E codebook dimension, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from tokenizer.codebooks import Quantized, alive_share, level_counts, usage_perplexity
+
 DECAY = 0.99
 SMOOTHING = 1e-5
-
-
-class Quantized(NamedTuple):
-    """What quantizing in training returns."""
-
-    latent_BFD: Tensor
-    """The quantized latent, with straight-through gradients."""
-    codes_BKF: Tensor
-    commitment: Tensor
-    """Mean squared distance of each level's projected residual to its (fixed) code vector, mean over levels."""
 
 
 class Codebook(nn.Module):
@@ -114,23 +104,32 @@ class HiggsQuantizer(nn.Module):
             total_BFD = total_BFD + level.decode(codes_BKF[:, index])
         return total_BFD
 
-    def forward(self, latent_BFD: Tensor, num_codebooks: int | None = None) -> Quantized:
-        """Quantize with straight-through gradients; in training mode the codebooks follow."""
+    def forward(self, latent_BFD: Tensor, num_codebooks: int | Tensor | None = None) -> Quantized:
+        """Quantize with straight-through gradients; in training mode the codebooks follow.
+
+        `num_codebooks`: of all items or `[B]` of each; an item's further levels add nothing.
+        """
+        counts_B, computed = level_counts(num_codebooks, len(latent_BFD), len(self.quantizers))
+        counts_B = counts_B.to(latent_BFD.device)
         residual_BFD, total_BFD = latent_BFD, torch.zeros_like(latent_BFD)
-        codes, commitment = [], latent_BFD.new_zeros(())
-        levels = self.levels(num_codebooks)
-        for level in levels:
+        codes, distance, used = [], latent_BFD.new_zeros(()), latent_BFD.new_zeros(())
+        for index, level in enumerate(self.levels(computed)):
+            counted_B = index < counts_B
             x_BFE = level.project_in(residual_BFD)
-            codes_S = level.codebook.nearest(x_BFE.detach().flatten(0, 1))
+            codes_BF = level.codebook.nearest(x_BFE.detach().flatten(0, 1)).view(x_BFE.shape[:2])
             # a copy: `follow` writes into the codebook before the backward pass reads these
-            chosen_BFE = functional.embedding(codes_S, level.codebook.embed).view_as(x_BFE)
-            commitment = commitment + functional.mse_loss(x_BFE, chosen_BFE)
+            chosen_BFE = functional.embedding(codes_BF, level.codebook.embed)
+            distance = distance + ((x_BFE - chosen_BFE).square().mean(dim=(1, 2)) * counted_B).sum()
+            used = used + counted_B.sum()
             if self.training:
-                level.codebook.follow(x_BFE.detach().flatten(0, 1).float(), codes_S)
+                level.codebook.follow(
+                    x_BFE.detach()[counted_B].flatten(0, 1).float(), codes_BF[counted_B].flatten()
+                )
             quantized_BFD = level.project_out(x_BFE + (chosen_BFE - x_BFE).detach())
-            residual_BFD, total_BFD = residual_BFD - quantized_BFD, total_BFD + quantized_BFD
-            codes.append(codes_S.view(latent_BFD.shape[:2]))
-        return Quantized(total_BFD, torch.stack(codes, dim=1), commitment / len(levels))
+            total_BFD = total_BFD + quantized_BFD * counted_B[:, None, None]
+            residual_BFD = residual_BFD - quantized_BFD
+            codes.append(codes_BF)
+        return Quantized(total_BFD, torch.stack(codes, dim=1), distance / used.clamp_min(1))
 
     @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
@@ -150,9 +149,9 @@ class HiggsQuantizer(nn.Module):
             residual_SD = residual_SD - level.decode(book.nearest(x_SE))
 
     @torch.no_grad()
-    def revive(self, latent_SD: Tensor, generator: torch.Generator, threshold: float = 0.05) -> int:
+    def revive(self, latent_BFD: Tensor, generator: torch.Generator, threshold: float = 0.05) -> int:
         """Move codes used less than `threshold` times the mean onto residuals of this batch; returns how many."""
-        residual_SD, revived = latent_SD.float(), 0
+        residual_SD, revived = latent_BFD.flatten(0, 1).float(), 0
         for level in self.levels():
             x_SE, book = level.project_in(residual_SD), level.codebook
             residual_SD = residual_SD - level.decode(book.nearest(x_SE))
@@ -162,6 +161,17 @@ class HiggsQuantizer(nn.Module):
             book.place(dead, x_SE[picked], usage)
             revived += len(dead)
         return revived
+
+    def alive_K(self, threshold: float = 0.05) -> Tensor:
+        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
+        return alive_share(self._usage_KV(), threshold)
+
+    def ema_perplexity_K(self) -> Tensor:
+        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
+        return usage_perplexity(self._usage_KV())
+
+    def _usage_KV(self) -> Tensor:
+        return torch.stack([level.codebook.cluster_size for level in self.levels()])
 
 
 def totals(x_SE: Tensor, codes_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
