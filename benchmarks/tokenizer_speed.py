@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import resource
 import statistics
 import tempfile
@@ -24,6 +23,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import HiggsAudioV2TokenizerModel
+
+from tokenizer.higgs import HiggsTokenizer, published_config
+from tokenizer.model import AudioTokenizer, TokenizerConfig
+from tokenizer.stages import SIZES
 
 SAMPLE_RATE = 24_000
 BATCHES = (1, 4)
@@ -41,10 +45,11 @@ class Side:
     parameters: int
 
 
-def build(name: str) -> Side:
-    """A tokenizer at its published shape, with random weights and spread codebooks."""
+def build(name: str, higgs_folder: Path) -> Side:
+    """A tokenizer at its published shape, with random weights."""
     torch.manual_seed(0)
-    return {"native": _native, "mimi": _mimi, "higgs": _higgs, "higgs-preset": _higgs_preset}[name]()
+    makers = {"native": _native, "mimi": _mimi, "higgs": _higgs, "higgs-preset": _higgs_preset}
+    return makers[name](higgs_folder)
 
 
 def main() -> None:
@@ -55,19 +60,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a clip")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        write_higgs(Path(name))
+        compare(Path(name), arguments.seconds, arguments.rounds)
+
+
+def compare(higgs_folder: Path, seconds: float, rounds: int) -> None:
+    """Measure and print every case."""
     names = sorted({name for pair in CASES.values() for name in pair})
-    sides = {name: build(name) for name in names}
-    length = int(arguments.seconds * SAMPLE_RATE)
+    sides = {name: build(name, higgs_folder) for name in names}
+    length = int(seconds * SAMPLE_RATE)
     for batch in BATCHES:
         audio = speech_like(batch, length)
-        times = measure(sides, audio, arguments.rounds)
-        memory = {name: peak_memory_mb(name, batch, length) for name in names}
+        times = measure(sides, audio, rounds)
+        memory = {name: peak_memory_mb(name, higgs_folder, batch, length) for name in names}
         for case, (ours, peer) in CASES.items():
             for work in ("encode", "decode"):
-                values = [
-                    statistics.median(times[name, work]) / (batch * arguments.seconds)
-                    for name in (ours, peer)
-                ]
+                values = [statistics.median(times[name, work]) / (batch * seconds) for name in (ours, peer)]
                 _print(f"{case} {work} batch {batch}", *values, "CPU-s per audio-s")
             _print(f"{case} memory batch {batch}", memory[ours], memory[peer], "MB at the peak")
     codes = [sides[name].encode(speech_like(2, length)) for name in ("higgs-preset", "higgs")]
@@ -95,15 +104,15 @@ def measure(sides: dict[str, Side], audio: Tensor, rounds: int) -> dict[tuple[st
     return times
 
 
-def peak_memory_mb(name: str, batch: int, length: int) -> float:
+def peak_memory_mb(name: str, higgs_folder: Path, batch: int, length: int) -> float:
     """Peak resident memory of a process that encodes and decodes once."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (name, batch, length))
+        return pool.apply(_peak, (name, higgs_folder, batch, length))
 
 
-def _peak(name: str, batch: int, length: int) -> float:
+def _peak(name: str, higgs_folder: Path, batch: int, length: int) -> float:
     torch.set_num_threads(1)
-    side = build(name)
+    side = build(name, higgs_folder)
     side.decode(side.encode(speech_like(batch, length)))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -123,10 +132,7 @@ def speech_like(batch: int, length: int) -> Tensor:
     return torch.stack(rows)[:, None]
 
 
-def _native() -> Side:
-    from tokenizer.model import AudioTokenizer, TokenizerConfig
-    from tokenizer.stages import SIZES
-
+def _native(_: Path) -> Side:
     rule = SIZES["1b"]
     model = AudioTokenizer(
         TokenizerConfig(
@@ -144,10 +150,8 @@ def _native() -> Side:
     return Side(lambda audio: model.encode_batch(audio[:, 0])[0], decode, _count(model))
 
 
-def _higgs() -> Side:
-    from transformers import HiggsAudioV2TokenizerModel
-
-    model = HiggsAudioV2TokenizerModel.from_pretrained(_higgs_folder()).eval()
+def _higgs(folder: Path) -> Side:
+    model = HiggsAudioV2TokenizerModel.from_pretrained(folder).eval()
 
     def encode(audio: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -160,44 +164,35 @@ def _higgs() -> Side:
     return Side(encode, decode, _count(model))
 
 
-def _higgs_preset() -> Side:
-    from tokenizer.higgs import HiggsTokenizer
-
-    model = HiggsTokenizer.from_pretrained(_higgs_folder())
+def _higgs_preset(folder: Path) -> Side:
+    model = HiggsTokenizer.from_pretrained(folder)
     return Side(lambda audio: model.encode_batch(audio[:, 0]), model.decode_batch, _count(model))
 
 
-def _higgs_folder() -> Path:
-    """Random weights at the published shape, written once, with codebooks that spread."""
-    folder = Path(tempfile.gettempdir()) / f"audiollm-higgs-{os.getuid()}"
-    if not (folder / "config.json").exists():
-        from transformers import HiggsAudioV2TokenizerModel
-
-        from tokenizer.higgs import published_config
-
-        torch.manual_seed(0)
-        model = HiggsAudioV2TokenizerModel(published_config()).eval()
-        with torch.no_grad():
-            for level in model.quantizer.quantizers:
-                level.codebook.embed.normal_(std=0.05)
-        model.save_pretrained(folder)
-    return folder
-
-
-def _mimi() -> Side:
-    from transformers import MimiConfig, MimiModel
-
-    model = MimiModel(MimiConfig()).eval()
-
-    def encode(audio: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return model.encode(audio, num_quantizers=8).audio_codes
-
-    def decode(codes: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return model.decode(codes).audio_values
-
-    return Side(encode, decode, _count(model))
+@torch.no_grad()
+def write_higgs(folder: Path) -> None:
+    """The published shape, as transformers saves it, at weights where every codebook uses many of its codes."""
+    torch.manual_seed(0)
+    model = HiggsAudioV2TokenizerModel(published_config()).eval()
+    for name, weight in model.named_parameters():
+        if name.startswith("acoustic_") and weight.ndim == 3:
+            if name.endswith("alpha"):
+                weight.uniform_(0.3, 2.0)
+            else:
+                weight.normal_(0, 0.6 / (weight.shape[1] * weight.shape[2]) ** 0.5)
+    latents: list[Tensor] = []
+    hook = model.fc.register_forward_hook(lambda _module, _inputs, output: latents.append(output))
+    model.encode(speech_like(1, SAMPLE_RATE))
+    hook.remove()
+    latent_SD = latents[0].flatten(0, 1)
+    spread_D = latent_SD.std(dim=0) + 1e-9
+    model.fc.weight /= spread_D[:, None]
+    model.fc.bias.sub_(latent_SD.mean(dim=0)).div_(spread_D)
+    for level in model.quantizer.quantizers:
+        level.project_in.weight.normal_(0, level.project_in.in_features**-0.5)
+        level.project_out.weight.normal_(0, 0.3 * level.project_out.in_features**-0.5)
+        level.codebook.embed.normal_()
+    model.save_pretrained(folder)
 
 
 def _count(model: torch.nn.Module) -> int:

@@ -13,6 +13,8 @@ from librosa.filters import mel as librosa_mel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokenizer.linear import Linear
+
 
 def frame(samples_BN: Tensor, window_samples: int, hop_samples: int) -> Tensor:
     """Overlapping frames `[B, T, W]`, T = (N - W) / hop + 1; W and N must be multiples of the hop.
@@ -110,8 +112,8 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.depthwise = CausalConv(channels, channels, kernel_size, groups=channels)
         self.norm = nn.LayerNorm(channels)
-        self.expand = nn.Linear(channels, expansion * channels)
-        self.reduce = nn.Linear(expansion * channels, channels)
+        self.expand = Linear(channels, expansion * channels)
+        self.reduce = Linear(expansion * channels, channels)
         self.scale = nn.Parameter(torch.full((channels,), 0.1))
 
     def forward(self, x_BTC: Tensor, carry: Carry | None = None) -> Tensor:
@@ -126,7 +128,7 @@ class Downsample(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = nn.Linear(stride * in_channels, out_channels)
+        self.project = Linear(stride * in_channels, out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         folded: Tensor = self.project(x_BTC.unflatten(1, (-1, self.stride)).flatten(2))
@@ -139,7 +141,7 @@ class Upsample(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.project = nn.Linear(in_channels, stride * out_channels)
+        self.project = Linear(in_channels, stride * out_channels)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         expanded: Tensor = self.project(x_BTC)
@@ -157,7 +159,7 @@ class InverseSTFTHead(nn.Module):
         super().__init__()
         self.n_fft, self.hop_samples, self.channels = n_fft, hop_samples, channels
         self.delay_samples = (n_fft - hop_samples) // 2
-        self.project = nn.Linear(in_channels, channels * (n_fft + 2))
+        self.project = Linear(in_channels, channels * (n_fft + 2))
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.window_W: Tensor
 

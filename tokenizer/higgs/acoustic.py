@@ -21,12 +21,11 @@ from tokenizer.higgs.kernels import (
     Source,
     compute,
     conv,
-    linear,
     silence_outside,
     source_of,
     squared_sine,
-    uses_onednn,
 )
+from tokenizer.linear import linear, uses_onednn
 
 LARGE_WEIGHTS = 1 << 22
 """A convolution with a stride and more weights than this is run as one matrix product: a convolution would

@@ -1,4 +1,4 @@
-"""What the fast path is made of: matrix products through oneDNN, and signals computed a span at a time.
+"""What the fast path is made of: signals computed a span at a time.
 
 On a CPU the 24 kHz layers of the encoder are bound by memory, not by arithmetic: one activation of ten seconds
 is 60 MB, and every elementwise pass over it leaves the caches. So a stack of layers is run on a few thousand steps
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokenizer.linear import uses_onednn
+
 Source = Callable[[int, int], Tensor]
 """`(start, stop)` to the signal there, `[1, C, stop - start]`, zeros outside of it."""
 
@@ -32,29 +34,6 @@ _SQUARED_SINE = [
     .coef.tolist()
 ]
 """sin²(πr)/r² as a polynomial of degree 5 in r², |r| <= 1/2; its error is 2e-8, less than float32's."""
-
-
-class Linear(nn.Module):
-    """`nn.Linear` (same parameters) that runs through oneDNN where no gradient is needed.
-
-    torch sends float32 products to MKL, which is about half as fast as oneDNN on AMD processors.
-    """
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        plain = nn.Linear(in_features, out_features)
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`functional.linear`, through oneDNN where that is possible."""
-    if uses_onednn(x):
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
-        return product
-    return functional.linear(x, weight_OI, bias_O)
 
 
 def conv(layer: nn.Conv1d, x_BCT: Tensor, pad: bool = True) -> Tensor:
@@ -89,17 +68,6 @@ def squared_sine(alpha: Tensor, x: Tensor) -> Tensor:
     for coefficient in reversed(coefficients):
         p = torch.addcmul(coefficient, p, u, out=y)
     return p.mul_(u)
-
-
-def uses_onednn(x: Tensor) -> bool:
-    """Whether the private oneDNN operators may run: float32 on a CPU, and nothing to differentiate."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.is_available()
-    )
 
 
 def source_of(x_1CT: Tensor) -> Source:

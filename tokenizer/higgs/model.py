@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder
 from tokenizer.higgs.config import published_config
-from tokenizer.higgs.kernels import linear
 from tokenizer.higgs.loading import assign, load_folder, load_hubert, save_folder
 from tokenizer.higgs.quantizer import HiggsQuantizer
 from tokenizer.higgs.semantic import (
@@ -28,6 +27,7 @@ from tokenizer.higgs.semantic import (
     teacher_features,
     teacher_frames,
 )
+from tokenizer.linear import linear
 from tokenizer.model import TokenizerOutput
 
 
