@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import HiggsAudioV2TokenizerModel
+from transformers import HiggsAudioV2TokenizerModel, MimiConfig, MimiModel
 
 from tokenizer.higgs import HiggsTokenizer, published_config
 from tokenizer.model import AudioTokenizer, TokenizerConfig
@@ -114,7 +113,13 @@ def _peak(name: str, higgs_folder: Path, batch: int, length: int) -> float:
     torch.set_num_threads(1)
     side = build(name, higgs_folder)
     side.decode(side.encode(speech_like(batch, length)))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_mb()
+
+
+def peak_mb() -> float:
+    """Peak resident memory of this process (getrusage would count that of the process that began it)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def speech_like(batch: int, length: int) -> Tensor:
@@ -148,6 +153,20 @@ def _native(_: Path) -> Side:
         return model.decode_batch(codes_BKT, mask_BT)[0]
 
     return Side(lambda audio: model.encode_batch(audio[:, 0])[0], decode, _count(model))
+
+
+def _mimi(_: Path) -> Side:
+    model = MimiModel(MimiConfig()).eval()
+
+    def encode(audio: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.encode(audio, num_quantizers=8).audio_codes
+
+    def decode(codes: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model.decode(codes).audio_values
+
+    return Side(encode, decode, _count(model))
 
 
 def _higgs(folder: Path) -> Side:

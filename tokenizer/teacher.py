@@ -5,8 +5,7 @@ on nothing but the recordings at hand). Either way a teacher maps 24 kHz wavefor
 standardised per dimension, frame t centred on its own 40 ms.
 
 Shapes: B batch, N samples, T frames at 25 Hz, C channels, M mel bands, S hidden states (the embedding and each
-layer), R selections of states (each, then their mean), U units a frame, V number of units, P unit features,
-F masked frames.
+layer), R selections of states (each, then their mean), U units a frame, V number of units, P unit features.
 """
 
 from __future__ import annotations
@@ -213,15 +212,14 @@ class MelUnitEncoder(nn.Module):
         """`[S, B, T, C]`, T = N / 960: the embedding, then each layer's output."""
         return torch.stack(self._encode(self.mel(samples_BN)))
 
-    def masked_logits(self, mel_BLM: Tensor, mask_BT: Tensor) -> Tensor:
-        """Logits of the units `[F, U, V]` of the frames where `mask_BT` is true, which the encoder does not see.
+    def unit_logits(self, mel_BLM: Tensor, mask_BT: Tensor) -> Tensor:
+        """Logits of each frame's units `[B, T, U, V]`; the encoder does not see frames where `mask_BT` is true.
 
         Args:
             mel_BLM: what `mel` gives, L mel frames, L = T * 960 / mel hop.
         """
-        last_BTC = self._encode(mel_BLM, mask_BT)[-1]
-        logits: Tensor = self.predict(self.norm(last_BTC[mask_BT]))
-        return logits.unflatten(1, (self.config.units_per_frame, -1))
+        logits: Tensor = self.predict(self.norm(self._encode(mel_BLM, mask_BT)[-1]))
+        return logits.unflatten(2, (self.config.units_per_frame, -1))
 
     def unit_features(self, mel_BLM: Tensor) -> Tensor:
         """What units are clusters of, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.

@@ -3,7 +3,8 @@
 HuBERT's recipe, first iteration (arXiv 2106.07447). No label and no held-out clip takes part: the held-out clips
 are only scored, so that the log shows whether what is learned holds for other recordings.
 
-Shapes: B crops, N samples, L mel frames, T frames at 25 Hz, U units a frame, F masked frames.
+Shapes: B crops, N samples, L mel frames, T frames at 25 Hz, U units a frame, V number of units,
+F frames picked by the mask.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class TeacherTrainingConfig:
     masked_share: float = 0.48
     masked_span: int = 7
     """Length of a hidden span in 40 ms frames; spans may overlap."""
+    visible_weight: float = 1.0
+    """Weight of the loss on frames that are not hidden (1 - alpha over alpha in HuBERT's equation 3).
+
+    HuBERT's 0 is for long training: in a few minutes it gives features that blur a frame into its neighbours.
+    """
     unit_batches: int = 15
     """Batches that the units are clustered on."""
     statistics_batches: int = 20
@@ -130,20 +136,25 @@ class MelUnitTask:
         return self._draw(self._store, generator)
 
     def updates(self, batch: tuple[Tensor, Tensor], step: int, steps: int) -> Iterator[Update]:
-        logits_FUV, units_FU = self._predict(*batch)
-        loss = functional.cross_entropy(logits_FUV.float().flatten(0, 1), units_FU.flatten())
-        yield Update(loss, {"masked_accuracy": _accuracy(logits_FUV, units_FU)})
+        logits_BTUV, units_BTU = self._predict(batch)
+        mask_BT = batch[1]
+        masked = _unit_loss(logits_BTUV[mask_BT], units_BTU[mask_BT])
+        visible = _unit_loss(logits_BTUV[~mask_BT], units_BTU[~mask_BT])
+        accuracy = _accuracy(logits_BTUV[mask_BT], units_BTU[mask_BT])
+        figures = {"masked_loss": masked, "visible_loss": visible, "masked_accuracy": accuracy}
+        yield Update(masked + self.config.visible_weight * visible, figures)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Loss and accuracy on hidden frames of held-out crops, beside the entropy of the units there."""
-        parts = []
+        logits, units = [], []
         for index in range(4):
-            crops = self._draw(self._held_out, step_generator(self.config.seed, index, "held-out crops"))
-            parts.append(self._predict(*crops))
-        logits_FUV = torch.cat([logits for logits, _ in parts]).float()
-        units_FU = torch.cat([units for _, units in parts])
+            batch = self._draw(self._held_out, step_generator(self.config.seed, index, "held-out crops"))
+            logits_BTUV, units_BTU = self._predict(batch)
+            logits.append(logits_BTUV[batch[1]])
+            units.append(units_BTU[batch[1]])
+        logits_FUV, units_FU = torch.cat(logits), torch.cat(units)
         return {
-            "masked_loss": float(functional.cross_entropy(logits_FUV.flatten(0, 1), units_FU.flatten())),
+            "masked_loss": float(_unit_loss(logits_FUV, units_FU)),
             "masked_accuracy": float(_accuracy(logits_FUV, units_FU)),
             "unigram_entropy": unigram_entropy(units_FU, self.config.model.num_units),
         }
@@ -168,11 +179,12 @@ class MelUnitTask:
         )
         return crops_BN.to(self._device), mask_BT.to(self._device)
 
-    def _predict(self, crops_BN: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        crops_BN, mask_BT = batch
         with torch.no_grad():
             mel_BLM = self.encoder.mel(crops_BN)
             units_BTU = self.encoder.units(mel_BLM)
-        return self.encoder.masked_logits(mel_BLM, mask_BT), units_BTU[mask_BT]
+        return self.encoder.unit_logits(mel_BLM, mask_BT), units_BTU
 
 
 @torch.no_grad()
@@ -216,6 +228,10 @@ def unigram_entropy(units: Tensor, num_units: int) -> float:
     """The entropy of how often each unit occurs, in nats: the least loss of a prediction that ignores its input."""
     shares_V = torch.bincount(units.flatten(), minlength=num_units).double() / units.numel()
     return float(torch.special.entr(shares_V).sum())
+
+
+def _unit_loss(logits_FUV: Tensor, units_FU: Tensor) -> Tensor:
+    return functional.cross_entropy(logits_FUV.float().flatten(0, 1), units_FU.flatten())
 
 
 def _accuracy(logits_FUV: Tensor, units_FU: Tensor) -> Tensor:
