@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,11 @@ def train_side(
         ema_decay=0.995,
         checkpoint_seconds=60,
     )
-    figures = train(TokenizerTask(model, *stores, task_config, teacher), loop, folder, context, CPU)
+    task = TokenizerTask(model, *stores, task_config, teacher)
+    figures = train(task, loop, folder, context, CPU)
+    started = time.process_time()
+    task.refit_codebooks()
+    figures["cpu_seconds"] += time.process_time() - started
     _save(model, folder / "weights")
     write_json(done, {"minutes": minutes, "teacher_cpu_seconds": teacher_s, **figures})
 

@@ -123,16 +123,22 @@ def cluster_sums(
 
 
 def kmeans(
-    samples_SD: Tensor, size: int, generator: torch.Generator, iterations: int
+    samples_SD: Tensor,
+    size: int,
+    generator: torch.Generator,
+    iterations: int,
+    start_VD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from random samples; an empty cluster restarts at a sample, likelier a far one.
+    """Lloyd's algorithm from random samples or a start; an empty cluster restarts at a sample, likelier a far one.
 
     Far ones, because recordings have heaps of equal frames (silence) that a uniform draw would fill with codes.
 
     Returns:
         the vectors `[V, D]` and how many samples are nearest to each `[V]`.
     """
-    vectors_VD = samples_SD[draw(len(samples_SD), size, generator).to(samples_SD.device)]
+    if start_VD is None:
+        start_VD = samples_SD[draw(len(samples_SD), size, generator).to(samples_SD.device)]
+    vectors_VD = start_VD
     for _ in range(iterations):
         codes_S = nearest_codes(samples_SD, vectors_VD)
         counts_V, sums_VD = cluster_sums(samples_SD, codes_S, size)

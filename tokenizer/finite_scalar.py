@@ -122,6 +122,9 @@ class FiniteScalarQuantizer(nn.Module):
             residual_SD = residual_SD - self.outward[level](values_SC)
         copy_from_rank_0([*self.parameters(), self.usage_KV])
 
+    def refit(self, latent_SD: Tensor, generator: torch.Generator) -> None:
+        """Nothing to do: the grid is fixed, and its projections are averaged with the encoder's weights."""
+
     def revive(
         self,
         latent_BTD: Tensor,

@@ -93,6 +93,9 @@ class Quantizer(Protocol):
             ValueError: there are none.
         """
 
+    def refit(self, latent_SD: Tensor, generator: torch.Generator) -> None:
+        """Fit the codebooks, from where they are, to the latents of an encoder that no longer changes."""
+
     def revive(
         self,
         latent_BTD: Tensor,
@@ -190,9 +193,29 @@ class ResidualVectorQuantizer(nn.Module):
     @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
         """k-means on a sample of the latents, level by level on what the levels before leave over."""
+        self._fit(latent_SD, generator, iterations, [None] * self.num_codebooks)
+
+    @torch.no_grad()
+    def refit(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 3) -> None:
+        """A few steps of k-means from the codebooks as they are; codes that nothing is near to begin anew."""
+        self._fit(latent_SD, generator, iterations, list(self.vectors_KVD.clone()))
+
+    def _fit(
+        self,
+        latent_SD: Tensor,
+        generator: torch.Generator,
+        iterations: int,
+        starts_VD: Sequence[Tensor | None],
+    ) -> None:
         residual_SD = sample_of_all_ranks(latent_SD, self.codebook_size, generator)
-        for level in range(self.num_codebooks):
-            vectors_VD, counts_V = kmeans(residual_SD, self.codebook_size, generator, iterations)
+        for level, start_VD in enumerate(starts_VD):
+            vectors_VD, counts_V = kmeans(
+                residual_SD,
+                self.codebook_size,
+                generator,
+                iterations,
+                None if start_VD is None else start_VD.to(residual_SD),
+            )
             # sums and usage together, or the first update would pull every vector towards zero
             self.usage_KV[level] = (counts_V / counts_V.mean()).clamp_min(MIN_USAGE)
             self.embed_sum_KVD[level] = vectors_VD * self.usage_KV[level].unsqueeze(-1)
@@ -309,6 +332,11 @@ class SplitResidualQuantizer(nn.Module):
         """k-means on a sample of each half."""
         self.semantic.initialize(latent_SD[:, : self.dim], generator, iterations)
         self.acoustic.initialize(latent_SD[:, self.dim :], generator, iterations)
+
+    def refit(self, latent_SD: Tensor, generator: torch.Generator) -> None:
+        """A few steps of k-means from the codebooks as they are, of each half."""
+        self.semantic.refit(latent_SD[:, : self.dim], generator)
+        self.acoustic.refit(latent_SD[:, self.dim :], generator)
 
     def revive(
         self,

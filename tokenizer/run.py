@@ -62,6 +62,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)
+    task.refit_codebooks()
     model.cpu().save_pretrained(context.folder / "model")
     figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)

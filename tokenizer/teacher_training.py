@@ -46,9 +46,10 @@ class TeacherTrainingConfig:
     masked_span: int = 7
     """Length of a hidden span in 40 ms frames; spans may overlap."""
     visible_weight: float = 1.0
-    """Weight of the loss on frames that are not hidden (1 - alpha over alpha in HuBERT's equation 3).
+    """Weight of the loss on frames that are not hidden, beside 1 on the hidden ones.
 
-    HuBERT's 0 is for long training: in a few minutes it gives features that blur a frame into its neighbours.
+    HuBERT settles on 0, for long training. In a few minutes that gives features from which digits and sounds are
+    told worse than from an untrained network's.
     """
     unit_batches: int = 15
     """Batches that the units are clustered on."""

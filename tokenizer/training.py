@@ -29,6 +29,9 @@ OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25,
 """Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
 
 
+REFIT_FRAMES_PER_CODE = 60
+
+
 @dataclass(frozen=True)
 class TokenizerTaskConfig:
     """What the loss is made of. Weights: see `tokenizer/README.md`."""
@@ -181,13 +184,24 @@ class TokenizerTask:
         """Two of the four scales: the same loss on average, at half its cost."""
         return [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
 
-    @torch.no_grad()
     def _initialize_codebooks(self, dice: torch.Generator) -> None:
+        self.model.quantizer.initialize(self._latents(self.config.kmeans_batches, "kmeans"), dice)
+
+    def refit_codebooks(self) -> None:
+        """After the last step: fit the codebooks to the averaged encoder (they have followed the other one)."""
+        frames = REFIT_FRAMES_PER_CODE * self.model.codebook_size
+        batches = -(-frames // (self.config.batch_size * self.config.crop_frames))
+        dice = step_generator(self.config.seed, 0, "refit")
+        self.model.quantizer.refit(self._latents(batches, "refit crops"), dice)
+
+    @torch.no_grad()
+    def _latents(self, batches: int, purpose: str) -> Tensor:
+        """Of random training crops, `[S, D]`."""
         latents = []
-        for index in range(self.config.kmeans_batches):
-            crops_BN = self.batch(index, step_generator(self.config.seed, index, "kmeans"))
+        for index in range(batches):
+            crops_BN = self.batch(index, step_generator(self.config.seed, index, purpose))
             latents.append(self.model.latent(crops_BN).float().flatten(0, 1))
-        self.model.quantizer.initialize(torch.cat(latents), dice)
+        return torch.cat(latents)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from tokenizer.codebooks import Quantized, alive_share, level_counts, usage_perplexity
+from tokenizer.codebooks import Quantized, alive_share, kmeans, level_counts, usage_perplexity
 
 DECAY = 0.99
 SMOOTHING = 1e-5
@@ -55,7 +55,9 @@ class Codebook(nn.Module):
     def place(self, chosen: Tensor, vectors_VE: Tensor, usage: float | Tensor = 1.0) -> None:
         """Put vectors at `chosen`, in the exponential mean too, so that the next step does not undo it."""
         self.embed[chosen] = vectors_VE
-        self.embed_avg[chosen] = vectors_VE * usage
+        self.embed_avg[chosen] = vectors_VE * (
+            usage[:, None] if isinstance(usage, Tensor) and usage.ndim else usage
+        )
         self.cluster_size[chosen] = usage
 
 
@@ -131,20 +133,23 @@ class HiggsQuantizer(nn.Module):
             codes.append(codes_BF)
         return Quantized(total_BFD, torch.stack(codes, dim=1), distance / used.clamp_min(1))
 
-    @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
         """k-means on real latents, level by level on what the levels before leave over."""
+        self._fit(latent_SD, generator, iterations, anew=True)
+
+    def refit(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 3) -> None:
+        """A few steps of k-means from the codebooks as they are; codes that nothing is near to begin anew."""
+        self._fit(latent_SD, generator, iterations, anew=False)
+
+    @torch.no_grad()
+    def _fit(self, latent_SD: Tensor, generator: torch.Generator, iterations: int, anew: bool) -> None:
         residual_SD = latent_SD.float()
         for level in self.levels():
             x_SE, book = level.project_in(residual_SD), level.codebook
-            size = len(book.embed)
-            picked = torch.randperm(len(x_SE), generator=generator)[:size].to(x_SE.device)
-            every = torch.arange(size, device=x_SE.device)
-            book.place(every, x_SE[picked].repeat(-(-size // len(picked)), 1)[:size])
-            for _ in range(iterations):
-                counts_V, sums_VE = totals(x_SE, book.nearest(x_SE), size)
-                used = counts_V > 0
-                book.place(every[used], sums_VE[used] / counts_V[used, None])
+            start_VE = None if anew else book.embed.clone()
+            vectors_VE, counts_V = kmeans(x_SE, len(book.embed), generator, iterations, start_VE)
+            usage_V = (counts_V / counts_V.mean()).clamp_min(SMOOTHING)
+            book.place(torch.arange(len(book.embed), device=x_SE.device), vectors_VE, usage_V)
             book.inited.fill_(1)
             residual_SD = residual_SD - level.decode(book.nearest(x_SE))
 
