@@ -372,3 +372,23 @@ def used_before_and_after(
     for _ in range(40):
         update(torch.randn(1, 256, 4, generator=generator))
     return before, used()
+
+
+@pytest.mark.parametrize("kind", ["rvq", "split_rvq"])
+def test_a_refit_follows_an_encoder_that_moved_and_brings_every_code_into_use(kind: str) -> None:
+    """The codebooks of latents that have since been shrunk and shifted: distance falls, and no code is idle."""
+    dice = torch.Generator().manual_seed(0)
+    quantizer = QUANTIZERS[kind](4, 32, 6)
+    before_SD = torch.randn(4000, quantizer.latent_dim, generator=dice)
+    quantizer.initialize(before_SD, dice)
+    moved_SD = 0.5 * before_SD + 0.3
+
+    def left_over() -> float:
+        codes_BKT = quantizer.encode([moved_SD[None]])[0]
+        return float((quantizer.decode(codes_BKT)[0] - moved_SD).square().mean())
+
+    stale = left_over()
+    quantizer.refit(moved_SD, dice)
+    assert left_over() < 0.7 * stale
+    codes_BKT = quantizer.encode([moved_SD[None]])[0]
+    assert [len(codes_T.unique()) for codes_T in codes_BKT[0]] == [32] * 4

@@ -55,9 +55,7 @@ class Codebook(nn.Module):
     def place(self, chosen: Tensor, vectors_VE: Tensor, usage: float | Tensor = 1.0) -> None:
         """Put vectors at `chosen`, in the exponential mean too, so that the next step does not undo it."""
         self.embed[chosen] = vectors_VE
-        self.embed_avg[chosen] = vectors_VE * (
-            usage[:, None] if isinstance(usage, Tensor) and usage.ndim else usage
-        )
+        self.embed_avg[chosen] = vectors_VE * usage
         self.cluster_size[chosen] = usage
 
 
@@ -147,9 +145,8 @@ class HiggsQuantizer(nn.Module):
         for level in self.levels():
             x_SE, book = level.project_in(residual_SD), level.codebook
             start_VE = None if anew else book.embed.clone()
-            vectors_VE, counts_V = kmeans(x_SE, len(book.embed), generator, iterations, start_VE)
-            usage_V = (counts_V / counts_V.mean()).clamp_min(SMOOTHING)
-            book.place(torch.arange(len(book.embed), device=x_SE.device), vectors_VE, usage_V)
+            vectors_VE, _ = kmeans(x_SE, len(book.embed), generator, iterations, start_VE)
+            book.place(torch.arange(len(book.embed), device=x_SE.device), vectors_VE)
             book.inited.fill_(1)
             residual_SD = residual_SD - level.decode(book.nearest(x_SE))
 
