@@ -30,6 +30,8 @@ OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25,
 
 
 REFIT_FRAMES_PER_CODE = 60
+COLLAPSED_SHARE = 0.05
+"""Of a codebook's size: a perplexity, or a share of codes in use, below this is an alarm."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,12 @@ class TokenizerTask:
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Collapsed codebooks and a discriminator that no longer tells real from made."""
         found: dict[str, str] = {}
-        if figures.get("codes_alive", 1.0) < 0.1:
+        perplexities = [value for key, value in figures.items() if key.startswith("perplexity/")]
+        lowest, size = min(perplexities, default=float("inf")), self.model.codebook_size
+        if lowest < COLLAPSED_SHARE * size or figures.get("codes_alive", 1.0) < COLLAPSED_SHARE:
             found["codebook collapse"] = (
-                f"a codebook has {figures['codes_alive']:.0%} of its codes in use: lower the learning rate or "
-                "the commitment weight, or give more varied audio"
+                f"a codebook is used as if it had {lowest:.0f} of its {size} codes: lower the learning rate or the "
+                "commitment weight, train longer before the codebooks begin, or give more varied audio"
             )
         return {**found, **self._adversary.alarms()}
 

@@ -155,6 +155,8 @@ def test_alarms_name_a_collapse_and_a_dead_discriminator(store: ClipStore) -> No
     task = task_of(store, None)
     assert task.alarms({"codes_alive": 0.9}, 10) == {}
     assert list(task.alarms({"codes_alive": 0.02}, 10)) == ["codebook collapse"]
+    assert list(task.alarms({"perplexity/0": 9.0, "perplexity/7": 0.7}, 10)) == ["codebook collapse"]
+    assert task.alarms({"perplexity/0": 9.0, "perplexity/7": 0.9}, 10) == {}
     watch = task.modules()["watch"]
     watch.steps.fill_(10_000)  # a gap of zero for as long
     assert any(kind.startswith("dead discriminator") for kind in task.alarms({}, 10_000))
