@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from audiollm.files import read_json, write_json
+from audiollm.files import read_json, read_jsonl, write_json
 from audiollm.runner import Context
 from audiollm.train.loop import LoopConfig, train
 from tokenizer.data import ClipStore
@@ -69,6 +69,7 @@ def main() -> None:
     else:
         rows = {side: _scored(side, recordings, out / side, console) for side in SIDES}
         report(rows, arguments.minutes, console)
+        _tell_alarms(out, console)
 
 
 def _train_all(arguments: argparse.Namespace, out: Path, console: Console) -> None:
@@ -212,6 +213,14 @@ def report(rows: dict[str, dict[str, Any]], minutes: float, console: Console) ->
         better = peer / ours if "distance" in name else ours / peer
         line = {"bench": "learn_tokenizer", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
         print(json.dumps({**line, "ratio": round(better, 3), "unit": "score"}))
+
+
+def _tell_alarms(out: Path, console: Console) -> None:
+    """A side that raised an alarm in training (a collapsed codebook) is no peer to be proud of beating."""
+    for side in SIDES:
+        path = out / side / "alarms.jsonl"
+        for row in read_jsonl(path) if path.exists() else []:
+            console.print(f"[bold red]{side}: {row['kind']}[/] from step {row['step']}: {row['text']}")
 
 
 def _means(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -92,7 +92,7 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str) -> Markup | 
     with matplotlib.rc_context(_SVG_STYLE):
         figure = Figure(figsize=(3.15, 2.35), layout="constrained")
         axes = figure.add_subplot()
-        for colour, one in zip(_SERIES, series, strict=False):
+        for colour, one in zip(_SERIES[: len(series)], series, strict=True):
             steps, values = zip(*_thinned(one.points), strict=True)
             marker = "o" if one.dotted or len(steps) == 1 else None
             axes.plot(

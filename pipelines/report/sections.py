@@ -162,7 +162,7 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
         _chart(rows, "STFT distance", "mean |Δ ln magnitude|", "stft"),
         _chart(rows, "Semantic loss", "distance to the teacher's features", "semantic"),
         _chart(rows, "Commitment", "squared distance to the code", "commitment"),
-        _perplexity_chart(rows),
+        *_perplexity_charts(rows),
         _adversary_chart(rows),
     ]
     figures = material.figures(kind)
@@ -189,14 +189,24 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
     )
 
 
-def _perplexity_chart(rows: Sequence[Row]) -> Row:
-    series = [
-        series_of(rows, "evaluation/perplexity_first", "first, held out", dotted=True),
-        series_of(rows, "evaluation/perplexity_mean", "mean, held out", dotted=True),
-        series_of(rows, "perplexity/0", "first, training"),
-        series_of(rows, "perplexity/7", "eighth, training"),
+def _perplexity_charts(rows: Sequence[Row]) -> list[Row]:
+    """Of all codebooks on held-out clips, and of the first and the last in training."""
+    last = max(
+        (int(key.split("/")[1]) for row in rows for key in row if key.startswith("perplexity/")), default=0
+    )
+    held_out = [
+        series_of(rows, "evaluation/perplexity_first", "first codebook", dotted=True),
+        series_of(rows, "evaluation/perplexity_mean", "mean of all", dotted=True),
     ]
-    return _drawn("Codebook use", "codes in use (perplexity)", series)
+    training = [
+        series_of(rows, "perplexity/0", "first codebook"),
+        series_of(rows, f"perplexity/{last}", "last codebook"),
+    ]
+    unit = "codes in use (perplexity)"
+    return [
+        _drawn("Codebook use, held out", unit, held_out),
+        _drawn("Codebook use, training", unit, training),
+    ]
 
 
 def _adversary_chart(rows: Sequence[Row]) -> Row:
