@@ -20,6 +20,8 @@ STOCK_RATIOS = (8, 5, 4, 2)
 RESTRIDED_RATIOS = (8, 6, 5, 4)
 """Hop 960, 25 Hz, with as many stages as the stock one."""
 DIMENSION = 128
+OUTPUT_DEVIATION = 0.05
+"""Of the waveform at the start of training, about that of speech."""
 
 
 class EncodecBaseline(nn.Module):
@@ -53,6 +55,25 @@ class EncodecBaseline(nn.Module):
             used_BTD, codes_BKT, commitment = self.quantizer(latent_BTD, num_codebooks)
         return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, None)
 
+    @torch.no_grad()
+    def initialize(self, samples_BN: Tensor) -> None:
+        """Data-dependent start of weight norm (Salimans and Kingma, arXiv 1602.07868, section 3): unit activations.
+
+        Each convolution gets the scale and bias with which its outputs on these crops have mean 0 and deviation 1,
+        the last one `OUTPUT_DEVIATION`. With PyTorch's own start a signal fades through the layers, the latent
+        hardly moves with the input, and within our budget the decoder learns nothing but the mean spectrum.
+        """
+        hooks = [
+            module.register_forward_hook(_standardize)
+            for module in self.modules()
+            if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d))
+        ]
+        self.synthesize(self.latent(samples_BN))
+        for hook in hooks:
+            hook.remove()
+        last = [module for module in self.decoder.modules() if isinstance(module, nn.Conv1d)][-1]
+        last.weight_g.mul_(OUTPUT_DEVIATION)
+
     def latent(self, samples_BN: Tensor) -> Tensor:
         latent_BDT: Tensor = self.encoder(samples_BN[:, None])
         return latent_BDT.transpose(1, 2)
@@ -72,3 +93,11 @@ class EncodecBaseline(nn.Module):
     def decode(self, codes_KT: Tensor) -> Tensor:
         check_codes(codes_KT, self.num_codebooks, self.codebook_size)
         return self.eval().synthesize(self.quantizer.decode(codes_KT[None])).clamp(-1, 1)
+
+
+def _standardize(module: nn.Module, inputs: tuple[Tensor, ...], output_BCN: Tensor) -> Tensor:
+    """A forward hook: scale and bias such that the output has mean 0 a channel and deviation 1 over all."""
+    mean_C, deviation = output_BCN.mean(dim=(0, 2)), output_BCN.std()
+    module.weight_g.div_(deviation)
+    module.bias.copy_((module.bias - mean_C) / deviation)
+    return (output_BCN - mean_C[:, None]) / deviation
