@@ -1,24 +1,30 @@
-"""Token streams end to end with no padding, and the weight of every target.
+"""Token streams end to end with no padding, the weight of every target, and which streams share a pack.
 
-The weights make the objective the same whatever the packing:
-`L = w_text * mean over sequences with text targets of (mean over those targets)
-   + w_audio * mean over sequences with audio targets of (mean over frames of (mean over codebooks))`.
+The objective of an optimizer step is the same whatever its packs: weights add up to 1 for every sequence (or are
+1 for every target), every pack says how many it has in `counts`, and the step divides by their sum once.
 
 Shapes: B sequences, S positions of the pack, X and Y rows of some kind, K codebooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from audiollm.data.delay import IGNORE
 from audiollm.data.template import Kind, TokenStream
 from audiollm.models.attention import SegmentLayout
+
+Normalization = Literal["sequence", "token"]
+AudioReduction = Literal["mean", "sum"]
+Pack = list[int]
+"""Numbers of the samples in it; empty for an idle pack."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,9 @@ class PackedBatch:
     The model's feed-forwards then take two slices and nothing is gathered for them; attention, which gathers
     anyway, finds the order of each sequence in `layout`. Targets are already those of the position before (the
     shift is made in `pack`, once): row p holds what the logits at p must predict.
+
+    There is at least one text row, one audio row and one target of each (of no weight, where no stream has one):
+    no parameter is ever without a gradient.
     """
 
     text_ids_X: Tensor
@@ -42,70 +51,192 @@ class PackedBatch:
     """Rows whose logits have a text target."""
     text_targets: Tensor
     text_weights: Tensor
-    """Float, one a text target; they sum to 1 over the batch (or are empty)."""
+    """float64, one a text target."""
     audio_target_index: Tensor
     """Rows whose logits have at least one audio target."""
     audio_targets_XK: Tensor
     audio_weights_XK: Tensor
+    counts: Mapping[str, float]
+    """What the weighted sums of `text` and of `audio` are means over, once added up over the whole step."""
 
     def to(self, device: torch.device) -> PackedBatch:
-        moved: dict[str, Any] = {key: value.to(device) for key, value in self.__dict__.items()}
-        return PackedBatch(**moved)
+        moved: dict[str, Any] = {
+            key: value.to(device) for key, value in self.__dict__.items() if key != "counts"
+        }
+        return PackedBatch(**moved, counts=self.counts)
 
 
-def pack(streams: Sequence[TokenStream], multiple: int = 1) -> PackedBatch:
+def pack(
+    streams: Sequence[TokenStream],
+    multiple: int = 1,
+    normalization: Normalization = "sequence",
+    audio_reduction: AudioReduction = "mean",
+) -> PackedBatch:
     """Concatenate streams, shift their targets by one inside each, and weigh them.
 
     Args:
         multiple: fill up with idle rows of no weight, so that the numbers of text rows, audio rows and targets
             are multiples of this. Kernels that are built for a shape (oneDNN's bf16 products on CPU, compiled
             graphs) then meet few shapes in place of a new one at every step.
+        normalization: `sequence`: the text targets of a sequence weigh 1 together, however many, and so do its
+            audio targets; `token`: every target weighs the same, and so long sequences more.
+        audio_reduction: over codebooks, the `mean` or the `sum`.
+
+    Raises:
+        ValueError: no stream (see `idle_pack`).
     """
-    streams = [*streams, *_idle_streams(streams, multiple)]
+    if not streams:
+        raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
+    num_codebooks = streams[0].codes_SK.shape[1]
+    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction)
+
+
+def idle_pack(num_codebooks: int, multiple: int = 1) -> PackedBatch:
+    """A pack without samples, for a rank that has none left while others have: all weights and counts are 0."""
+    return _assemble([], num_codebooks, multiple, "sequence", "mean")
+
+
+def pad(streams: Sequence[TokenStream]) -> list[TokenStream]:
+    """Streams filled up to the longest with text rows that are no targets: what a padding collator computes."""
+    longest = max(len(stream) for stream in streams)
+    return [_join(stream, _idle_stream(longest - len(stream), Kind.TEXT, stream.codes_SK.shape[1]))
+            for stream in streams]  # fmt: skip
+
+
+def plan_step(
+    lengths: Sequence[int],
+    capacity: int,
+    ranks: int = 1,
+    strategy: str = "packed",
+    multiple: int = 1,
+) -> list[list[Pack]]:
+    """Which samples of one optimizer step share a pack, and which rank has it: a function of the lengths alone.
+
+    Every rank has the same number of packs and about the same number of positions; the packs of a rank come
+    longest first, so that ranks that wait for one another in every pack wait little.
+
+    Args:
+        lengths: positions of each sample.
+        capacity: the most positions of a pack.
+        strategy: `packed` (first fit), `sorted` (samples of similar length together, as in LongAlign,
+            arXiv 2401.18058) or `padded` (one after the other); the last two hold no more than `capacity`
+            positions even where each sample is padded to the longest of its pack.
+        multiple: the number of packs of a rank is a multiple of this.
+
+    Returns:
+        By rank, its packs. Some are empty (`idle_pack`) where there are fewer samples than packs.
+
+    Raises:
+        ValueError: a sample is longer than the capacity, or no strategy of that name.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy: no {strategy!r}; there are {', '.join(STRATEGIES)}")
+    packs = STRATEGIES[strategy](lengths, capacity)
+    wanted = max(-(-len(packs) // (ranks * multiple)), 1) * ranks * multiple
+    spread = _spread(lengths, capacity, wanted) if strategy == "packed" else None
+    packs = spread or _split(packs, lengths, wanted)
+    return _deal(packs, lengths, ranks)
+
+
+def first_fit(lengths: Sequence[int], capacity: int) -> list[Pack]:
+    """First fit, longest first: each sample goes into the first pack that has room.
+
+    Takes at most 11/9 of the fewest packs possible, and 6/9 of one (Dósa 2007).
+    """
+    order = _longest_first(lengths, capacity)
+    packs: list[Pack] = []
+    room = np.full(len(lengths), capacity)
+    for index in order:
+        place = int(np.argmax(room >= lengths[index]))
+        if place == len(packs):
+            packs.append([])
+        packs[place].append(index)
+        room[place] -= lengths[index]
+    return packs
+
+
+def sorted_batches(lengths: Sequence[int], capacity: int) -> list[Pack]:
+    """Samples of similar length together, longest first; padded to its longest, a pack keeps to the capacity."""
+    return _consecutive(_longest_first(lengths, capacity), lengths, capacity)
+
+
+def batches_in_order(lengths: Sequence[int], capacity: int) -> list[Pack]:
+    """One sample after the other; padded to its longest, a pack keeps to the capacity."""
+    _longest_first(lengths, capacity)
+    return _consecutive(range(len(lengths)), lengths, capacity)
+
+
+STRATEGIES: Mapping[str, Callable[[Sequence[int], int], list[Pack]]] = {
+    "packed": first_fit,
+    "sorted": sorted_batches,
+    "padded": batches_in_order,
+}
+
+
+def _assemble(
+    streams: Sequence[TokenStream],
+    num_codebooks: int,
+    multiple: int,
+    normalization: Normalization,
+    audio_reduction: AudioReduction,
+) -> PackedBatch:
+    streams = [*streams, *_idle_streams(streams, num_codebooks, multiple)]
+    lengths = [len(stream) for stream in streams]
     is_text_S = torch.cat([stream.kinds_S for stream in streams]) == Kind.TEXT
     order_S = torch.cat([is_text_S.nonzero()[:, 0], (~is_text_S).nonzero()[:, 0]])
-    row_of_S = order_S.argsort()
-    lengths = [len(stream) for stream in streams]
+    layout = SegmentLayout.of(lengths, order_S)
     sequence_S = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor(lengths))
     text_S = torch.cat([_shift(stream.text_targets_S) for stream in streams])
     audio_SK = torch.cat([_shift(stream.audio_targets_SK) for stream in streams])
     text_index = (text_S != IGNORE).nonzero()[:, 0]
-    has_audio_SK = audio_SK != IGNORE
-    audio_index = has_audio_SK.any(dim=1).nonzero()[:, 0]
+    audio_index = (audio_SK != IGNORE).any(dim=1).nonzero()[:, 0]
+    weigh = _WEIGHTS[normalization]
+    text_weights, text_count = weigh((text_S[text_index] != IGNORE)[:, None], sequence_S[text_index])
+    audio_weights_XK, audio_count = weigh(audio_SK[audio_index] != IGNORE, sequence_S[audio_index])
+    share = num_codebooks if audio_reduction == "mean" else 1
     return PackedBatch(
         text_ids_X=torch.cat([stream.text_ids_S for stream in streams])[is_text_S],
         codes_YK=torch.cat([stream.codes_SK for stream in streams])[~is_text_S],
         positions_S=torch.cat([torch.arange(length) for length in lengths])[order_S],
-        row_of_S=row_of_S,
-        layout=SegmentLayout.of(lengths, order_S),
-        text_target_index=_fill(row_of_S[text_index], multiple),
+        row_of_S=layout.row_of_S,
+        layout=layout,
+        text_target_index=_fill(layout.row_of_S[text_index], multiple),
         text_targets=_fill(text_S[text_index], multiple),
-        text_weights=_fill(_sequence_weights(sequence_S[text_index]), multiple),
-        audio_target_index=_fill(row_of_S[audio_index], multiple),
+        text_weights=_fill(text_weights[:, 0], multiple),
+        audio_target_index=_fill(layout.row_of_S[audio_index], multiple),
         audio_targets_XK=_fill(audio_SK[audio_index], multiple),
-        audio_weights_XK=_fill(
-            _codebook_weights(sequence_S[audio_index], has_audio_SK[audio_index]), multiple
-        ),
+        audio_weights_XK=_fill(audio_weights_XK / share, multiple),
+        counts={"text": text_count, "audio": audio_count},
     )
 
 
-def _idle_streams(streams: Sequence[TokenStream], multiple: int) -> list[TokenStream]:
-    """Rows without targets, in sequences no longer than the longest real one."""
-    longest, books = max(len(stream) for stream in streams), streams[0].codes_SK.shape[1]
-    kinds_S = torch.cat([stream.kinds_S for stream in streams])
+def _idle_streams(streams: Sequence[TokenStream], num_codebooks: int, multiple: int) -> list[TokenStream]:
+    """Rows without targets, so that there are some of each kind and their number is a multiple."""
     idle = []
     for kind in (Kind.TEXT, Kind.AUDIO_OUT):
-        missing = -int(((kinds_S == Kind.TEXT) == (kind == Kind.TEXT)).sum()) % multiple
-        for rows in [longest] * (missing // longest) + [missing % longest] * (missing % longest > 0):
-            zeros = torch.zeros(rows, dtype=torch.long)
-            none = torch.full((rows, books), IGNORE)
-            idle.append(TokenStream(zeros, torch.zeros_like(none), zeros + int(kind), none[:, 0], none))
+        present = sum(int(((s.kinds_S == Kind.TEXT) == (kind == Kind.TEXT)).sum()) for s in streams)
+        missing = -max(present, 1) % multiple + (present == 0)
+        if missing:
+            idle.append(_idle_stream(missing, kind, num_codebooks))
     return idle
 
 
+def _idle_stream(rows: int, kind: Kind, num_codebooks: int) -> TokenStream:
+    zeros = torch.zeros(rows, dtype=torch.long)
+    none = torch.full((rows, num_codebooks), IGNORE)
+    return TokenStream(zeros, torch.zeros_like(none), zeros + int(kind), zeros + IGNORE, none)
+
+
+def _join(first: TokenStream, second: TokenStream) -> TokenStream:
+    fields: dict[str, Any] = {
+        key: torch.cat([value, second.__dict__[key]]) for key, value in first.__dict__.items()
+    }
+    return TokenStream(**fields)
+
+
 def _fill(rows: Tensor, multiple: int) -> Tensor:
-    """Zero rows at the end up to the next multiple: target 0 of row 0, at no weight."""
-    missing = -len(rows) % multiple
+    """Zero rows at the end, up to the next multiple and at least one: target 0 of row 0, at no weight."""
+    missing = -max(len(rows), 1) % multiple + (len(rows) == 0)
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
@@ -114,18 +245,87 @@ def _shift(targets: Tensor) -> Tensor:
     return torch.cat([targets[1:], torch.full_like(targets[:1], IGNORE)])
 
 
-def _sequence_weights(sequence_X: Tensor) -> Tensor:
-    """1 / (targets of the sequence * sequences with targets)."""
-    if len(sequence_X) == 0:
-        return torch.zeros(0)
-    counts = torch.bincount(sequence_X)
-    return 1.0 / (counts[sequence_X].float() * (counts > 0).sum())
+def _weigh_sequences(present_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
+    """Each codebook's targets weigh 1 together in each sequence; the number of sequences with targets."""
+    if not len(sequence_X):
+        return torch.zeros(present_XK.shape, dtype=torch.float64), 0.0
+    present = present_XK.double()
+    sums_BK = torch.zeros(int(sequence_X.max()) + 1, present.shape[1], dtype=torch.float64)
+    sums_BK.index_add_(0, sequence_X, present)
+    return present / sums_BK[sequence_X].clamp_min(1), float(len(sequence_X.unique()))
 
 
-def _codebook_weights(sequence_X: Tensor, present_XK: Tensor) -> Tensor:
-    """Each codebook's targets (as many as frames + EOS) weigh the same: mean over them, then over codebooks."""
-    weights_XK = torch.zeros(present_XK.shape)
-    for k in range(present_XK.shape[1]):
-        rows = present_XK[:, k]
-        weights_XK[rows, k] = _sequence_weights(sequence_X[rows]) / present_XK.shape[1]
-    return weights_XK
+def _weigh_targets(present_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
+    """Each target weighs 1; the number of targets of a codebook (on average, should they differ)."""
+    present = present_XK.double()
+    return present, float(present.sum()) / present.shape[1]
+
+
+_WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, float]]] = {
+    "sequence": _weigh_sequences,
+    "token": _weigh_targets,
+}
+
+
+def _longest_first(lengths: Sequence[int], capacity: int) -> list[int]:
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    if order and lengths[order[0]] > capacity:
+        raise ValueError(
+            f"sample {order[0]} has {lengths[order[0]]} positions, a pack holds {capacity}; "
+            "cut it, leave it out, or give packs more room"
+        )
+    return order
+
+
+def _consecutive(order: Sequence[int], lengths: Sequence[int], capacity: int) -> list[Pack]:
+    packs: list[Pack] = []
+    longest = 0
+    for index in order:
+        longest = max(longest, lengths[index])
+        if not packs or (len(packs[-1]) + 1) * longest > capacity:
+            packs.append([])
+            longest = lengths[index]
+        packs[-1].append(index)
+    return packs
+
+
+def _spread(lengths: Sequence[int], capacity: int, wanted: int) -> list[Pack] | None:
+    """The samples in as many packs, evenly: longest first into the emptiest. None where one is then too full."""
+    packs: list[Pack] = [[] for _ in range(wanted)]
+    emptiest = [(0, place) for place in range(wanted)]
+    for index in _longest_first(lengths, capacity):
+        filled, place = heapq.heappop(emptiest)
+        if filled + lengths[index] > capacity:
+            return None
+        packs[place].append(index)
+        heapq.heappush(emptiest, (filled + lengths[index], place))
+    return packs
+
+
+def _split(packs: Sequence[Pack], lengths: Sequence[int], wanted: int) -> list[Pack]:
+    """As many packs as wanted: the fullest are halved; idle ones where no pack has two samples."""
+    packs = list(packs)
+    while len(packs) < wanted:
+        divisible = [each for each in packs if len(each) > 1]
+        if not divisible:
+            packs.append([])
+            continue
+        fullest = max(divisible, key=lambda each: _positions(each, lengths))
+        place, middle = packs.index(fullest), len(fullest) // 2
+        packs[place : place + 1] = [fullest[:middle], fullest[middle:]]
+    return packs
+
+
+def _deal(packs: Sequence[Pack], lengths: Sequence[int], ranks: int) -> list[list[Pack]]:
+    """Longest first, each to the rank with the fewest positions among those that have the fewest packs."""
+    hands: list[list[Pack]] = [[] for _ in range(ranks)]
+    totals = [0] * ranks
+    for each in sorted(packs, key=lambda each: -_positions(each, lengths)):
+        rank = min(range(ranks), key=lambda rank: (len(hands[rank]), totals[rank]))
+        hands[rank].append(each)
+        totals[rank] += _positions(each, lengths)
+    return hands
+
+
+def _positions(each: Pack, lengths: Sequence[int]) -> int:
+    return sum(lengths[index] for index in each)

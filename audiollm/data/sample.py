@@ -64,6 +64,32 @@ class Sample(_Record):
         """The audio parts of all messages of `role`, in order."""
         return [p for m in self.messages if m.role == role for p in m.content if isinstance(p, AudioPart)]
 
+    def audio_parts(self) -> list[AudioPart]:
+        """All audio parts in order of appearance, the order of a sample's codes."""
+        return [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
+
+
+class BadSample(Exception):
+    """A sample that cannot be used: it is set aside and counted, and the rest goes on.
+
+    Args:
+        place: the file, and the line, the member or the byte in it.
+        id: of the sample, as far as it is known.
+        reason: what is wrong with it, for a person.
+        kind: the few words that are counted by ("wrong JSON"); by default the reason itself.
+    """
+
+    def __init__(self, place: str, id: str, reason: str, kind: str = "") -> None:
+        super().__init__(place, id, reason, kind)  # all in args, so that it survives pickling
+        self.place, self.id, self.reason, self.kind = place, id, reason, kind or reason
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.id and f'sample {self.id!r}: '}{self.reason}"
+
+    def row(self) -> dict[str, str]:
+        """What `set_aside.jsonl` says of it."""
+        return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -102,6 +128,46 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadRow]]:
                 seen[sample.id] = number
                 samples.append(sample)
     return samples, bad
+
+
+def parse_sample(content: bytes, place: str) -> Sample:
+    """The sample that a line of a manifest, or a `.json` of a shard, holds.
+
+    Raises:
+        BadSample: text that is not UTF-8, wrong JSON, or JSON that is no sample; `place` is named in it.
+    """
+    try:
+        return Sample.model_validate_json(content)
+    except ValidationError:  # what exactly is wrong is found out the slow way
+        pass
+    record: Any = None
+    try:
+        record = json.loads(content.decode("utf-8"))
+        return Sample.model_validate(record)
+    except UnicodeDecodeError as error:
+        raise BadSample(place, "", f"is not UTF-8 ({error}): write it in UTF-8", "text encoding") from None
+    except json.JSONDecodeError as error:
+        raise BadSample(place, "", f"wrong JSON: {error}", "wrong JSON") from None
+    except ValidationError as error:
+        known = str(record.get("id", "")) if isinstance(record, dict) else ""
+        raise BadSample(place, known, f"no sample: {_first_problem(error)}", "invalid record") from None
+    except RecursionError:
+        raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
+
+
+def with_audio_beside(sample: Sample, folder: Path) -> Sample:
+    """The sample with the paths of its audio as they are from here: relative to its manifest's folder.
+
+    Where there is no such file, a path stays as it is (relative to the working directory, as stages write them).
+    """
+
+    def moved(part: Part) -> Part:
+        if isinstance(part, TextPart) or not (folder / part.path).exists():
+            return part
+        return part.model_copy(update={"path": str(folder / part.path)})
+
+    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
+    return sample.model_copy(update={"messages": messages})
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:

@@ -1,14 +1,19 @@
-"""Coded samples in webdataset shards: `<key>.json` (the sample) beside `<key>.codes.npz` (its codes).
+"""Samples in webdataset shards: tars of `<key>.json` with `<key>.codes.npz` and sound, `<key>.<part>.flac`, beside it.
 
 A shard is written under a temporary name and renamed, so one that exists is whole; a run that was cut short
-goes on with the first shard that is missing. `index.json` is written last.
+goes on with the first shard that is missing. `index.json` is written last. The index (`shard_index.py`) says where
+each sample begins, so that it is read by one seek and one read.
+
+Shapes: K codebooks, T frames, N samples.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +23,29 @@ import webdataset
 from torch import Tensor
 
 from audiollm.config import ConfigError
-from audiollm.data.sample import Sample
-from audiollm.files import atomic_path, read_json, write_json
+from audiollm.data.sample import BadSample, Sample, parse_sample
+from audiollm.data.shard_index import (
+    BLOCK,
+    CODES,
+    JSON,
+    SOUND,
+    ShardIndex,
+    index_shards,
+    open_index,
+    split_name,
+)
+from audiollm.data.source import AudioClip, Lengths, LoadedSample
+from audiollm.data.storage import join, read_range
+from audiollm.files import atomic_path, read_json
+
+__all__ = ["CodedSample", "Encodings", "ShardWriter", "Shards", "index_shards", "read_index", "read_shards"]
 
 Encodings = list[list[np.ndarray]]
 """Several encodings of a sample, each a list of codes `[K, T]`, one an audio part."""
 
+CodedSample = LoadedSample
 
-@dataclass(frozen=True)
-class CodedSample:
-    """A sample with the codes of its audio parts, in one or more encodings."""
-
-    sample: Sample
-    encodings: list[list[Tensor]]
-    """int64 `[K, T]` each."""
-
-    @property
-    def frames(self) -> int:
-        return sum(codes.shape[1] for codes in self.encodings[0])
+_MEMBER = re.compile(rf"[\w-]+\.({'|'.join(sorted(SOUND))})")
 
 
 class ShardWriter:
@@ -44,7 +54,7 @@ class ShardWriter:
     def __init__(self, folder: Path, samples_per_shard: int) -> None:
         self._folder, self._per_shard = folder, samples_per_shard
         folder.mkdir(parents=True, exist_ok=True)
-        self._pending: list[tuple[Sample, Encodings]] = []
+        self._pending: list[dict[str, Any]] = []
         self._shard = 0
 
     def has(self, index: int) -> bool:
@@ -55,23 +65,36 @@ class ShardWriter:
             self._shard = shard
         return self._path(shard).exists()
 
-    def write(self, index: int, sample: Sample, encodings: Encodings) -> None:
-        """Add sample `index`; indices must rise."""
+    def write(
+        self, index: int, sample: Sample, encodings: Encodings, audio: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Add sample `index`; indices must rise.
+
+        Args:
+            encodings: none, or each with the codes of every audio part.
+            audio: contents of sound files by the `path` of their audio part: "0.flac", "voice.mp3".
+
+        Raises:
+            ValueError: sound of a path that no audio part has, or one that cannot name a member.
+        """
+        paths = {part.path for part in sample.audio_parts()}
+        for path in audio or {}:
+            if path not in paths or not _MEMBER.fullmatch(path):
+                raise ValueError(
+                    f"sample {sample.id!r}: sound named {path!r}; it must be the path of an audio part, "
+                    f"like 0.flac ({', '.join(sorted(SOUND))})"
+                )
         if index // self._per_shard != self._shard:
             self._flush()
             self._shard = index // self._per_shard
-        self._pending.append((sample, encodings))
+        members = {CODES: _to_bytes(encodings)} if encodings else {}
+        record = {JSON: sample.model_dump(mode="json"), **members, **(audio or {})}
+        self._pending.append(record)
 
     def close(self, facts: dict[str, Any]) -> dict[str, int]:
         """Finish the last shard and write `index.json` with `facts`; returns counts."""
         self._flush()
-        names = sorted(path.name for path in self._folder.glob("shard-*.tar"))
-        counts = {"samples": 0, "frames": 0, "shards": len(names)}
-        for coded in _read_all(self._folder, names):
-            counts["samples"] += 1
-            counts["frames"] += coded.frames
-        write_json(self._folder / "index.json", {**facts, "shards": names, "counts": counts})
-        return counts
+        return index_shards(self._folder, facts).counts
 
     def _path(self, shard: int) -> Path:
         return self._folder / f"shard-{shard:06d}.tar"
@@ -83,15 +106,103 @@ class ShardWriter:
             atomic_path(self._path(self._shard)) as temporary,
             webdataset.TarWriter(str(temporary), mtime=0) as tar,
         ):
-            for number, (sample, encodings) in enumerate(self._pending):
-                tar.write(
-                    {
-                        "__key__": f"{self._shard:06d}{number:06d}",
-                        "json": sample.model_dump(mode="json"),
-                        "codes.npz": _to_bytes(encodings),
-                    }
-                )
+            for number, record in enumerate(self._pending):
+                tar.write({"__key__": f"{self._shard:06d}{number:06d}", **record})
         self._pending = []
+
+
+class Shards:
+    """A folder of shards, or one tar, as a `Source`: local or at any fsspec URL, made by us or by others.
+
+    An audio part's sound is the member that its `path` names (`0.flac` is `<key>.0.flac`), or the only one
+    there is. No path leads out of the tar.
+
+    Raises:
+        ConfigError: there are no shards, or an index that cannot be read.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self._index: ShardIndex = open_index(url)
+        self._codebooks = _codec_fact(self._index, "num_codebooks")
+        self._codebook_size = _codec_fact(self._index, "codebook_size")
+
+    @property
+    def name(self) -> str:
+        return self._index.url
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `index.json` says beside the list of shards: the codec, for one."""
+        return self._index.facts
+
+    @property
+    def bad(self) -> tuple[BadSample, ...]:
+        """Cut or missing tars and doubled ids, found when the index was made or opened."""
+        return self._index.bad
+
+    @property
+    def lengths(self) -> Lengths:
+        return self._index.lengths
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> LoadedSample:
+        place, members = self._members(index)
+        loaded = _load(place, members)
+        if not loaded.encodings and self._codebooks is not None and loaded.audio:
+            raise BadSample(place, loaded.sample.id, "has audio and no codes (.codes.npz)", "missing codes")
+        for clip in loaded.audio:
+            if clip.content is None and not loaded.encodings:
+                raise BadSample(clip.place, clip.sample_id, "has neither codes nor sound", "missing audio")
+        self._check_codes(place, loaded)
+        return loaded
+
+    def coded(self, index: int) -> LoadedSample:
+        """Sample `index` as it stands there, its codes compared with nothing.
+
+        Raises:
+            BadSample: it cannot be read.
+        """
+        return _load(*self._members(index))
+
+    def _members(self, index: int) -> tuple[str, dict[str, bytes]]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}: no sample {index} among {len(self)}")
+        tar, offset, size = self._index.where(index)
+        try:
+            content = read_range(tar, offset, size)
+        except OSError as error:
+            raise BadSample(
+                f"{tar} at byte {offset}", "", f"cannot be read ({error})", "unreadable file"
+            ) from error
+        if len(content) < size:
+            reason = f"has been cut short to {offset + len(content)} bytes since it was opened"
+            raise BadSample(f"{tar} at byte {offset}", "", reason, "truncated tar")
+        try:
+            return _split(tar, content)
+        except (tarfile.TarError, ValueError) as error:
+            reason = f"is no tar there ({error}): remove index.json, it is made anew"
+            raise BadSample(f"{tar} at byte {offset}", "", reason, "truncated tar") from error
+
+    def _check_codes(self, place: str, loaded: LoadedSample) -> None:
+        for encoding in loaded.encodings:
+            if len(encoding) != len(loaded.audio):
+                reason = f"codes of {len(encoding)} audio parts, and the sample has {len(loaded.audio)}"
+                raise BadSample(place, loaded.sample.id, reason, "missing codes")
+            for codes_KT in encoding:
+                if reason := self._wrong_codes(codes_KT):
+                    raise BadSample(place, loaded.sample.id, reason, "codes out of range")
+
+    def _wrong_codes(self, codes_KT: Tensor) -> str:
+        if codes_KT.ndim != 2 or codes_KT.numel() == 0:
+            return f"codes are [codebooks, frames], and these {list(codes_KT.shape)}"
+        if self._codebooks is not None and codes_KT.shape[0] != self._codebooks:
+            return f"codes of {codes_KT.shape[0]} codebooks, and the index says {self._codebooks}"
+        low, high = (int(value) for value in torch.aminmax(codes_KT))
+        if low < 0 or (self._codebook_size is not None and high >= self._codebook_size):
+            return f"codes from {low} to {high}, and the codec's are 0 to {(self._codebook_size or 0) - 1}"
+        return ""
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -109,18 +220,91 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def read_shards(folder: Path) -> Iterator[CodedSample]:
-    """Every sample of a finished folder of shards, in order."""
-    yield from _read_all(folder, read_index(folder)["shards"])
+    """Every sample of a finished folder of shards, in order.
+
+    Raises:
+        BadSample: a shard is missing or cut, or a sample cannot be read.
+    """
+    read_index(folder)
+    shards = Shards(folder)
+    if shards.bad:
+        raise shards.bad[0]
+    for index in range(len(shards)):
+        yield shards.coded(index)
 
 
-def _read_all(folder: Path, names: list[str]) -> Iterator[CodedSample]:
-    if not names:
-        return
-    # an absolute path: webdataset runs names that begin with "pipe:"; and no `.decode()`: it unpickles members
-    urls = [str(folder.resolve() / Path(name).name) for name in names]
-    dataset = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
-    for row in dataset:
-        yield CodedSample(Sample.model_validate_json(row["json"]), _from_bytes(row["codes.npz"]))
+# Private
+
+
+def _codec_fact(index: ShardIndex, key: str) -> int | None:
+    codec = index.facts.get("codec") or {}
+    value = codec.get(key) if isinstance(codec, dict) else codec
+    if value is not None and not isinstance(value, int):
+        raise ConfigError(f"codec.{key} must be a number, not {value!r:.60}", join(index.url, "index.json"))
+    return value
+
+
+def _split(tar: str, content: bytes) -> tuple[str, dict[str, bytes]]:
+    """The place of a sample, and its members by what follows the key."""
+    members: dict[str, bytes] = {}
+    key = ""
+    for name, start, size in _plain_members(content) or _all_members(content):
+        named = split_name(name)
+        if named is not None:
+            key = named[0]
+            members[named[1]] = content[start : start + size]
+    return f"{tar}/{key}", members
+
+
+def _plain_members(content: bytes) -> list[tuple[str, int, int]] | None:
+    """Names, offsets and sizes; None where a header is not that of a file with a short name, which tarfile reads.
+
+    Nearly all are, and tarfile takes a good part of the time that decoding a short clip takes. The fields are those
+    of POSIX.1-1988 (ustar): name 0:100, size 124:136 in octal, type 156, magic 257:262, prefix of the name 345:500.
+    """
+    found, offset = [], 0
+    while offset + BLOCK <= len(content):
+        header = content[offset : offset + BLOCK]
+        is_plain = header[156] in b"0\0" and header[257:262] == b"ustar" and header[345] == 0
+        if not (is_plain and header[124:135].isdigit() and header[:100].isascii()):
+            return None
+        size = int(header[124:135], 8)
+        found.append((header[:100].partition(b"\0")[0].decode("ascii"), offset + BLOCK, size))
+        offset += BLOCK - (-size // BLOCK) * BLOCK
+    return found
+
+
+def _all_members(content: bytes) -> list[tuple[str, int, int]]:
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        return [(member.name, member.offset_data, member.size) for member in archive if member.isfile()]
+
+
+def _load(place: str, members: Mapping[str, bytes]) -> LoadedSample:
+    if JSON not in members:
+        raise BadSample(place, "", "has no .json", "missing json")
+    sample = parse_sample(members[JSON], f"{place}.{JSON}")
+    try:
+        encodings = _from_bytes(members[CODES]) if CODES in members else []
+    except (ValueError, OSError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise BadSample(
+            f"{place}.{CODES}", sample.id, f"no codes in it ({error})", "undecodable codes"
+        ) from None
+    return LoadedSample(sample, encodings, _clips(place, sample, members))
+
+
+def _clips(place: str, sample: Sample, members: Mapping[str, bytes]) -> tuple[AudioClip, ...]:
+    parts = sample.audio_parts()
+    sounds = [name for name in members if name.rpartition(".")[2].lower() in SOUND]
+    only = sounds[0] if len(sounds) == 1 and len({part.path for part in parts}) == 1 else None
+    clips = []
+    for part in parts:
+        named = part.path.removeprefix(f"{place.rpartition('/')[2]}.")
+        member = named if named in sounds else only
+        content = None if member is None else members[member]
+        clips.append(
+            AudioClip(f"{place}.{member or part.path}", sample.id, content, part.start_s, part.end_s)
+        )
+    return tuple(clips)
 
 
 def _to_bytes(encodings: Encodings) -> bytes:
@@ -133,11 +317,16 @@ def _to_bytes(encodings: Encodings) -> bytes:
 
 
 def _from_bytes(data: bytes) -> list[list[Tensor]]:
-    arrays = np.load(io.BytesIO(data), allow_pickle=False)
     encodings: list[list[Tensor]] = []
-    for name in sorted(arrays, key=lambda n: tuple(int(x) for x in n.split("-"))):
-        variant = int(name.split("-")[0])
-        while len(encodings) <= variant:
-            encodings.append([])
-        encodings[variant].append(torch.from_numpy(arrays[name].astype(np.int64)))
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        for name in sorted(arrays, key=lambda n: tuple(int(x) for x in n.split("-"))):
+            codes = arrays[name]
+            if codes.dtype.kind not in "iu":
+                raise ValueError(f"{name} holds {codes.dtype}, not integers")
+            variant = int(name.split("-")[0])
+            if variant > len(encodings):
+                raise ValueError(f"{name}: an encoding before it is missing")
+            if variant == len(encodings):
+                encodings.append([])
+            encodings[variant].append(torch.from_numpy(codes.astype(np.int64)))
     return encodings

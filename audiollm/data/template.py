@@ -1,24 +1,29 @@
 """A sample compiled to a token stream: one row a position, inputs and targets made in one place.
 
 Targets are the assistant's turns only: its text with `<|eot_id|>`, every audio code, and exactly one EOS a
-codebook; BOS never. A target stands at its own position; the shift by one happens once, inside the loss.
+codebook; BOS never. A target stands at its own position; the shift by one happens once, inside `pack`.
 
 Shapes: S positions, K codebooks, T code frames, F delayed frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from audiollm.config import ConfigError
 from audiollm.data import text_tokenizer as tokens
-from audiollm.data.delay import IGNORE, delay, delay_targets
-from audiollm.data.sample import AudioPart, Message, TextPart
+from audiollm.data.delay import IGNORE, delay, delay_targets, delayed_length
+from audiollm.data.sample import Message, TextPart
+
+ROLES = ("system", "user", "assistant")
 
 
 class Kind(IntEnum):
@@ -45,17 +50,50 @@ class TokenStream:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Rows of one kind in succession: a piece of text, or the delayed frames of an audio part."""
+
+    kind: Kind
+    ids: list[int]
+    """Of the text; of audio, its placeholder alone."""
+    rows: int
+    is_target: bool
+    is_content: bool
+    """A part's own text or frames, and not a mark around it."""
+    message: int
+    """The number of the message that it belongs to."""
+
+
+@dataclass(frozen=True)
 class Template:
-    """Llama-3 headers with Higgs's audio tokens around the delayed codes.
+    """Headers of a style with Higgs's audio tokens around the delayed codes.
+
+    The published form of Higgs Audio V2 (boson-ai/higgs-audio, `prepare_chatml_sample`): heard audio is
+    `<|audio_bos|><|AUDIO|>…<|audio_eos|>` in system and user turns, spoken audio
+    `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself.
 
     Args:
         tokenizer: the text vocabulary, special tokens included.
         num_codebooks, codebook_size: of the codec; BOS is `codebook_size`, EOS the one after.
+        header_style: a name of `HEADER_STYLES`.
+
+    Raises:
+        ConfigError: no such style, or a vocabulary without its special tokens.
     """
 
     tokenizer: Tokenizer
     num_codebooks: int
     codebook_size: int
+    header_style: str = "llama3"
+
+    def __post_init__(self) -> None:
+        missing = tokens.missing_tokens(self.tokenizer, self.header_style)
+        if missing:
+            raise ConfigError(
+                f"the vocabulary lacks {' '.join(missing)}",
+                f"header style {self.header_style}",
+                "see audiollm.data.text_tokenizer.add_special_tokens",
+            )
 
     @property
     def audio_bos(self) -> int:
@@ -65,100 +103,149 @@ class Template:
     def audio_eos(self) -> int:
         return self.codebook_size + 1
 
+    def layout(self, messages: Sequence[Message], frames: Sequence[int]) -> list[Span]:
+        """What rows the messages take, without their codes.
+
+        Args:
+            frames: code frames T of each audio part, in order of appearance.
+
+        Raises:
+            ValueError: not as many as audio parts, none in one of them, or a text that holds a control token.
+        """
+        style, remaining = self._style, list(frames)
+        spans = [self._mark(style.begin, 0)] if style.begin else []
+        for number, message in enumerate(messages):
+            speaking = message.role == "assistant"
+            spans.append(self._mark(style.header(message.role), number))
+            for part in message.content:
+                if isinstance(part, TextPart):
+                    ids = self._content_ids(part.text, message.role)
+                    spans.append(Span(Kind.TEXT, ids, len(ids), speaking, True, number))
+                    continue
+                if not remaining:
+                    raise ValueError("more audio parts than codes")
+                spans += self._audio(remaining.pop(0), speaking, number)
+            spans.append(self._mark(self._ending(messages, number), number, speaking))
+            if style.after_turn:
+                spans.append(self._mark(style.after_turn, number))
+        if remaining:
+            raise ValueError("more codes than audio parts")
+        return spans
+
+    def length(self, messages: Sequence[Message], frames: Sequence[int]) -> int:
+        """Rows that `compile` would make, from the text and the numbers of code frames alone."""
+        return sum(span.rows for span in self.layout(messages, frames))
+
     def compile(self, messages: Sequence[Message], codes: Sequence[Tensor]) -> TokenStream:
         """All messages, with the codes `[K, T]` of their audio parts in order of appearance.
 
         Raises:
-            ValueError: not as many codes as audio parts, or codes of another shape or range.
+            ValueError: not as many codes as audio parts, codes of another shape or range, or a text that holds
+                a control token.
         """
-        rows = _Rows(self)
-        remaining = list(codes)
-        rows.add_text(tokens.BEGIN_OF_TEXT, target=False)
-        for message in messages:
-            speaking = message.role == "assistant"
-            rows.add_text(_header(message.role), target=False)
-            for part in message.content:
-                if isinstance(part, TextPart):
-                    rows.add_text(part.text, target=speaking)
-                    continue
-                assert isinstance(part, AudioPart)
-                if not remaining:
-                    raise ValueError("more audio parts than codes")
-                self._add_audio(rows, remaining.pop(0), speaking)
-            rows.add_text(tokens.END_OF_TURN, target=speaking)
-        if remaining:
-            raise ValueError("more codes than audio parts")
-        return rows.stream()
+        for codes_KT in codes:
+            self._check(codes_KT)
+        return self._fill(self.layout(messages, [codes_KT.shape[1] for codes_KT in codes]), codes)
 
     def prompt(self, messages: Sequence[Message], codes: Sequence[Tensor] = ()) -> TokenStream:
         """The messages, then an opened assistant turn that is about to speak: ends with `<|audio_out_bos|>`."""
-        stream = self.compile(messages, codes)
-        rows = _Rows(self)
-        rows.add_text(_header("assistant") + tokens.AUDIO_OUT_BOS, target=False)
-        opened = rows.stream()
-        return TokenStream(*(torch.cat(pair) for pair in zip(_fields(stream), _fields(opened), strict=True)))
+        return self._opened(messages, codes, tokens.AUDIO_OUT_BOS)
 
-    def _add_audio(self, rows: _Rows, codes_KT: Tensor, speaking: bool) -> None:
+    def text_prompt(self, messages: Sequence[Message], codes: Sequence[Tensor] = ()) -> TokenStream:
+        """The messages, then an opened assistant turn that is about to write: ends with its header."""
+        return self._opened(messages, codes, "")
+
+    def _opened(self, messages: Sequence[Message], codes: Sequence[Tensor], opening: str) -> TokenStream:
+        for codes_KT in codes:
+            self._check(codes_KT)
+        spans = self.layout(messages, [codes_KT.shape[1] for codes_KT in codes])
+        opened = [self._style.header("assistant"), *([opening] if opening else [])]
+        return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], codes)
+
+    def _fill(self, spans: Iterable[Span], codes: Sequence[Tensor]) -> TokenStream:
+        spans, remaining = list(spans), list(codes)
+        text_ids: list[int] = []
+        text_targets: list[int] = []
+        for span in spans:
+            is_text = span.kind == Kind.TEXT
+            text_ids += span.ids if is_text else span.ids * span.rows
+            text_targets += span.ids if is_text and span.is_target else [IGNORE] * span.rows
+        kinds_S = torch.zeros(len(text_ids), dtype=torch.long)
+        codes_SK = torch.zeros(len(text_ids), self.num_codebooks, dtype=torch.long)
+        audio_targets_SK = torch.full_like(codes_SK, IGNORE)
+        start = 0
+        for span in spans:
+            end = start + span.rows
+            if span.kind != Kind.TEXT:
+                codes_KT = remaining.pop(0)
+                kinds_S[start:end] = int(span.kind)
+                codes_SK[start:end] = delay(codes_KT, self.audio_bos, self.audio_eos)
+                if span.is_target:
+                    audio_targets_SK[start:end] = delay_targets(codes_KT, self.audio_eos)
+            start = end
+        text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
+        return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK)
+
+    def _audio(self, frames: int, speaking: bool, message: int) -> list[Span]:
+        if frames < 1:
+            raise ValueError("an audio part has no frames")
+        if speaking:
+            opening, kind, placeholder = tokens.AUDIO_OUT_BOS, Kind.AUDIO_OUT, tokens.AUDIO_OUT
+        else:
+            opening, kind, placeholder = tokens.AUDIO_BOS, Kind.AUDIO_IN, tokens.AUDIO_IN
+        rows = delayed_length(frames, self.num_codebooks)
+        return [
+            self._mark(opening, message, speaking),
+            Span(kind, self._mark_ids[placeholder], rows, speaking, True, message),
+            self._mark(tokens.AUDIO_EOS, message, speaking),
+        ]
+
+    def _check(self, codes_KT: Tensor) -> None:
         if codes_KT.ndim != 2 or codes_KT.shape[0] != self.num_codebooks or codes_KT.shape[1] == 0:
             raise ValueError(f"codes must be [{self.num_codebooks}, frames >= 1], not {list(codes_KT.shape)}")
-        if int(codes_KT.min()) < 0 or int(codes_KT.max()) >= self.codebook_size:
-            raise ValueError(f"codes must be 0..{self.codebook_size - 1}")
-        opening, kind = (
-            (tokens.AUDIO_OUT_BOS, Kind.AUDIO_OUT) if speaking else (tokens.AUDIO_BOS, Kind.AUDIO_IN)
+        low, high = torch.aminmax(codes_KT)
+        if int(low) < 0 or int(high) >= self.codebook_size:
+            raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
+
+    def _ending(self, messages: Sequence[Message], number: int) -> str:
+        """An assistant's message that is followed by another of its own ends the message and not the turn."""
+        style = self._style
+        goes_on = [message.role for message in messages[number : number + 2]] == ["assistant", "assistant"]
+        return (
+            style.end_of_message if goes_on and style.end_of_message in self._mark_ids else style.end_of_turn
         )
-        rows.add_text(opening, target=speaking)
-        rows.add_audio(delay(codes_KT, self.audio_bos, self.audio_eos), kind)
-        if speaking:
-            rows.audio_targets[-1] = delay_targets(codes_KT, self.audio_eos)
-        rows.add_text(tokens.AUDIO_EOS, target=speaking)
 
+    def _mark(self, text: str, message: int, is_target: bool = False) -> Span:
+        ids = self._mark_ids[text]
+        return Span(Kind.TEXT, ids, len(ids), is_target, False, message)
 
-class _Rows:
-    """Token streams in the making."""
+    def _content_ids(self, text: str, role: str) -> list[int]:
+        held = self._control.search(text) if "<|" in text else None
+        if held:
+            raise ValueError(f"the {role}'s text holds the control token {held[0]}; take it out of the data")
+        return self._encode(text)
 
-    def __init__(self, template: Template) -> None:
-        self.template = template
-        self.text_ids: list[Tensor] = []
-        self.codes: list[Tensor] = []
-        self.kinds: list[Tensor] = []
-        self.text_targets: list[Tensor] = []
-        self.audio_targets: list[Tensor] = []
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def add_text(self, text: str, target: bool) -> None:
-        ids = torch.tensor(
-            self.template.tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.long
-        )
-        books = self.template.num_codebooks
-        self.text_ids.append(ids)
-        self.codes.append(torch.zeros(len(ids), books, dtype=torch.long))
-        self.kinds.append(torch.full((len(ids),), int(Kind.TEXT)))
-        self.text_targets.append(ids if target else torch.full_like(ids, IGNORE))
-        self.audio_targets.append(torch.full((len(ids), books), IGNORE))
+    @property
+    def _style(self) -> tokens.HeaderStyle:
+        return tokens.HEADER_STYLES[self.header_style]
 
-    def add_audio(self, codes_FK: Tensor, kind: Kind) -> None:
-        name = tokens.AUDIO_OUT if kind == Kind.AUDIO_OUT else tokens.AUDIO_IN
-        token = self.template.tokenizer.encode(name, add_special_tokens=False).ids[0]
-        rows = len(codes_FK)
-        self.text_ids.append(torch.full((rows,), token))
-        self.codes.append(codes_FK)
-        self.kinds.append(torch.full((rows,), int(kind)))
-        self.text_targets.append(torch.full((rows,), IGNORE))
-        self.audio_targets.append(torch.full_like(codes_FK, IGNORE))
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        """What forges a turn or an audio part where a text holds it."""
+        style = self._style
+        known = [*style.special_tokens, *([style.end_of_message] if style.end_of_message else [])]
+        return re.compile("|".join(re.escape(token) for token in known))
 
-    def stream(self) -> TokenStream:
-        lists = (self.text_ids, self.codes, self.kinds, self.text_targets, self.audio_targets)
-        return TokenStream(*(torch.cat(parts) for parts in lists))
-
-
-def _fields(stream: TokenStream) -> tuple[Tensor, ...]:
-    return (
-        stream.text_ids_S,
-        stream.codes_SK,
-        stream.kinds_S,
-        stream.text_targets_S,
-        stream.audio_targets_SK,
-    )
-
-
-def _header(role: str) -> str:
-    return f"{tokens.START_HEADER}{role}{tokens.END_HEADER}\n\n"
+    @cached_property
+    def _mark_ids(self) -> dict[str, list[int]]:
+        """The ids of everything between the parts: encoded once."""
+        style = self._style
+        marks = [style.begin, style.end_of_turn, style.after_turn, *tokens.AUDIO_TOKENS]
+        marks += [style.header(role) for role in ROLES]
+        if style.end_of_message and self.tokenizer.token_to_id(style.end_of_message) is not None:
+            marks.append(style.end_of_message)
+        return {mark: self._encode(mark) for mark in marks if mark}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart, read_samples, write_samples
+from audiollm.data.sample import (
+    AudioPart,
+    BadSample,
+    Message,
+    Sample,
+    TextPart,
+    parse_sample,
+    read_samples,
+    write_samples,
+)
 
 _text = st.builds(TextPart, text=st.text())
 _audio = st.builds(
@@ -87,3 +97,31 @@ def test_a_bad_line_is_named_and_the_others_are_read(tmp_path: Path, line: str |
 def test_a_span_of_no_length_is_refused() -> None:
     with pytest.raises(ValidationError, match="not after its start"):
         AudioPart(path="a.wav", start_s=1.0, end_s=1.0)
+
+
+@given(_sample)
+def test_one_record_is_parsed_as_it_was_written(sample: Sample) -> None:
+    assert parse_sample(json.dumps(sample.model_dump(mode="json")).encode(), "here") == sample
+    assert len(sample.audio_parts()) == sum(
+        len(sample.audio(role)) for role in ("system", "user", "assistant")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "id"),
+    [
+        (b"{", "wrong JSON", ""),
+        (b"", "wrong JSON", ""),
+        (b"[" * 100_000, "wrong JSON", ""),
+        (_row().encode("utf-16"), "text encoding", ""),
+        (_row(id="ü").encode("latin-1").replace(b"\\u00fc", b"\xfc"), "text encoding", ""),
+        (_row(task="").encode(), "invalid record", "a"),
+        (b"7", "invalid record", ""),
+    ],
+)
+def test_a_bad_record_says_where_what_and_of_which_kind(content: bytes, kind: str, id: str) -> None:
+    with pytest.raises(BadSample, match=r"a\.tar/1\.json: ") as caught:
+        parse_sample(content, "a.tar/1.json")
+    bad = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert (bad.place, bad.kind, bad.id) == ("a.tar/1.json", kind, id)
+    assert bad.row() == caught.value.row() and str(bad) == str(caught.value)

@@ -1,0 +1,202 @@
+"""The command `convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from audiollm.config import ConfigError, nearest
+from audiollm.files import atomic_path, write_jsonl
+from audiollm.runner import StageError
+
+if TYPE_CHECKING:
+    from audiollm.data.convert.request import Converter, Request, Rows
+    from audiollm.data.sample import BadSample, Sample
+    from audiollm.data.tasks import TaskTemplate
+
+SHOWN = 5
+"""Rows set aside that are also printed."""
+
+
+class SourceKind(str, Enum):
+    """What SOURCE is."""
+
+    HUGGINGFACE = "huggingface"
+    LHOTSE = "lhotse"
+    LJSPEECH = "ljspeech"
+    ALPACA = "alpaca"
+    SHAREGPT = "sharegpt"
+    FOLDER = "folder"
+
+
+_CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT)
+_WITH_COLUMNS = (SourceKind.HUGGINGFACE, SourceKind.LJSPEECH)
+
+
+def convert(
+    kind: Annotated[SourceKind, typer.Argument(help="What SOURCE is.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="huggingface: a folder of save_to_disk, or of parquet or arrow files. lhotse: cuts.jsonl(.gz). "
+            "ljspeech: a folder with metadata.csv, or a CSV/TSV with a header (path, text, ...). "
+            "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The manifest to write.", show_default=False)],
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="What the samples teach: tts, asr, caption, ... Of alpaca and sharegpt, its name alone.",
+            show_default="tts; audio_qa or text of chats",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="A YAML file of your own tasks.", show_default=False)
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that audio must lie in; paths are relative to it, or to that of SOURCE.",
+            show_default="that of SOURCE",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields and their columns: text=sentence,audio=clip,speaker=client_id. "
+            "Columns that are not named are fields of their own name.",
+            show_default="the usual names",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws among the phrasings of a task.")] = 0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first row that cannot be used, with exit code 2.")
+    ] = False,
+) -> None:
+    """Make a manifest of samples from a dataset of another kind.
+
+    Rows that cannot be used are named in OUT.set_aside.jsonl with the reason, and the rest
+    goes on.
+
+    Examples:
+
+    audiollm convert ljspeech LJSpeech-1.1 -o lj/samples.jsonl
+
+    audiollm convert lhotse cuts.jsonl.gz -o asr.jsonl --task asr --audio /corpora/librispeech
+
+    audiollm convert sharegpt chats.json -o chats.jsonl
+    """
+    from audiollm.data.convert.request import Request
+
+    if not source.exists():
+        raise ConfigError("no such file or folder", str(source), "check the path")
+    if columns is not None and kind not in _WITH_COLUMNS:
+        raise ConfigError(f"{kind.value} has no columns to name", "--columns", "leave it out")
+    if tasks is not None and task is None:
+        raise ConfigError("no task of it is named", "--tasks", "name one with --task")
+    if kind in _CHATS and seed:
+        raise ConfigError(f"{kind.value} draws no phrasings", "--seed", "leave it out")
+    request = Request(
+        source=source,
+        out=out,
+        audio=audio or (source if source.is_dir() else source.parent),
+        columns=_columns(columns),
+        task=_task(kind, task, tasks),
+        seed=seed,
+    )
+    rows = _converters()[kind](request)
+    _run(request, rows, strict, Console())
+
+
+# Private
+
+
+def _converters() -> dict[SourceKind, Converter]:
+    from audiollm.data.convert.chats import alpaca, sharegpt
+    from audiollm.data.convert.huggingface import huggingface
+    from audiollm.data.convert.tables import folder, lhotse, ljspeech
+
+    return {
+        SourceKind.HUGGINGFACE: huggingface,
+        SourceKind.LHOTSE: lhotse,
+        SourceKind.LJSPEECH: ljspeech,
+        SourceKind.ALPACA: alpaca,
+        SourceKind.SHAREGPT: sharegpt,
+        SourceKind.FOLDER: folder,
+    }
+
+
+def _run(request: Request, rows: Rows, strict: bool, console: Console) -> None:
+    bad: list[BadSample] = []
+    aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
+    written = 0
+    try:
+        with atomic_path(request.out) as temporary, temporary.open("w", encoding="utf-8") as file:
+            for sample in _good(rows, bad, strict, console):
+                file.write(sample.model_dump_json() + "\n")
+                written += 1
+            if not written:
+                reason = f": {bad[0]}" if bad else ""
+                raise ConfigError(f"no sample in it{reason}", str(request.source), "check KIND and SOURCE")
+    except OSError as error:
+        raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error
+    finally:
+        if bad:
+            write_jsonl(aside, (row.row() for row in bad))
+        else:
+            aside.unlink(missing_ok=True)
+    console.print(f"{request.out}: {written} samples", highlight=False, soft_wrap=True)
+    for row in bad[:SHOWN]:
+        console.print(f"set aside  {row}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if bad:
+        text = f"{len(bad)} set aside in all: {aside}"
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _good(rows: Rows, bad: list[BadSample], strict: bool, console: Console) -> Iterator[Sample]:
+    """The samples; the others, and those whose id was used before, go to `bad`."""
+    from audiollm.data.sample import BadSample
+
+    ids: set[str] = set()
+    bar = (TextColumn("  converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*bar, console=console, transient=True) as progress:
+        task = progress.add_task("", total=rows.total)
+        for result in rows.results:
+            progress.advance(task)
+            if not isinstance(result, BadSample) and result.id in ids:
+                result = BadSample(f"sample {result.id}", result.id, "its id was used before", "doubled id")
+            if isinstance(result, BadSample):
+                bad.append(result)
+                if strict:
+                    remedy = "mend it or leave it out; without --strict it is set aside and the rest goes on"
+                    raise StageError(str(result), remedy, exit_code=2)
+            else:
+                ids.add(result.id)
+                yield result
+
+
+def _columns(given: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in (given or "").split(",") if pair.strip()]
+    for field, equals, column in pairs:
+        if not (field.strip() and equals and column.strip()):
+            raise ConfigError(f"{field}: no field=column", "--columns", "like text=sentence,audio=clip")
+    return {field.strip(): column.strip() for field, _, column in pairs}
+
+
+def _task(kind: SourceKind, name: str | None, path: Path | None) -> TaskTemplate | None:
+    from audiollm.data.tasks import load_tasks
+
+    known = load_tasks(path)
+    if name is None and kind in _CHATS:
+        return None
+    if (name or "tts") not in known:
+        raise ConfigError(f"{name}: no such task", "--task", nearest(str(name), list(known)))
+    return known[name or "tts"]

@@ -1,0 +1,112 @@
+"""What every conversion shares: where audio may lie, which column is which field, and how a row becomes a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from audiollm.config import ConfigError, nearest
+from audiollm.data.sample import AudioPart, BadSample, Sample
+from audiollm.data.tasks import FieldValue, TaskTemplate, render
+
+USUAL_COLUMNS = {
+    "audio": ("audio", "path", "file", "file_name", "filename", "wav"),
+    "text": ("text", "sentence", "transcription", "transcript", "normalized_text"),
+    "speaker": ("speaker", "speaker_id", "client_id"),
+    "id": ("id", "key", "uid", "utterance_id"),
+    "language": ("language", "lang"),
+}
+"""Fields, and the columns that are taken for them, the first that is there."""
+
+
+class Rows(NamedTuple):
+    """What a source holds: how many rows, as far as it is known, and for each a sample or why there is none."""
+
+    total: int | None
+    results: Iterator[Sample | BadSample]
+
+
+Converter = Callable[["Request"], Rows]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One conversion.
+
+    Args:
+        source: the dataset.
+        out: the manifest to write.
+        audio: the folder that audio files must lie in. Their paths are relative to it, or else to the source's.
+        columns: fields and the columns that they are in; what is not named goes by `USUAL_COLUMNS`.
+        task: what the samples teach; of kinds that hold chats already, only its name counts. None: their own.
+        seed: draws the phrasings.
+    """
+
+    source: Path
+    out: Path
+    audio: Path
+    columns: Mapping[str, str]
+    task: TaskTemplate | None
+    seed: int = 0
+
+    def audio_part(
+        self, name: str, start_s: float = 0.0, end_s: float | None = None, speaker: str | None = None
+    ) -> AudioPart:
+        """A file of the audio folder, named as seen from the manifest: relative where it is below it.
+
+        Raises:
+            ValueError: no such file, or one outside of the folder.
+        """
+        try:
+            home = self.source if self.source.is_dir() else self.source.parent
+            paths = [(folder / name).resolve() for folder in (self.audio, home)]
+            path = next((path for path in paths if path.is_file()), None)
+            if path is None:
+                raise ValueError(f"{name}: no such file in {self.audio}; --audio names another folder")
+            if not path.is_relative_to(self.audio.resolve()):
+                raise ValueError(f"{name}: lies outside of {self.audio}; give a folder above it with --audio")
+        except OSError as error:  # a name that no system takes
+            raise ValueError(f"{name:.80}: {error.strerror}") from None
+        folder = self.out.parent.resolve()
+        shown = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+        return AudioPart(path=shown, start_s=start_s, end_s=end_s, speaker=speaker)
+
+    def sample(self, place: str, id: str, fields: Mapping[str, FieldValue]) -> Sample | BadSample:
+        """The task's chat, filled with the fields; the texts among them go to the metadata."""
+        given = {name: value for name, value in fields.items() if value}
+        texts = {name: value for name, value in given.items() if isinstance(value, str)}
+        if self.task is None:
+            raise ValueError("this kind of source needs a task")
+        try:
+            return render(self.task, id, given, self.seed, texts)
+        except ValidationError as error:
+            return bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
+        except ValueError as error:
+            return bad_row(place, id, str(error))
+
+
+def bad_row(place: str, id: str, reason: str) -> BadSample:
+    """A row of the source that makes no sample."""
+    return BadSample(place, id, reason, "unusable row")
+
+
+def find_columns(names: Sequence[str], given: Mapping[str, str], place: str) -> dict[str, str]:
+    """The column of each field: those that were named, then the usual ones, then every other by its own name.
+
+    Raises:
+        ConfigError: a column was named that is not there.
+    """
+    for field, column in given.items():
+        if column not in names:
+            remedy = nearest(column, list(names))
+            raise ConfigError(f"{field}={column}: {place} has no such column", "--columns", remedy)
+    usual = {
+        field: next((c for c in columns if c in names), None) for field, columns in USUAL_COLUMNS.items()
+    }
+    found = {**{field: column for field, column in usual.items() if column is not None}, **given}
+    others = [name for name in names if name not in found.values() and name not in found]
+    return {**found, **{name: name for name in others}}

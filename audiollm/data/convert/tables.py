@@ -1,0 +1,236 @@
+"""Recordings with texts beside them: LJSpeech's table, other CSV and TSV, a folder with side files, lhotse's cuts."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from audiollm.audio import AudioError, find_audio
+from audiollm.config import ConfigError
+from audiollm.data.convert.request import USUAL_COLUMNS, Request, Rows, bad_row, find_columns
+from audiollm.data.sample import BadSample, Sample
+from audiollm.data.tasks import FieldValue
+
+SIDE_FILES = (".txt", ".lab", ".json")
+"""Where the text of `a.wav` is looked for: `a.txt`, then `a.lab`, then `a.json`."""
+
+
+def ljspeech(request: Request) -> Rows:
+    """LJSpeech's `metadata.csv` (`id|text|normalized text`), or a table with a header that names its columns."""
+    source = request.source / "metadata.csv" if request.source.is_dir() else request.source
+    lines = _lines(source)
+    head = lines[0] if lines else ""
+    if "\t" in head or source.suffix == ".tsv":
+        return _table(request, source, lines, "\t")
+    if "|" in head and not request.columns and not _is_header(head.split("|")):
+        return _ljspeech(request, source, lines)
+    return _table(request, source, lines, "|" if "|" in head else ",")
+
+
+def folder(request: Request) -> Rows:
+    """Every sound file of a folder with the text beside it; a `.json` may hold more fields than `text`."""
+    try:
+        paths, _ = find_audio(request.source)
+    except AudioError as error:
+        raise ConfigError(error.reason, str(request.source), "give a folder of sound files") from error
+    return Rows(len(paths), (_side_sample(request, path) for path in paths))
+
+
+def lhotse(request: Request) -> Rows:
+    """The supervisions of lhotse's cuts (JSONL, also gzipped), a sample each."""
+    opened = gzip.open if request.source.suffix == ".gz" else open
+    try:
+        with opened(request.source, "rb") as file:
+            lines = [line for line in file if line.strip()]
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"cannot be read ({error})", str(request.source), "give cuts.jsonl(.gz)") from error
+    return Rows(len(lines), _cuts(request, lines))
+
+
+# Private: tables
+
+
+def _lines(path: Path) -> list[str]:
+    """With bytes that are not UTF-8 kept as lone surrogates, so that one bad row does not spoil the others."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", str(path), "give a CSV or TSV file"
+        ) from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError("is UTF-16", str(path), "convert it: iconv -f UTF-16 -t UTF-8")
+    return list(io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline=""))
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    known = {name for names in USUAL_COLUMNS.values() for name in names} - {"id", "key"}
+    return any(cell.strip() in known for cell in cells)
+
+
+def _ljspeech(request: Request, source: Path, lines: Sequence[str]) -> Rows:
+    def results() -> Iterator[Sample | BadSample]:
+        for number, line in enumerate(lines, start=1):
+            cells = line.rstrip("\r\n").split("|")
+            if len(cells) == 1 and not cells[0].strip():
+                continue
+            place, name = f"{source}:{number}", cells[0].strip()
+            if len(cells) < 2:
+                yield bad_row(place, name, "has no text: id|text|normalized text is expected")
+                continue
+            found = [p for p in (f"wavs/{name}.wav", f"wavs/{name}.flac") if (request.audio / p).exists()]
+            text = next((cell.strip() for cell in reversed(cells[1:3]) if cell.strip()), "")
+            yield _sample(request, place, name, {"text": text}, found[0] if found else f"wavs/{name}.wav")
+
+    return Rows(len(lines), results())
+
+
+def _table(request: Request, source: Path, lines: Sequence[str], delimiter: str) -> Rows:
+    try:
+        table = list(csv.reader(lines, delimiter=delimiter))
+    except csv.Error as error:
+        raise ConfigError(f"cannot be read: {error}", str(source), "give a CSV file") from None
+    names = [name.strip() for name in table[0]] if table else []
+    columns = find_columns(names, request.columns, str(source))
+    if "audio" not in columns:
+        remedy = "add a header with path and text, or name the column: --columns audio=NAME"
+        raise ConfigError("no column of audio files", str(source), remedy)
+
+    def results() -> Iterator[Sample | BadSample]:
+        for number, cells in enumerate(table[1:], start=2):
+            place = f"{source}: row {number}"
+            if not any(cells):
+                continue
+            if len(cells) != len(names):
+                yield bad_row(
+                    place, "", f"{len(cells)} fields for {len(names)} columns; quote texts with {delimiter!r}"
+                )
+                continue
+            row = dict(zip(names, cells, strict=True))
+            fields = {field: row[column].strip() for field, column in columns.items()}
+            path = fields.pop("audio")
+            yield _sample(request, place, fields.pop("id", "") or _name(path), fields, path)
+
+    return Rows(len(table) - 1, results())
+
+
+def _sample(
+    request: Request, place: str, id: str, fields: Mapping[str, str], path: str
+) -> Sample | BadSample:
+    """A row's sample; `start_s` and `end_s` among the fields are the span of its recording."""
+    if wrong := [name for name, value in {"id": id, "path": path, **fields}.items() if not _is_text(value)]:
+        return BadSample(place, "", f"{wrong[0]} is not UTF-8: convert the file", "text encoding")
+    others: dict[str, FieldValue] = dict(fields)
+    try:
+        start_s, end_s = float(fields.get("start_s") or 0.0), fields.get("end_s")
+        others["audio"] = request.audio_part(
+            path, start_s, float(end_s) if end_s else None, fields.get("speaker") or None
+        )
+    except ValueError as error:
+        return bad_row(place, id, _first_line(error))
+    return request.sample(place, id, others)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _name(path: str) -> str:
+    """An id from a path: without its extension, and for one from elsewhere without its folders."""
+    given = Path(path)
+    return given.stem if given.is_absolute() or ".." in given.parts else given.with_suffix("").as_posix()
+
+
+def _first_line(error: ValueError) -> str:
+    return str(error).split("\n")[0]
+
+
+# Private: side files
+
+
+def _side_sample(request: Request, path: Path) -> Sample | BadSample:
+    relative = path.relative_to(request.source)
+    side = next((s for s in map(path.with_suffix, SIDE_FILES) if s.is_file()), None)
+    if side is None:
+        return bad_row(str(path), _name(str(relative)), f"has no text beside it ({', '.join(SIDE_FILES)})")
+    try:
+        text = side.read_bytes().decode("utf-8-sig").strip()
+        fields = _side_fields(text) if side.suffix == ".json" else {"text": text}
+    except UnicodeDecodeError:
+        return BadSample(str(side), _name(str(relative)), "is not UTF-8: convert it", "text encoding")
+    except (OSError, ValueError) as error:
+        return bad_row(str(side), _name(str(relative)), f"cannot be read ({error})")
+    return _sample(
+        request, str(path), fields.pop("id", "") or _name(str(relative)), fields, str(path.resolve())
+    )
+
+
+def _side_fields(text: str) -> dict[str, str]:
+    record = json.loads(text)
+    if not isinstance(record, dict):
+        raise ValueError("an object with a text is expected")
+    return {str(key): str(value) for key, value in record.items() if isinstance(value, str | int | float)}
+
+
+# Private: lhotse
+
+
+def _cuts(request: Request, lines: Sequence[bytes]) -> Iterator[Sample | BadSample]:
+    for number, line in enumerate(lines, start=1):
+        place, known = f"{request.source}:{number}", ""
+        try:
+            cut = json.loads(line.decode("utf-8"))
+            known = str(cut["id"])
+            yield from _cut(request, place, cut)
+        except UnicodeDecodeError:
+            yield BadSample(place, known, "is not UTF-8", "text encoding")
+        except json.JSONDecodeError as error:
+            yield BadSample(place, known, f"wrong JSON: {error}", "wrong JSON")
+        except KeyError as error:
+            yield bad_row(place, known, f"no cut of lhotse: it has no {error}")
+        except (TypeError, AttributeError) as error:
+            yield bad_row(place, known, f"no cut of lhotse ({error})")
+        except ValueError as error:
+            yield bad_row(place, known, _first_line(error))
+
+
+def _cut(request: Request, place: str, cut: Mapping[str, Any]) -> Iterator[Sample | BadSample]:
+    kind = cut.get("type", "MonoCut")
+    if kind != "MonoCut":
+        raise ValueError(f"a {kind}: save its audio first (cut.save_audio)")
+    recording, spoken = cut["recording"], cut.get("supervisions") or []
+    path = _recording_file(recording, int(cut.get("channel", 0)))
+    if not spoken:
+        raise ValueError("has no supervision, so no text")
+    for supervision in spoken:
+        id = cut["id"] if len(spoken) == 1 else f"{cut['id']}/{supervision['id']}"
+        start_s = float(cut["start"]) + (float(supervision["start"]) if len(spoken) > 1 else 0.0)
+        length_s = float(supervision["duration"] if len(spoken) > 1 else cut["duration"])
+        is_whole = start_s == 0 and abs(length_s - float(recording["duration"])) < 1e-3
+        named = {key: supervision.get(key) for key in ("text", "speaker", "language", "gender")}
+        fields: dict[str, FieldValue] = {
+            key: str(value) for key, value in {**(supervision.get("custom") or {}), **named}.items() if value
+        }
+        fields["audio"] = request.audio_part(
+            path, max(0.0, start_s), None if is_whole else start_s + length_s, supervision.get("speaker")
+        )
+        yield request.sample(place, id, fields)
+
+
+def _recording_file(recording: Mapping[str, Any], channel: int) -> str:
+    if recording.get("transforms"):
+        raise ValueError("its recording is transformed: save its audio first (cut.save_audio)")
+    sources = recording["sources"]
+    if len(sources) != 1 or sources[0]["type"] != "file":
+        kinds = ", ".join(str(source["type"]) for source in sources)
+        raise ValueError(f"its recording comes from {kinds}, and not from one file: save its audio first")
+    if len(sources[0].get("channels", [0])) > 1:
+        raise ValueError(
+            f"is channel {channel} of several, and a sample knows no channels: split the file first"
+        )
+    return str(sources[0]["source"])
