@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio clean
+.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio packing loss-memory loader clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -54,7 +54,16 @@ long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 
 learn: learn-tokenizer  ## every proof that a model learns
 
-bench: time-to-voice tokenizer-speed long-audio  ## every benchmark; each prints JSON lines
+packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
+	@$(BIN)/python benchmarks/packing.py
+
+loss-memory: $(READY)  ## peak memory of the chunked loss against the dense one
+	@$(BIN)/python benchmarks/loss_memory.py
+
+loader: $(READY)  ## samples a second from shards, and opening a million samples: DATA=
+	@$(BIN)/python benchmarks/loader.py $(if $(DATA),--data $(DATA))
+
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader  ## every benchmark; each prints JSON lines
 
 clean:  ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

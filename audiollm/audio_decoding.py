@@ -212,7 +212,8 @@ def _decode_with_soundfile(request: Request) -> tuple[Tensor, int]:
                 raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
             blocks_CN.append(torch.from_numpy(block_NC).T)
             start += len(block_NC)
-        return torch.cat(blocks_CN, dim=1).contiguous(), rate
+        joined_CN = blocks_CN[0] if len(blocks_CN) == 1 else torch.cat(blocks_CN, dim=1)
+        return joined_CN.contiguous(), rate
 
 
 # Private: FFmpeg

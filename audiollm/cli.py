@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from audiollm.config import ConfigError
+from audiollm.data.sample import BadSample
 from audiollm.runner import StageError
 
 GROUPS = {"evaluate": "Score codecs and what models make: against references, and with independent judges."}
@@ -62,6 +63,9 @@ def main() -> None:
     except StageError as error:
         errors.print(str(error), style="red", highlight=False, markup=False)
         sys.exit(error.exit_code)
+    except BadSample as error:
+        errors.print(f"{error}\n  mend or remove it", style="red", highlight=False, markup=False)
+        sys.exit(2)
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on from here", highlight=False)
         sys.exit(130)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ from rich.table import Table
 from audiollm.config import ConfigError
 from audiollm.recipe import Recipe, StagePlan, find_stage, load_recipe
 from audiollm.runner import run_recipe
+from audiollm.train.distributed import Ranks, join, launch, leave
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
@@ -34,12 +37,18 @@ def run(
     runs: Runs = Path("runs"),
     start: Annotated[str | None, typer.Option("--from", help="Redo this stage and all after it.")] = None,
     only: Annotated[str | None, typer.Option(help="Run this stage alone.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--launch", min=1, help="Train on so many processes of this machine, one a GPU."),
+    ] = None,
     help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and end.")] = None,
 ) -> None:
     """Run a recipe, from its first unfinished stage on.
 
     What is done is skipped, what was cut short is resumed, and a stage whose settings or inputs changed is
     run afresh with all that depends on it.
+
+    Several processes train together with --launch, or when torchrun or SLURM's srun starts them.
 
     Example: audiollm run recipes/quickstart.yaml --name mine audio=~/recordings transcripts=texts.csv
     """
@@ -48,7 +57,14 @@ def run(
         _print_settings(help_stage, console)
         return
     loaded = load_recipe(_required(recipe), overrides or [], name, runs)
-    run_recipe(loaded, console, start, only)
+    if processes and processes > 1:
+        arguments = sys.argv[1:]
+        raise typer.Exit(launch(processes, "audiollm.cli", without_option(arguments, "--launch")))
+    ranks = _joined()
+    run_recipe(loaded, console if ranks.first else Console(quiet=True), start, only, ranks)
+    leave(ranks)
+    if not ranks.first:
+        return
     for report in sorted(loaded.folder.glob("*.html")):
         console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
 
@@ -64,6 +80,18 @@ def plan(
     console = Console()
     console.print(plan_table(loaded))
     console.print(f"  run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}", highlight=False)
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """The arguments of a command without an option and its value, written either way."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == option:
+            next(rest, None)
+        elif not argument.startswith(f"{option}="):
+            kept.append(argument)
+    return kept
 
 
 def plan_table(recipe: Recipe) -> Table:
@@ -98,6 +126,13 @@ def _cells(plan: StagePlan) -> list[str]:
 
     memory, disk = (number(mb * 2**20, "B") if mb else "" for mb in (plan.memory_mb, plan.disk_mb))
     return [number(plan.parameters), number(plan.tokens), memory, disk]
+
+
+def _joined() -> Ranks:
+    try:
+        return join()
+    except ValueError as error:
+        raise ConfigError(str(error), "environment", "start it with --launch, torchrun or srun") from None
 
 
 def _required(recipe: Path | None) -> Path:

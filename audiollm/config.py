@@ -169,7 +169,7 @@ def _read_yaml(path: Path) -> Document:
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"not valid YAML: {getattr(error, 'problem', error)}", where) from None
     if not isinstance(data, dict) or node is None:
-        raise ConfigError("a recipe is a mapping of keys to values", str(path), "see recipes/quickstart.yaml")
+        raise ConfigError("must be a mapping of keys to values", str(path), "see recipes/quickstart.yaml")
     document = Document(data)
     _record_lines(node, (), str(path), document.origins)
     return document

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
@@ -52,6 +52,9 @@ InputPath = Annotated[Path, AfterValidator(check_input)]
 class StageConfig(BaseModel):
     """Base of every stage's settings. Fields named `size` and `seed` default to the recipe's."""
 
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    """Settings that change how a stage runs, and not what it makes: a changed one does not start it afresh."""
+
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
@@ -88,6 +91,8 @@ class Stage:
         plan: estimates from the settings and the plans of earlier stages, by name.
         reads_run: depends on every earlier stage, and runs also after one of them has failed (the report).
         publish: artifacts that are copied to the run's own folder.
+        all_ranks: `run` is called on every rank of a distributed run (it trains), and the first one alone writes;
+            else it is called on the first one while the others wait.
     """
 
     kind: str
@@ -98,6 +103,7 @@ class Stage:
     plan: Callable[[Any, Mapping[str, StagePlan]], StagePlan] | None = None
     reads_run: bool = False
     publish: tuple[str, ...] = ()
+    all_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,8 +125,8 @@ class RecipeStage:
         return self.config.model_dump(mode="json")
 
     def fingerprint(self, upstream: Mapping[str, str]) -> str:
-        """Changes when the settings, an input file (path, size, time) or an upstream fingerprint does."""
-        parts = [self.stage.kind, self.config.model_dump_json()]
+        """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does."""
+        parts = [self.stage.kind, self.config.model_dump_json(exclude=set(self.config.incidental))]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
         parts += [line for path in self.inputs for line in _stat_lines(path)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]

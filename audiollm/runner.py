@@ -34,8 +34,12 @@ from rich.progress import (
 from audiollm.config import ConfigError, nearest
 from audiollm.files import write_json
 from audiollm.recipe import Recipe, RecipeStage
+from audiollm.train.distributed import ALONE, Ranks
 
 Item = TypeVar("Item")
+
+GRACE_SECONDS = 20.0
+"""What the first rank has to write its report in when the others have failed as well."""
 
 
 class StageError(Exception):
@@ -69,6 +73,8 @@ class Context:
     recipe: Recipe
     console: Console
     results: Mapping[str, StageResult]
+    ranks: Ranks = ALONE
+    """Of this process. Stages that do not say `all_ranks` are alone, whatever the run."""
 
     @contextmanager
     def progress(self, description: str, total: float | None) -> Iterator[Progress]:
@@ -88,8 +94,16 @@ class Context:
         self.console.print(f"  {text}", highlight=False, markup=False)
 
 
-def run_recipe(recipe: Recipe, console: Console, start: str | None = None, only: str | None = None) -> None:
+def run_recipe(
+    recipe: Recipe,
+    console: Console,
+    start: str | None = None,
+    only: str | None = None,
+    ranks: Ranks = ALONE,
+) -> None:
     """Run all stages that are not done.
+
+    On several ranks the first one does all this and calls the others to the stages that train.
 
     Args:
         start: run this stage and all after it even if they are done (`--from`).
@@ -103,9 +117,13 @@ def run_recipe(recipe: Recipe, console: Console, start: str | None = None, only:
     for option, wanted in (("--from", start), ("--only", only)):
         if wanted is not None and wanted not in names:
             raise ConfigError(f"{wanted}: this recipe has no such stage", option, nearest(wanted, names))
+    if not ranks.first:
+        _follow(recipe, console, ranks)
+        return
     recipe.folder.mkdir(parents=True, exist_ok=True)
     with _locked(recipe.folder):
-        _run_stages(recipe, console, start, only)
+        _run_stages(recipe, console, start, only, ranks)
+    ranks.of_first(None)  # no more to come
 
 
 def read_result(folder: Path) -> StageResult | None:
@@ -116,7 +134,18 @@ def read_result(folder: Path) -> StageResult | None:
         return None
 
 
-def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str | None) -> None:
+def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
+    """What the other ranks do: the stages that train, when the first one says so."""
+    while (name := ranks.of_first(None)) is not None:
+        stage = next(stage for stage in recipe.stages if stage.name == name)
+        try:
+            stage.stage.run(stage.config, Context(stage.folder, recipe, console, {}, ranks))
+        except StageError:
+            time.sleep(GRACE_SECONDS)  # most likely all ranks met it; the first one is to tell, and to report
+            raise
+
+
+def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str | None, ranks: Ranks) -> None:
     fingerprints: dict[str, str] = {}
     results: dict[str, StageResult] = {}
     forced = False
@@ -138,9 +167,9 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
         _require_upstream(stage, results)
         console.print(f"[bold]{title}[/bold]: {stage.stage.help}", highlight=False)
         try:
-            results[stage.name] = _run_stage(
-                stage, fingerprint, Context(stage.folder, recipe, console, results)
-            )
+            shared = ranks if stage.stage.all_ranks else ALONE
+            context = Context(stage.folder, recipe, console, results, shared)
+            results[stage.name] = _run_stage(stage, fingerprint, context)
         except StageError:
             _report_failure(recipe, stage, console, results)
             raise
@@ -164,6 +193,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
         "settings": stage.settings(),
     }
     with ResourceMeter(stage.folder / "stage.json", common, before) as meter:
+        context.ranks.of_first(stage.name)
         try:
             figures = stage.stage.run(stage.config, context)
         except StageError as error:

@@ -7,17 +7,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.config import nearest
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart, write_samples
-from audiollm.data.text import spoken_form
+from audiollm.data.sample import Sample, write_samples
+from audiollm.data.tasks import TaskTemplate, load_tasks, render
 from audiollm.files import read_jsonl, write_jsonl
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
-
-TASKS = ("tts",)
-SPEAK_PROMPT = "Generate audio following instruction.\n\nSpeaker: {speaker}"
+from pipelines.compose_rows import Row, Segment, clips, conversations, read_segments, set_aside, written
 
 
 class Config(StageConfig):
@@ -25,8 +23,11 @@ class Config(StageConfig):
 
     segments: InputPath
     """`segments.jsonl` of an annotate stage."""
+    tasks_file: InputPath | None = None
+    """Tasks of your own, in YAML (`audiollm/data/tasks.yaml` shows how they read)."""
     tasks: dict[str, float] = Field(default={"tts": 1.0})
-    """What the samples ask for, and how much of each (weights relative to one another). Known: tts."""
+    """What the samples ask for, and how much of each: weights relative to one another. The task of the largest
+    weight is made of every segment that has its fields, another of a share of those: its weight to the largest."""
     split: Literal["speaker", "file", "given"] = "given"
     """given: as the transcripts say; speaker, file: a seeded share of the speakers or files is tested."""
     test_share: float = Field(default=0.1, gt=0, lt=1)
@@ -34,128 +35,134 @@ class Config(StageConfig):
     min_seconds: float = Field(default=300.0, ge=0)
     """Of training audio; with less the run ends here."""
     normalize_text: bool = True
-    """Write numbers as words."""
+    """Write numbers as words, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
 
     @field_validator("tasks")
     @classmethod
-    def _tasks_are_known(cls, tasks: dict[str, float]) -> dict[str, float]:
+    def _tasks_are_known(cls, tasks: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        known = load_tasks(info.data.get("tasks_file"))
         for name, weight in tasks.items():
-            if name not in TASKS:
-                raise ValueError(f"no such task: {name!r}; {nearest(name, TASKS)}")
+            if name not in known:
+                raise ValueError(f"no such task: {name!r}; {nearest(name, known)}")
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of {name!r} must be positive, not {weight}")
         if not tasks:
-            raise ValueError(f"name at least one task; known: {', '.join(TASKS)}")
+            raise ValueError(f"name at least one task; known: {', '.join(known)}")
         return tasks
 
-
-class Segment(BaseModel):
-    """What compose reads of a row of `segments.jsonl`."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    id: str = Field(min_length=1)
-    path: str = Field(min_length=1)
-    file: str | None = None
-    start_s: float = Field(ge=0)
-    end_s: float
-    speaker: str = Field(min_length=1)
-    text: str
-    split: Literal["train", "test"] | None = None
-
     @property
-    def source(self) -> str:
-        """The recording that it comes from, by a name that stays when the folder moves."""
-        return self.file or self.path
-
-    @property
-    def duration_s(self) -> float:
-        return self.end_s - self.start_s
+    def shares(self) -> dict[str, float]:
+        """Task -> the share of its segments that is made a sample of."""
+        return {name: weight / max(self.tasks.values()) for name, weight in self.tasks.items()}
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
     """Write `samples.jsonl` and `set_aside.jsonl`; returns counts and seconds.
 
     Raises:
-        StageError: too little training audio, or nothing to split (exit code 2); `set_aside.jsonl` is there.
+        StageError: too little training audio, nothing to split, or a task without a sample (exit code 2);
+            `set_aside.jsonl` is there.
     """
+    known = load_tasks(config.tasks_file)
+    tasks = [known[name] for name in config.tasks]
     segments, dropped = read_segments(config.segments)
     kept: list[Segment] = []
     for segment in segments:
-        text = " ".join((spoken_form(segment.text) if config.normalize_text else segment.text).split())
-        if text:
+        text = written(segment.text, config.normalize_text)
+        if text or any("text" not in task.required for task in tasks):
             kept.append(segment.model_copy(update={"text": text}))
         else:
-            dropped.append(_set_aside(segment.path, "no text", segment.id))
-    _write_set_aside(config.segments, context.folder / "set_aside.jsonl", dropped)
+            dropped.append(set_aside(segment.path, "no text", segment.id))
+    listing = context.folder / "set_aside.jsonl"
+    _write_set_aside(config.segments, listing, dropped)
     _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
     kept = split_segments(kept, config, context)
-    samples = [speech_sample(segment) for segment in kept]
     train_s, test_s = (sum(s.duration_s for s in kept if s.split == split) for split in ("train", "test"))
     _refuse_too_little(train_s, config, f", and {test_s:.0f} s are set apart for the test")
+    samples, lacking, bad = make_samples(kept, tasks, config)
+    dropped += bad
+    _write_set_aside(config.segments, listing, dropped)
     write_samples(context.folder / "samples.jsonl", samples)
     figures: dict[str, Any] = {
-        "train_samples": sum(segment.split == "train" for segment in kept),
-        "test_samples": sum(segment.split == "test" for segment in kept),
+        "train_samples": sum(sample.metadata["split"] == "train" for sample in samples),
+        "test_samples": sum(sample.metadata["split"] == "test" for sample in samples),
         "train_seconds": round(train_s, 3),
         "test_seconds": round(test_s, 3),
         "speakers": len({segment.speaker for segment in kept}),
         "texts": len({segment.text for segment in kept}),
         "set_aside": len(dropped),
+        "tasks": {task.name: sum(sample.task == task.name for sample in samples) for task in tasks},
+        "lacking_fields": lacking,
     }
     context.say(
         f"{figures['train_samples']} samples to train on ({train_s / 60:.1f} minutes), "
         f"{figures['test_samples']} to test; {figures['speakers']} speakers, {figures['texts']} texts"
     )
+    if len(tasks) > 1:
+        context.say(", ".join(f"{name} {count}" for name, count in figures["tasks"].items()))
+    for name, count in lacking.items():
+        context.say(f"{name}: {count} lack one of its fields")
     return figures
 
 
-def speech_sample(segment: Segment) -> Sample:
-    """The chat in which a speaker is asked to say a text, and says it."""
-    voice = AudioPart(
-        path=segment.path, start_s=segment.start_s, end_s=segment.end_s, speaker=segment.speaker
-    )
-    return Sample(
-        id=segment.id,
-        messages=[
-            Message(role="system", content=[TextPart(text=SPEAK_PROMPT.format(speaker=segment.speaker))]),
-            Message(role="user", content=[TextPart(text=segment.text)]),
-            Message(role="assistant", content=[voice]),
-        ],
-        task="tts",
-        metadata={
-            "split": segment.split,
-            "speaker": segment.speaker,
-            "text": segment.text,
-            "segment": segment.id,
-        },
-    )
+def make_samples(
+    segments: Sequence[Segment], tasks: Sequence[TaskTemplate], config: Config
+) -> tuple[list[Sample], dict[str, int], list[dict[str, Any]]]:
+    """All samples, task after task; how many rows lack a task's fields; what was set aside.
 
+    The first task's samples bear the ids of the segments (a conversation that of its first); those of the
+    others end in the task's name.
 
-def read_segments(path: Path) -> tuple[list[Segment], list[dict[str, Any]]]:
-    """The usable rows of a `segments.jsonl`, and a set-aside row for each of the others."""
-    segments: list[Segment] = []
+    Raises:
+        StageError: no segment has a task's fields.
+    """
+    made = {"segment": clips, "conversation": conversations}
+    samples: list[Sample] = []
+    lacking: dict[str, int] = {}
     bad: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            segment = Segment.model_validate_json(line)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            detail = f"{where}  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            bad.append(_set_aside(str(path), "malformed segment", detail))
-            continue
-        if segment.end_s <= segment.start_s or segment.id in seen:
-            detail = "its id was used before" if segment.id in seen else "it ends before it starts"
-            bad.append(_set_aside(segment.path, "malformed segment", f"{where}  {detail}"))
-            continue
-        seen.add(segment.id)
-        segments.append(segment)
-    return segments, bad
+    for number, task in enumerate(tasks):
+        usable = 0
+        rows = made[task.over](segments, config.seed)
+        for row in rows:
+            name = row.id if number == 0 else f"{row.id}.{task.name}"
+            try:
+                fields = row.fields_for(task)
+                if task.lacks(set(fields)):
+                    lacking[task.name] = lacking.get(task.name, 0) + 1
+                    continue
+                if name in seen:
+                    raise ValueError(f"the id {name!r} is taken")
+                sample = render(task, name, fields, config.seed, _metadata(row))
+            except ValueError as error:
+                bad.append(set_aside(row.segment, "malformed field", str(error)))
+                continue
+            seen.add(name)
+            usable += 1
+            if _place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
+                samples.append(sample)
+        if not usable:
+            raise _no_sample(task, rows)
+    return samples, lacking, bad
+
+
+def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
+    reason = f"there is no {task.over}"
+    for row in rows[:1]:
+        needed = sorted(task.lacks(set(row.fields) | set(row.columns)))
+        reason = (
+            f"{row.id} and all others lack {', '.join(needed)}" if needed else "no field is as it must be"
+        )
+    return StageError(
+        f"compose: no sample of the task {task.name}: {reason}",
+        "give the segments these columns, or take the task out of compose.tasks",
+        exit_code=2,
+    )
+
+
+def _metadata(row: Row) -> dict[str, Any]:
+    return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
 
 
 def split_segments(segments: Sequence[Segment], config: Config, context: Context) -> list[Segment]:
@@ -199,10 +206,15 @@ def choose_test(groups: Iterable[str], share: float, seed: int) -> set[str]:
     Returns:
         Their names; empty where there are fewer than two groups.
     """
-    place = {name: int(sha256(f"{seed}:{name}".encode()).hexdigest()[:16], 16) / 16**16 for name in groups}
+    place = {name: _place(f"{seed}:{name}") for name in groups}
     ordered = sorted(place, key=lambda name: (place[name], name))
     count = sum(value < share for value in place.values())
     return set(ordered[: min(max(count, 1), len(ordered) - 1)])
+
+
+def _place(text: str) -> float:
+    """A number in [0, 1) that follows from the text alone."""
+    return int(sha256(text.encode()).hexdigest()[:16], 16) / 16**16
 
 
 def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
@@ -220,23 +232,21 @@ def _write_set_aside(segments: Path, target: Path, dropped: Sequence[dict[str, A
     write_jsonl(target, [*(read_jsonl(upstream) if upstream.is_file() else []), *dropped])
 
 
-def _set_aside(path: str, reason: str, detail: str) -> dict[str, Any]:
-    return {"path": path, "stage": "compose", "reason": reason, "detail": detail}
-
-
 def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
     """Counts from the annotate stage's plan; the stage itself takes a moment."""
     facts = next((p.facts for p in upstream.values() if "audio_s" in p.facts), {"audio_s": 0.0, "clips": 0.0})
-    clips, audio_s = facts["clips"], facts["audio_s"]
+    recordings, audio_s = facts["clips"], facts["audio_s"]
+    samples = recordings * sum(config.shares.values())
     note = (
         f"{audio_s:.0f} s of audio, {config.min_seconds:.0f} s needed" if audio_s < config.min_seconds else ""
     )
     return StagePlan(
-        memory_mb=100.0 + 0.005 * clips,
-        disk_mb=0.0006 * clips,
-        seconds=1.0 + 1e-4 * clips,
+        memory_mb=100.0 + 0.005 * samples,
+        disk_mb=0.0006 * samples,
+        seconds=1.0 + 1e-4 * samples,
         note=note,
-        facts={"audio_s": audio_s, "clips": clips, "samples": clips},
+        # each sample's audio is encoded for itself
+        facts={"audio_s": audio_s * sum(config.shares.values()), "clips": samples, "samples": samples},
     )
 
 

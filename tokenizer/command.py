@@ -192,7 +192,7 @@ class Inputs:
 
     def add_samples(self, listing: Path) -> None:
         """The samples of a .jsonl as they stand there."""
-        from audiollm.data.sample import read_samples
+        from audiollm.data.sample import read_samples, with_audio_beside
 
         samples, bad = read_samples(listing)
         rows = [(str(listing), str(row)) for row in bad]
@@ -201,7 +201,7 @@ class Inputs:
                 rows.append((str(listing), f"id {sample.id!r} was used by another input"))
             else:
                 self._ids.add(sample.id)
-                self.samples.append(sample)
+                self.samples.append(with_audio_beside(sample, listing.parent))
         self.bad += [{"path": path, "stage": "tokenize", "reason": reason} for path, reason in rows]
 
     def add_table(self, listing: Path) -> None:

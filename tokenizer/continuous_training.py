@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import Figures, Update, step_generator
 from tokenizer.adversary import Adversary
 from tokenizer.balancer import GradientBalancer
@@ -63,7 +64,10 @@ class VAETask:
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["vae"], "discriminator": ["discriminators"]}
 
-    def batch(self, step: int, generator: torch.Generator) -> Tensor:
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """One process alone trains a VAE, so its modules come unwrapped."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
         length = self.config.crop_frames * self.model.hop_samples
         return stereo_crops(self._train, self.config.batch_size, length, generator).to(self._device)
 

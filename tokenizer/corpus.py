@@ -36,7 +36,6 @@ from audiollm.data.shards import ShardWriter
 from audiollm.files import atomic_path, folder_digest, read_json, write_json, write_jsonl
 from audiollm.runner import StageError
 from audiollm.threads import one_thread
-from tokenizer.data import audio_parts
 
 LONG_S = 600.0
 """Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""
@@ -99,7 +98,7 @@ class Corpus:
         spans = [
             f"{sample.id}\t{Path(part.path).resolve()}\t{part.start_s}\t{part.end_s}"
             for sample in self.samples
-            for part in audio_parts(sample)
+            for part in sample.audio_parts()
         ]
         return hashlib.sha256("\n".join(spans).encode()).hexdigest()
 
@@ -187,7 +186,7 @@ def tokenize_corpus(
             if isinstance(result, Coded):
                 writer.write(index, result.sample, [result.codes])
             else:
-                place = ", ".join(part.path for part in audio_parts(samples[index])) or samples[index].id
+                place = ", ".join(part.path for part in samples[index].audio_parts()) or samples[index].id
                 set_aside.add(samples[index].id, place, result)
                 if strict:
                     raise _stop(place, result)
@@ -202,7 +201,7 @@ def tokenize_corpus(
 
 def planned_seconds(sample: Sample) -> float:
     """The duration of a sample's audio by the files' headers; 0 for what they do not tell."""
-    return sum(_part_seconds(part) for part in audio_parts(sample))
+    return sum(_part_seconds(part) for part in sample.audio_parts())
 
 
 # Private: one after the other
@@ -276,7 +275,7 @@ def _encode_all(
 
 
 def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> Coded | str:
-    parts = audio_parts(sample)
+    parts = sample.audio_parts()
     if not parts:
         return "holds no audio part"
     try:

@@ -20,14 +20,14 @@ from audiollm.audio import AudioError
 from audiollm.audio_stream import save_stream
 from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
-from audiollm.data.shards import CodedSample, read_index, read_shards
+from audiollm.data.sample import BadSample
+from audiollm.data.shards import CodedSample, Shards, read_index
 from audiollm.files import folder_digest
 from audiollm.models.pretrained import model_folder
 from audiollm.runner import StageError
 from audiollm.threads import one_thread
 from tokenizer.checks import check_codes
 from tokenizer.corpus import CODED_AUDIO, Advance, CodedAudio, Row, SetAside, StreamingCodec
-from tokenizer.data import audio_parts
 
 _UNSAFE = re.compile(r"[^\w\-+=@,()\[\] .]")
 _MAX_NAME_BYTES, _MAX_FOLDERS = 200, 8
@@ -82,8 +82,15 @@ def detokenize_shards(
     counts, names = {"written": 0, "kept": 0}, OutputNames(out, extension)
     set_aside = SetAside(out / "set_aside.jsonl", "detokenize")
     with one_thread():
-        # an absolute path: a relative one that begins with `pipe:` is a command to webdataset
-        for coded in read_shards(shards.resolve()):
+        source = Shards(shards)
+        for bad in source.bad:
+            set_aside.add(bad.id, bad.place, bad.reason)
+        for index in range(len(source)):
+            try:
+                coded = source.coded(index)
+            except BadSample as bad:
+                set_aside.add(bad.id, bad.place, bad.reason)
+                continue
             try:
                 for path, codes_KT, about in _parts(coded, names):
                     kept = path.exists()
@@ -149,7 +156,7 @@ def _parts(coded: CodedSample, names: OutputNames) -> Iterator[tuple[Path, Tenso
     Raises:
         ValueError: not one entry for each audio part, or not what it should be.
     """
-    parts = len(audio_parts(coded.sample))
+    parts = len(coded.sample.audio_parts())
     paths = names.take(coded.sample.id, parts)
     codes = coded.encodings[0] if coded.encodings else []
     abouts: list[CodedAudio | None] = [None] * len(codes)

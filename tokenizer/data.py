@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
-from audiollm.data.sample import AudioPart, Sample, read_samples
+from audiollm.data.sample import read_samples, with_audio_beside
 
 LONGEST_S = 60.0
 """About the longest clip of a folder: longer files are taken in parts."""
@@ -55,7 +55,7 @@ def find_clips(audio: Path) -> Clips:
     samples, bad = read_samples(audio)
     spans: dict[str, dict[Clip, None]] = {"train": {}, "test": {}}
     for sample in samples:
-        for part in audio_parts(sample):
+        for part in with_audio_beside(sample, audio.parent).audio_parts():
             clip = Clip(Path(part.path), part.start_s, part.end_s)
             spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
     return Clips(
@@ -90,10 +90,6 @@ def _parts(path: Path, duration_s: float | None) -> list[Clip]:
         return [Clip(path, 0.0, None)]
     starts = [LONGEST_S * part for part in range(max(1, round(duration_s / LONGEST_S)))]
     return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
-
-
-def audio_parts(sample: Sample) -> list[AudioPart]:
-    return [part for message in sample.messages for part in message.content if isinstance(part, AudioPart)]
 
 
 class ClipStore:

@@ -22,7 +22,7 @@ from audiollm.runner import Context, StageError
 from audiollm.threads import one_thread
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
-from tokenizer.data import DITHER, Clip, ClipStore, audio_parts, augment, find_clips, load_levelled
+from tokenizer.data import DITHER, Clip, ClipStore, augment, find_clips, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.losses import ReconstructionLoss
@@ -191,7 +191,7 @@ def _encode_sample(
     """`encodings` lists of codes `[K, T]`, one a audio part; a test sample is encoded once, as it is."""
     count = config.encodings if sample.metadata.get("split") == "train" else 1
     parts = [
-        load_levelled(Clip(Path(p.path), p.start_s, p.end_s), codec.sample_rate) for p in audio_parts(sample)
+        load_levelled(Clip(Path(p.path), p.start_s, p.end_s), codec.sample_rate) for p in sample.audio_parts()
     ]
     result = []
     for variant in range(count):

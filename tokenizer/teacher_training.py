@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.runner import Context
+from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import LoopConfig, Update, step_generator, train
 from audiollm.train.optim import Precision
 from tokenizer.codebooks import kmeans
@@ -132,7 +133,10 @@ class MelUnitTask:
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["teacher"]}
 
-    def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """One process alone trains a teacher, so its module comes unwrapped."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
         """Crops `[B, N]` and which of their frames to hide `[B, T]`."""
         return self._draw(self._store, generator)
 

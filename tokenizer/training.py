@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import Update, step_generator
 from tokenizer.adversary import Adversary
 from tokenizer.balancer import GradientBalancer
@@ -115,7 +116,10 @@ class TokenizerTask:
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["tokenizer"], "discriminator": ["discriminators"]}
 
-    def batch(self, step: int, generator: torch.Generator) -> Tensor:
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """One process alone trains a tokenizer, so its modules come unwrapped."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
         length = self.config.crop_frames * self.model.hop_samples
         return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
 

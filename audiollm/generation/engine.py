@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from audiollm.data.conditions import without_condition
 from audiollm.data.delay import undelay
 from audiollm.data.sample import Message
 from audiollm.data.template import Kind, Template, TokenStream
 from audiollm.generation.sampling import SamplingConfig, draw, guide
 from audiollm.models.dual_ffn import Cache, DualFFN
-from audiollm.train.sft import without_condition
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Prompt:
 
     messages: list[Message]
     seed: int
+    codes: Sequence[Tensor] = ()
+    """`[K, T]` of each recording in the messages, in order of appearance."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,16 @@ def generate_codes(
     device = next(model.parameters()).device
     state = _Delayed(len(prompts), template, max_frames)
     branches = _branches(prompts, sampling)
-    streams = [template.prompt(messages) for branch in branches for messages in branch]
+    streams = [
+        template.prompt(messages, prompt.codes)
+        for branch in branches
+        for prompt, messages in zip(prompts, branch, strict=True)
+    ]
     longest = max(len(stream) for stream in streams)
-    cache = Cache.empty(model.config, len(streams), longest + max_frames + template.num_codebooks + 2, device)
+    dtype = next(model.parameters()).dtype
+    cache = Cache.empty(
+        model.config, len(streams), longest + max_frames + template.num_codebooks + 2, device, dtype
+    )
     hidden_RC = _prefill(model, streams, cache, device)
     generators = [torch.Generator().manual_seed(prompt.seed) for prompt in prompts]
     state.append(torch.full((len(prompts), template.num_codebooks), template.audio_bos))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from audiollm.audio import save
+from audiollm.audio import load, save
 from audiollm.codec import Codec, load_codec
-from audiollm.data.sample import Sample, read_samples
+from audiollm.data.conditions import is_spoken
+from audiollm.data.sample import AudioPart, Message, Sample, read_samples
 from audiollm.data.template import Template
-from audiollm.data.text_tokenizer import SPEAKERS_FILE, load_text_tokenizer
+from audiollm.data.text_tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
 from audiollm.files import read_json, read_jsonl, write_jsonl
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig
@@ -40,8 +42,9 @@ class Generator:
         folder = model_folder(Path(model))
         loaded = DualFFN.from_pretrained(folder).to(default_device())
         loaded_codec = load_codec(model_folder(Path(codec)))
+        tokenizer = load_text_tokenizer(folder)
         template = Template(
-            load_text_tokenizer(folder), loaded_codec.num_codebooks, loaded_codec.codebook_size
+            tokenizer, loaded_codec.num_codebooks, loaded_codec.codebook_size, header_style_of(tokenizer)
         )
         if (loaded.config.num_codebooks, loaded.config.codebook_size) != (
             template.num_codebooks,
@@ -53,21 +56,34 @@ class Generator:
     def speak(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, max_duration_s: float
     ) -> list[tuple[Tensor, bool]]:
-        """Each prompt's waveform `[1, N]` at the codec's rate, and whether it ended by itself."""
+        """Each prompt's waveform `[1, N]` at the codec's rate, and whether it ended by itself.
+
+        Recordings in a prompt (a voice to speak with) that come without codes are encoded from their files.
+        """
         max_frames = max(1, round(max_duration_s * self.codec.frame_rate))
-        spoken = generate_codes(self.model, self.template, prompts, sampling, max_frames)
+        heard = [replace(prompt, codes=prompt.codes or self._codes(prompt.messages)) for prompt in prompts]
+        spoken = generate_codes(self.model, self.template, heard, sampling, max_frames)
         return [(self.codec.decode(each.codes_KT), each.stopped) for each in spoken]
+
+    def _codes(self, messages: Sequence[Message]) -> list[Tensor]:
+        parts = [part for message in messages for part in message.content if isinstance(part, AudioPart)]
+        clips = [
+            load(part.path, part.start_s, part.end_s, self.codec.sample_rate, mono=True).samples_CN
+            for part in parts
+        ]
+        return [self.codec.encode(samples_1N) for samples_1N in clips]
 
 
 def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
     """Speak every chosen prompt; batches that an earlier attempt finished are kept."""
     samples, _ = read_samples(config.samples)
     pairs = _distinct_pairs(
-        [s for s in samples if s.metadata.get("split") == config.prompts], config.max_prompts
+        [s for s in samples if s.metadata.get("split") == config.prompts and is_spoken(s.messages)],
+        config.max_prompts,
     )
     if not pairs:
         raise StageError(
-            f"{config.samples} has no sample of the split {config.prompts!r}", "see `compose`", 2
+            f"{config.samples} has no spoken sample of the split {config.prompts!r}", "see `compose`", 2
         )
     work = [(sample, take) for sample in pairs for take in range(config.takes)]
     generator = Generator.from_pretrained(config.model, config.codec)
@@ -104,10 +120,7 @@ def _speak_batch(
     limit_s: float,
     context: Context,
 ) -> list[dict[str, Any]]:
-    prompts = [
-        Prompt([m for m in sample.messages if m.role != "assistant"], _seed(config.seed, sample, take))
-        for sample, take in batch
-    ]
+    prompts = [Prompt(list(sample.messages[:-1]), _seed(config.seed, sample, take)) for sample, take in batch]
     rows = []
     spoken = generator.speak(prompts, sampling_of(config), limit_s)
     for (sample, take), (samples_1N, stopped) in zip(batch, spoken, strict=True):

@@ -1,86 +1,137 @@
-"""One attention function over packed sequences, and one over a cache.
+"""One attention function over packed sequences, and one over a cache; rotary positions.
 
-Shapes: S packed positions, H heads, D head dimension, B sequences, L longest sequence.
+Shapes: S packed rows, H query heads, G key and value heads (H is a multiple of G), D head dimension,
+B sequences, Q new positions, L cached positions, W window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+BackendName = Literal["flash_attn", "varlen", "sdpa"]
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where each of B packed sequences lies, and how to lay them side by side and back."""
+    """Where each of B packed sequences lies among the rows of a pack."""
 
+    lengths: tuple[int, ...]
+    """On the host: a loop over sequences waits for no device."""
     cumulative_lengths: Tensor
     """int32 `[B + 1]`, from 0 to S."""
-    longest: int
-    to_padded_BL: Tensor
-    """Packed row of each padded place (any row where there is none)."""
-    to_packed_S: Tensor
-    """Flat padded place of each packed row."""
+    row_of_S: Tensor
+    """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
+    order_S: Tensor
+    """Its inverse: the position of each row."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
 
     @classmethod
     def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
         """Of sequences of these lengths, where row r of the pack is position `order_S[r]` of their concatenation."""
-        counts_B = torch.tensor(list(lengths))
-        ends = counts_B.cumsum(0)
-        longest = int(counts_B.max())
-        places_L = torch.arange(longest)
-        starts_B = ends - counts_B
-        inside_BL = places_L[None] < counts_B[:, None]
-        to_padded = torch.where(inside_BL, starts_B[:, None] + places_L[None], 0)
-        cumulative = torch.cat([torch.zeros(1, dtype=torch.int32), ends.int()])
-        places_S = inside_BL.flatten().nonzero()[:, 0]
-        return cls(cumulative, longest, order_S.argsort()[to_padded], places_S[order_S])
+        ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
 
     def to(self, device: torch.device) -> SegmentLayout:
-        return SegmentLayout(
-            self.cumulative_lengths.to(device),
-            self.longest,
-            self.to_padded_BL.to(device),
-            self.to_packed_S.to(device),
-        )
+        moved = (each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S))
+        return SegmentLayout(self.lengths, *moved)
 
 
-def packed_attention(q_SHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, layout: SegmentLayout) -> Tensor:
-    """Causal attention inside each sequence, `[S, H, D]`; k and v may have fewer heads (grouped queries).
+class Backend(NamedTuple):
+    """What computes attention over packed sequences, and why it was chosen."""
 
-    Sequences are laid side by side with padding at their ends: under a causal mask no real position sees
-    it, so SDPA needs no mask and takes its fast path.
+    name: BackendName
+    reason: str
+
+
+def attention_backend(
+    device: torch.device, dtype: torch.dtype, head_dim: int, wanted: BackendName | Literal["auto"] = "auto"
+) -> Backend:
+    """Which implementation attends over packed sequences.
+
+    `flash_attn` is the package, `varlen` is `torch.nn.attention.varlen`; both are CUDA kernels for half precision.
+    `sdpa` is PyTorch's scaled dot product attention, sequence by sequence; float32 and float64 always take it.
+
+    Raises:
+        ValueError: the wanted one cannot run here, or there is none of that name.
     """
-    batch, longest = layout.to_padded_BL.shape
-    index = layout.to_padded_BL.flatten()
+    if wanted not in ("auto", "flash_attn", "varlen", "sdpa"):
+        raise ValueError(f"attention: no backend {wanted!r}; there are auto, flash_attn, varlen and sdpa")
+    if wanted == "sdpa":
+        return Backend("sdpa", "asked for")
+    obstacle = _obstacle(device, dtype, head_dim)
+    installed = _flash_attn_installed()
+    if wanted == "auto":
+        if obstacle:
+            return Backend("sdpa", obstacle)
+        if installed:
+            return Backend("flash_attn", "flash-attn is installed")
+        return Backend("varlen", "flash-attn is not installed: pip install 'audiollm[flash]'")
+    if not obstacle and wanted == "flash_attn" and not installed:
+        obstacle = "flash-attn is not installed: pip install 'audiollm[flash]'"
+    if obstacle:
+        raise ValueError(f"attention: {wanted!r} cannot run here ({obstacle}); take auto or sdpa")
+    return Backend(wanted, "asked for")
 
-    def lay(x_SHD: Tensor) -> Tensor:
-        # on CPU the backward of SDPA is several times slower in bf16 than in fp32
-        x_SHD = x_SHD.float() if x_SHD.device.type == "cpu" and x_SHD.dtype == torch.bfloat16 else x_SHD
-        return x_SHD.index_select(0, index).unflatten(0, (batch, longest)).transpose(1, 2)
 
-    q, k, v = lay(q_SHD), lay(k_SHD), lay(v_SHD)
-    with torch.autocast(q.device.type, enabled=False):
-        out_BHLD = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    return out_BHLD.transpose(1, 2).flatten(0, 1).index_select(0, layout.to_packed_S)
+def packed_attention(
+    q_SHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    layout: SegmentLayout,
+    window: int | None = None,
+    backend: BackendName = "sdpa",
+) -> Tensor:
+    """Causal attention inside each sequence; rows in and out in the order of the pack.
+
+    Args:
+        window: a position sees itself and the `window - 1` before it; None for all before it.
+
+    Returns:
+        `[S, H, D]`, in the dtype of the queries (float32 for bfloat16 queries on CPU).
+    """
+    q_SHD, k_SGD, v_SGD = (rows.index_select(0, layout.row_of_S) for rows in (q_SHD, k_SGD, v_SGD))
+    attended_SHD = _BACKENDS[backend](q_SHD, k_SGD, v_SGD, layout, window)
+    return attended_SHD.index_select(0, layout.order_S)
 
 
-def cached_attention(q_BHQD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, visible_BQL: Tensor) -> Tensor:
+def cached_attention(q_BHQD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, visible_BQL: Tensor) -> Tensor:
     """Attention of new positions over a cache, `[B, H, Q, D]`; `visible` is true where a query may look."""
-    grouped = q_BHQD.shape[1] != k_BHLD.shape[1]
+    grouped = q_BHQD.shape[1] != k_BGLD.shape[1]
     return functional.scaled_dot_product_attention(
-        q_BHQD, k_BHLD, v_BHLD, attn_mask=visible_BQL[:, None], enable_gqa=grouped
+        q_BHQD, k_BGLD, v_BGLD, attn_mask=visible_BQL[:, None], enable_gqa=grouped
     )
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class RopeScaling:
+    """Longer contexts from the same rotary table, as in Llama 3.1 and 3.2 (`rope_type: llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+def rotary_angles(
+    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[..., D]` for rotary embeddings in the half-split layout of Llama (arXiv 2104.09864)."""
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
+    if scaling is not None:
+        frequencies = _scale_frequencies(frequencies, scaling)
     angles = positions.float()[..., None] * frequencies
     doubled = torch.cat([angles, angles], dim=-1)
     return doubled.cos(), doubled.sin()
@@ -90,3 +141,108 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate `[..., D]` by the angles, broadcast over heads by the caller."""
     first, second = x.chunk(2, dim=-1)
     return (x * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
+
+
+def _obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """Why the half-precision CUDA kernels cannot run; empty where they can."""
+    if device.type != "cuda":
+        return f"no CUDA device but {device.type}"
+    if dtype not in HALF_PRECISION:
+        return f"{str(dtype).removeprefix('torch.')} is not half precision"
+    if head_dim > 256 or head_dim % 8:
+        return f"a head dimension of {head_dim} is not a multiple of 8 up to 256"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the device is older than Ampere (compute capability 8.0)"
+    return ""
+
+
+def _sdpa(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None) -> Tensor:
+    """Sequence by sequence. Padding them side by side was 1.5 to 7 times slower on CPU (long-tailed lengths)."""
+    if q_SHD.device.type == "cpu" and q_SHD.dtype == torch.bfloat16:
+        # on CPU the backward of SDPA is several times slower in bf16 than in fp32
+        q_SHD, k_SGD, v_SGD = q_SHD.float(), k_SGD.float(), v_SGD.float()
+    with torch.autocast(q_SHD.device.type, enabled=False):
+        return _each_segment(q_SHD, k_SGD, v_SGD, layout.lengths, window)
+
+
+@torch.compiler.disable
+def _each_segment(
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, lengths: tuple[int, ...], window: int | None
+) -> Tensor:
+    """Compiled, this would be a new graph for every set of lengths."""
+    parts = zip(q_SHD.split(lengths), k_SGD.split(lengths), v_SGD.split(lengths), strict=True)
+    return torch.cat([_one_segment(*part, window) for part in parts])
+
+
+def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None) -> Tensor:
+    """One sequence of S positions."""
+    grouped = q_SHD.shape[1] != k_SGD.shape[1]
+    if window is None or len(q_SHD) <= window:
+        q, k, v = (rows.transpose(0, 1)[None] for rows in (q_SHD, k_SGD, v_SGD))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return out[0].transpose(0, 1)
+    # blocks of W queries look at their own block and the one before it: no more than S x 2W scores
+    missing, length = -len(q_SHD) % window, len(q_SHD)
+    q_NHWD = functional.pad(q_SHD, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, window)).transpose(1, 2)
+    k_NG2D, v_NG2D = (
+        functional.pad(rows, (0, 0, 0, 0, window, missing)).unfold(0, 2 * window, window).transpose(2, 3)
+        for rows in (k_SGD, v_SGD)
+    )
+    query_W, key_2 = torch.arange(window), torch.arange(2 * window)
+    band_W2 = (key_2 > query_W[:, None]) & (key_2 <= query_W[:, None] + window)
+    visible_N1W2 = band_W2.repeat(len(q_NHWD), 1, 1, 1)
+    visible_N1W2[0, :, :, :window] = False  # nothing lies before the first block
+    out_NHWD = functional.scaled_dot_product_attention(
+        q_NHWD, k_NG2D, v_NG2D, attn_mask=visible_N1W2.to(q_SHD.device), enable_gqa=grouped
+    )
+    return out_NHWD.transpose(1, 2).flatten(0, 1)[:length]
+
+
+def _varlen(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends, longest = layout.cumulative_lengths, layout.longest
+    span = (-1 if window is None else window - 1, 0)
+    grouped: dict[str, Any] = {"enable_gqa": True} if _takes_gqa(varlen_attn) else {}
+    out_SHD = varlen_attn(q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, window_size=span, **grouped)
+    assert isinstance(out_SHD, Tensor)
+    return out_SHD
+
+
+def _flash_attn(
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None
+) -> Tensor:
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+
+    ends, longest = layout.cumulative_lengths, layout.longest
+    span = (-1 if window is None else window - 1, 0)
+    out_SHD: Tensor = flash_attn_varlen_func(
+        q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, causal=True, window_size=span
+    )
+    return out_SHD
+
+
+_BACKENDS: dict[BackendName, Callable[[Tensor, Tensor, Tensor, SegmentLayout, int | None], Tensor]] = {
+    "flash_attn": _flash_attn,
+    "varlen": _varlen,
+    "sdpa": _sdpa,
+}
+
+
+@cache
+def _flash_attn_installed() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+@cache
+def _takes_gqa(function: Callable[..., object]) -> bool:
+    """torch 2.11 groups queries without being asked to."""
+    return "enable_gqa" in inspect.signature(function).parameters
+
+
+def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Slow rotations are divided by the factor, fast ones kept, those between are blended."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * torch.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor

@@ -3,8 +3,8 @@
 Parameter names are those of transformers' `HiggsAudioV2ForConditionalGeneration`, with which a test compares
 the logits. Rows are sorted, text first, so that routing takes slices.
 
-Shapes: S packed positions, B sequences, Q new positions, L cache length, C hidden size, H heads, D head
-dimension, K codebooks, V codes of a codebook with BOS and EOS, X chosen positions.
+Shapes: S packed rows, B sequences, Q new positions, L cache length, C hidden size, H heads, G key and value
+heads, D head dimension, K codebooks, V codes of a codebook with BOS and EOS, X and Y chosen rows, N layers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.attention import cached_attention, packed_attention, rotary_angles, rotate
+from audiollm.models.attention import (
+    BackendName,
+    RopeScaling,
+    SegmentLayout,
+    attention_backend,
+    cached_attention,
+    packed_attention,
+    rotary_angles,
+    rotate,
+)
+from audiollm.models.kernels import RMSNorm, compute_dtype, silu_multiply
 from audiollm.models.pretrained import load_model, save_model
 
 MODEL_TYPE = "audiollm_dual_ffn"
@@ -39,23 +51,101 @@ class DualFFNConfig:
     head_dim: int = 64
     intermediate_size: int = 768
     rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    sliding_window: int | None = None
+    """A position sees itself and this many less one before it; None for all before it."""
+    audio_ffn_layers: tuple[int, ...] | None = None
+    """Layers with norms and a feed-forward of their own for audio; None for all. In the others audio takes the
+    text's, as with `audio_dual_ffn_layers` in Boson's release."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, dict):  # from a config.json
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, not {self.sliding_window}")
+        strange = [n for n in self.audio_ffn_layers or () if not 0 <= n < self.num_layers]
+        if strange:
+            raise ValueError(f"audio_ffn_layers: no layer {strange} among {self.num_layers}")
 
 
 @dataclass
 class Cache:
     """Keys and values of every layer, preallocated, and how much of each sequence's is filled."""
 
-    keys_NBHLD: Tensor
-    values_NBHLD: Tensor
+    keys_NBGLD: Tensor
+    values_NBGLD: Tensor
     lengths_B: Tensor
 
     @classmethod
-    def empty(cls, config: DualFFNConfig, batch: int, length: int, device: torch.device) -> Cache:
+    def empty(
+        cls,
+        config: DualFFNConfig,
+        batch: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> Cache:
         shape = (config.num_layers, batch, config.num_kv_heads, length, config.head_dim)
-        zeros = torch.zeros(shape, device=device)
+        zeros = torch.zeros(shape, device=device, dtype=dtype)
         return cls(zeros, zeros.clone(), torch.zeros(batch, dtype=torch.long, device=device))
+
+
+class Attend(Protocol):
+    """Attention of rotated queries over keys and values, in the order of the rows."""
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        """`[S, H, D]`."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What every layer needs to know of the rows that it is given."""
+
+    num_text: int
+    """The first rows are text, the others audio."""
+    cosine_S1D: Tensor
+    sine_S1D: Tensor
+    attend: Attend
+
+
+@dataclass(frozen=True)
+class AttendPacked:
+    """Inside each sequence of a pack."""
+
+    layout: SegmentLayout
+    window: int | None
+    backend: BackendName
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, self.window, self.backend)
+
+
+@dataclass(frozen=True)
+class AttendCached:
+    """New positions, appended to a cache, over all that is in it."""
+
+    cache: Cache
+    positions_BQ: Tensor
+    row_of_S: Tensor
+    order_S: Tensor
+    span: slice
+    """Cached positions that any query may look at."""
+    visible_BQL: Tensor
+    """Those of the span that each query may look at."""
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        shape = self.positions_BQ.shape
+        q, k, v = (rows[self.row_of_S].unflatten(0, shape) for rows in (q_SHD, k_SGD, v_SGD))
+        keys_BGLD, values_BGLD = self.cache.keys_NBGLD[layer], self.cache.values_NBGLD[layer]
+        rows_B1 = torch.arange(shape[0], device=q.device)[:, None]
+        keys_BGLD[rows_B1, :, self.positions_BQ] = k
+        values_BGLD[rows_B1, :, self.positions_BQ] = v
+        attended_BHQD = cached_attention(
+            q.transpose(1, 2), keys_BGLD[:, :, self.span], values_BGLD[:, :, self.span], self.visible_BQL
+        )
+        return attended_BHQD.transpose(1, 2).flatten(0, 1)[self.order_S]
 
 
 class FeedForward(nn.Module):
@@ -68,7 +158,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(silu_multiply(self.gate_proj(x), self.up_proj(x)))
         return out
 
 
@@ -83,45 +173,81 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
 
-    def project(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values `[..., heads, D]`, rotated."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return rotate(q, cosine, sine), rotate(k, cosine, sine), v
+    def forward(self, x_SC: Tensor, rows: Rows, layer: int) -> Tensor:
+        q, k, v = (
+            project(x_SC).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = (rotate(each, rows.cosine_S1D, rows.sine_S1D) for each in (q, k))
+        out: Tensor = self.o_proj(rows.attend(layer, q, k, v).flatten(1))
+        return out
 
 
 class DualFFNLayer(nn.Module):
     """One decoder layer: what is text takes one norm and feed-forward, what is audio the other."""
 
-    def __init__(self, config: DualFFNConfig) -> None:
+    def __init__(self, config: DualFFNConfig, index: int) -> None:
         super().__init__()
+        self.index, self.dropout = index, config.dropout
         self.self_attn = Attention(config)
-        self.mlp, self.audio_mlp = FeedForward(config), FeedForward(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.audio_input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.audio_post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.has_audio_ffn = config.audio_ffn_layers is None or index in config.audio_ffn_layers
+        if self.has_audio_ffn:
+            self.audio_mlp = FeedForward(config)
+            self.audio_input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.audio_post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def norm_in(self, x_SC: Tensor, num_text: int) -> Tensor:
+    def forward(self, x_SC: Tensor, rows: Rows) -> Tensor:
+        """Hidden states after this layer, rows in the same order."""
+        x_SC = x_SC + self.self_attn(self._norm_in(x_SC, rows.num_text), rows, self.index)
+        fed_SC = self._feed_forward(x_SC, rows.num_text)
+        return x_SC + (functional.dropout(fed_SC, self.dropout, self.training) if self.dropout else fed_SC)
+
+    def _norm_in(self, x_SC: Tensor, num_text: int) -> Tensor:
+        if not self.has_audio_ffn:
+            normed: Tensor = self.input_layernorm(x_SC)
+            return normed
         return route(x_SC, num_text, self.input_layernorm, self.audio_input_layernorm)
 
-    def feed_forward(self, x_SC: Tensor, num_text: int) -> Tensor:
-        return route(
-            x_SC,
-            num_text,
-            lambda x: self.mlp(self.post_attention_layernorm(x)),
-            lambda x: self.audio_mlp(self.audio_post_attention_layernorm(x)),
-        )
+    def _feed_forward(self, x_SC: Tensor, num_text: int) -> Tensor:
+        if not self.has_audio_ffn:
+            return self._text_branch(x_SC)
+        return route(x_SC, num_text, self._text_branch, self._audio_branch)
+
+    def _text_branch(self, x_XC: Tensor) -> Tensor:
+        out: Tensor = self.mlp(self.post_attention_layernorm(x_XC))
+        return out
+
+    def _audio_branch(self, x_YC: Tensor) -> Tensor:
+        out: Tensor = self.audio_mlp(self.audio_post_attention_layernorm(x_YC))
+        return out
 
 
 def route(
     x_SC: Tensor, num_text: int, text: Callable[[Tensor], Tensor], audio: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """`text` of the first `num_text` rows and `audio` of the others."""
+    """`text` of the first `num_text` rows and `audio` of the others.
+
+    Training takes both, always: a pack has rows of both kinds. Generation often has audio rows alone.
+    """
     if num_text == len(x_SC):
         return text(x_SC)
     if num_text == 0:
         return audio(x_SC)
     return torch.cat([text(x_SC[:num_text]), audio(x_SC[num_text:])])
+
+
+class Head(nn.Linear):
+    """Hidden states to logits, without a bias."""
+
+    def forward(self, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any] | None = None) -> Any:
+        """The logits, or what the caller makes of the hidden states and the weight (a loss without the logits).
+
+        A call of the module in either case, so that a strategy that shards weights finds out and gathers them.
+        """
+        return functional.linear(hidden_XC, self.weight) if use is None else use(hidden_XC, self.weight)
 
 
 class AudioEmbedding(nn.Module):
@@ -147,40 +273,36 @@ class Backbone(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_audio_tokens = AudioEmbedding(config)
-        self.layers = nn.ModuleList(DualFFNLayer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.layers = nn.ModuleList(DualFFNLayer(config, index) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
 
 class DualFFN(nn.Module):
     """The audio-text language model: text logits and audio logits at any position."""
 
+    _no_split_modules = ("DualFFNLayer",)
+
     def __init__(self, config: DualFFNConfig) -> None:
         super().__init__()
         self.config = config
+        self.attention: BackendName | Literal["auto"] = "auto"
+        """What computes attention over packs (see `attention_backend`)."""
+        self.activation_checkpointing = False
+        """In training keep the input of each layer alone, and compute the layer again in the backward pass."""
         self.model = Backbone(config)
-        self.text_lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.audio_lm_head = nn.Linear(
-            config.hidden_size, config.num_codebooks * config.codebook_size, bias=False
-        )
+        self.text_lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.audio_lm_head = Head(config.hidden_size, config.num_codebooks * config.codebook_size, bias=False)
         self.apply(_initialize)
-        for layer in self._layers():
-            for down in (layer.self_attn.o_proj, layer.mlp.down_proj, layer.audio_mlp.down_proj):
-                nn.init.normal_(down.weight, std=0.02 / (2 * config.num_layers) ** 0.5)
+        for name, weight in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(weight, std=0.02 / (2 * config.num_layers) ** 0.5)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
-        num_text = len(batch.text_ids_X)
         x_SC = self._embed(batch.text_ids_X, batch.codes_YK)
-        cosine, sine = rotary_angles(batch.positions_S, self.config.head_dim, self.config.rope_theta)
-        cosine, sine = cosine[:, None], sine[:, None]
-        for layer in self._layers():
-            normed_SC = layer.norm_in(x_SC, num_text)
-            q_SHD, k_SHD, v_SHD = layer.self_attn.project(normed_SC, cosine, sine)
-            attended_SHD = packed_attention(q_SHD, k_SHD, v_SHD, batch.layout)
-            x_SC = x_SC + layer.self_attn.o_proj(attended_SHD.flatten(1))
-            x_SC = x_SC + self._drop(layer.feed_forward(x_SC, num_text))
-        normed: Tensor = self.model.norm(x_SC)
-        return normed
+        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, self.attention)
+        attend = AttendPacked(batch.layout, self.config.sliding_window, backend.name)
+        return self._layers(x_SC, self._rows(len(batch.text_ids_X), batch.positions_S, attend))
 
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
         """`[X, vocabulary]`."""
@@ -205,31 +327,17 @@ class DualFFN(nn.Module):
         is_audio_S = is_audio_BQ.flatten()
         order_S = torch.cat([(~is_audio_S).nonzero()[:, 0], is_audio_S.nonzero()[:, 0]])
         row_of_S, num_text = order_S.argsort(), int((~is_audio_S).sum())
+        positions_BQ = cache.lengths_B[:, None] + torch.arange(new, device=order_S.device)
+        attend = _attend_cached(cache, positions_BQ, row_of_S, order_S, self.config.sliding_window)
         codes_SK = codes_BQK.flatten(0, 1)
         x_SC = self._embed(text_ids_BQ.flatten()[order_S[:num_text]], codes_SK[order_S[num_text:]])
-        positions_BQ = cache.lengths_B[:, None] + torch.arange(new, device=x_SC.device)
-        cosine, sine = rotary_angles(positions_BQ, self.config.head_dim, self.config.rope_theta)
-        cosine, sine = cosine[:, :, None], sine[:, :, None]
-        span = int(positions_BQ.max()) + 1
-        visible_BQL = torch.arange(span, device=x_SC.device)[None, None] <= positions_BQ[:, :, None]
-        rows_B1 = torch.arange(batch, device=x_SC.device)[:, None]
-        for index, layer in enumerate(self._layers()):
-            normed_BQC = layer.norm_in(x_SC, num_text)[row_of_S].unflatten(0, (batch, new))
-            q, k, v = layer.self_attn.project(normed_BQC, cosine, sine)
-            cache.keys_NBHLD[index][rows_B1, :, positions_BQ] = k
-            cache.values_NBHLD[index][rows_B1, :, positions_BQ] = v
-            attended = cached_attention(
-                q.transpose(1, 2),
-                cache.keys_NBHLD[index][:, :, :span],
-                cache.values_NBHLD[index][:, :, :span],
-                visible_BQL,
-            )
-            attended_SC = attended.transpose(1, 2).flatten(2).flatten(0, 1)[order_S]
-            x_SC = x_SC + layer.self_attn.o_proj(attended_SC)
-            x_SC = x_SC + layer.feed_forward(x_SC, num_text)
+        hidden_SC = self._layers(x_SC, self._rows(num_text, positions_BQ.flatten()[order_S], attend))
         cache.lengths_B += new_B
-        hidden: Tensor = self.model.norm(x_SC)[row_of_S].unflatten(0, (batch, new))
-        return hidden
+        return hidden_SC[row_of_S].unflatten(0, (batch, new))
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
+        self.activation_checkpointing = True
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""
@@ -247,15 +355,33 @@ class DualFFN(nn.Module):
         model.load_state_dict(weights)
         return model.eval()
 
-    def _layers(self) -> list[DualFFNLayer]:
-        return list(self.model.layers)  # type: ignore[arg-type]
-
     def _embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
         """Text rows, then audio rows."""
         return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
+    def _rows(self, num_text: int, positions_S: Tensor, attend: Attend) -> Rows:
+        config = self.config
+        cosine, sine = rotary_angles(positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
+        return Rows(num_text, cosine[:, None], sine[:, None], attend)
+
+    def _layers(self, x_SC: Tensor, rows: Rows) -> Tensor:
+        """All layers and the last norm."""
+        again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        for layer in self.model.layers:
+            x_SC = checkpoint(layer, x_SC, rows, use_reentrant=False) if again else layer(x_SC, rows)
+        normed: Tensor = self.model.norm(x_SC)
+        return normed
+
+
+def _attend_cached(
+    cache: Cache, positions_BQ: Tensor, row_of_S: Tensor, order_S: Tensor, window: int | None
+) -> AttendCached:
+    first = 0 if window is None else max(0, int(positions_BQ.min()) - window + 1)
+    span = slice(first, int(positions_BQ.max()) + 1)
+    place_L = torch.arange(span.start, span.stop, device=positions_BQ.device)
+    behind_BQL = positions_BQ[:, :, None] - place_L
+    visible_BQL = behind_BQL >= 0 if window is None else (behind_BQL >= 0) & (behind_BQL < window)
+    return AttendCached(cache, positions_BQ, row_of_S, order_S, span, visible_BQL)
 
 
 def _initialize(module: nn.Module) -> None:

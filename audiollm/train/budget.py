@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
+
+from audiollm.files import read_json, write_json
+from audiollm.runner import Context
+from audiollm.train.options import LoopConfig
 
 IMAGINED_STEPS = 1000
 TRIALS_PER_THIRD = 10
@@ -22,6 +27,31 @@ class StepCost(NamedTuple):
     """On the wall clock."""
     cpu_seconds: float
     """Of this process, all its threads together."""
+
+
+def steps_of_budget(
+    config: LoopConfig, folder: Path, context: Context, measure: Callable[[], StepCost]
+) -> int:
+    """The number of steps: as given, or measured once from minutes and then kept in `folder/budget.json`.
+
+    Every rank measures, as a step needs them all; the first one's figures count.
+    """
+    ranks, kept = context.ranks, folder / "budget.json"
+    if config.steps is not None:
+        return config.steps
+    if not ranks.of_first(kept.exists()):
+        cost = measure()
+        budget, minutes, each = ("minutes", config.minutes, cost.seconds)
+        if config.cpu_minutes is not None:
+            budget, minutes, each = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)
+        assert minutes is not None
+        steps = max(2 * config.warmup_steps, int(minutes * 60 / each))
+        measured = {"seconds_per_step": cost.seconds, "cpu_seconds_per_step": cost.cpu_seconds}
+        if ranks.first:
+            write_json(kept, {budget: minutes, **measured, "steps": steps})
+        name = budget.replace("cpu_", "CPU ")
+        context.say(f"{minutes:g} {name} are {steps} steps of {each * 1000:.0f} ms here")
+    return int(ranks.of_first(read_json(kept)["steps"] if ranks.first else 0))
 
 
 def step_cost(

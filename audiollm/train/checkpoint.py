@@ -1,8 +1,11 @@
-"""Resumable training state in safetensors: weights, optimizers, EMA and counters, whole or absent. No pickle.
+"""Resumable training state in safetensors: weights, optimizers, averages and counters, whole or absent. No pickle.
 
-A checkpoint folder holds `modules.safetensors`, `optimizers.safetensors` (keys `name/index.entry`),
-`ema.safetensors` (where there is an EMA) and `state.json`. It is written under a temporary name and renamed,
-so one that exists is complete.
+A checkpoint folder holds `modules`, `optimizers` (keys `optimizer/parameter.entry`) and `ema` (where weights are
+averaged), each as `NAME.safetensors` or, from N ranks, as `NAME-00001-of-0000N.safetensors`, and `state.json`.
+Files hold whole tensors under the same names whatever the strategy and the number of ranks: a run goes on at any
+other number. All ranks must see one file system.
+
+It is written under a temporary name and renamed, so one that exists is complete.
 
 What a module remembers from step to step must be a parameter or a persistent buffer (EMA codebooks, counters,
 flags such as "initialised"): attributes of another kind, and buffers with `persistent=False`, are not saved.
@@ -13,99 +16,147 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiollm.files import write_json
+from audiollm.runner import StageError
+from audiollm.train.distributed import ALONE, Ranks
+
+Readers = Mapping[str, Callable[[], Tensor]]
+"""Name -> reads the whole tensor. On several ranks all must read the same ones in the same order."""
 
 
 def save_checkpoint(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    ema: Mapping[str, Tensor],
-    state: Mapping[str, Any],
+    folder: Path, parts: Mapping[str, Readers], state: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> None:
-    """Write everything a run needs to go on, replacing an older checkpoint only when the new one is whole."""
+    """Write everything a run needs to go on, replacing an older checkpoint only when the new one is whole.
+
+    Args:
+        parts: what each file of the checkpoint holds; every rank writes an equal share of each.
+        state: JSON values.
+    """
     temporary, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_file(_module_tensors(modules), temporary / "modules.safetensors")
-    tensors, scalars = _flatten_optimizers(optimizers)
-    save_file(tensors, temporary / "optimizers.safetensors")
-    if ema:
-        save_file({name: tensor.contiguous() for name, tensor in ema.items()}, temporary / "ema.safetensors")
-    (temporary / "state.json").write_text(json.dumps({**state, "optimizers": scalars}))
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(temporary, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    if ranks.first:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    ranks.barrier()
+    for name, readers in parts.items():
+        if readers:
+            save_file(_own_share(readers, ranks), temporary / _file_name(name, ranks))
+    ranks.barrier()
+    if ranks.first:
+        sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+        (temporary / "state.json").write_text(json.dumps({**state, "files": sizes}))
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(temporary, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    ranks.barrier()
 
 
-def load_checkpoint(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    ema: dict[str, Tensor],
-) -> dict[str, Any] | None:
-    """Restore in place; returns the saved `state`, or None where there is no whole checkpoint.
+def read_state(folder: Path, ranks: Ranks = ALONE) -> dict[str, Any] | None:
+    """The `state` that was saved, or None where there is no checkpoint.
 
     Raises:
-        KeyError, RuntimeError: the checkpoint belongs to other modules.
+        StageError: files are missing or cut short (a disk that was full, a copy that was not finished).
     """
     old = folder.with_name(folder.name + ".old")
-    if not folder.exists() and old.exists():  # killed between the two renames
+    if ranks.first and not folder.exists() and old.exists():  # killed between the two renames
         os.replace(old, folder)
+    ranks.barrier()
     if not (folder / "state.json").exists():
         return None
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
-    tensors = load_file(folder / "modules.safetensors")
-    for name, module in modules.items():
-        prefix = f"{name}."
-        own = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-        module.load_state_dict(own)
-    entries = {**load_file(folder / "optimizers.safetensors"), **state.pop("optimizers")}
-    for name, optimizer in optimizers.items():
-        _restore_optimizer(optimizer, name, entries)
-    if (folder / "ema.safetensors").exists():
-        for name, tensor in load_file(folder / "ema.safetensors").items():
-            ema[name].copy_(tensor)
+    for name, size in state.pop("files").items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != size:
+            found = f"{path.stat().st_size} bytes" if path.exists() else "missing"
+            raise StageError(
+                f"{path} is damaged: {found}, {size} bytes were written",
+                f"restore it, or remove {folder} to start from the beginning",
+            )
     return state
 
 
-def _module_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{name}.{key}": value.detach().cpu().clone().contiguous()
-        for name, module in modules.items()
-        for key, value in module.state_dict().items()
-    }
+@contextmanager
+def open_part(folder: Path, name: str) -> Iterator[dict[str, Callable[[], Tensor]]]:
+    """The tensors of one part, each read when it is asked for; none where the part was not saved."""
+    with ExitStack() as stack:
+        readers: dict[str, Callable[[], Tensor]] = {}
+        for path in sorted([*folder.glob(f"{name}.safetensors"), *folder.glob(f"{name}-*-of-*.safetensors")]):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            readers |= {key: partial(file.get_tensor, key) for key in file.keys()}  # noqa: SIM118
+        yield readers
 
 
-def _flatten_optimizers(
-    optimizers: Mapping[str, torch.optim.Optimizer],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state as `name/index.entry`: tensors and plain numbers apart. One that never stepped has none."""
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, Any] = {}
-    for name, optimizer in optimizers.items():
-        for index, entries in optimizer.state_dict()["state"].items():
-            for key, value in entries.items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}/{index}.{key}"] = value.contiguous()
-                else:
-                    scalars[f"{name}/{index}.{key}"] = value
-    return tensors, scalars
+def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
+    """The weights of one module that a run ended with, by the names of its `state_dict`.
+
+    Args:
+        folder: the stage's folder. The best checkpoint counts if there is one, else the last, averaged weights
+            in place of the others where there are any.
+        module: its name in the task's `modules`.
+
+    Raises:
+        StageError: no checkpoint, a damaged one, or none of that module.
+    """
+    best = folder / "best"
+    source = best if (best / "state.json").exists() else folder / "checkpoint"
+    if read_state(source) is None:
+        raise StageError(f"{folder} has no checkpoint", "give the folder of a training stage")
+    prefix = f"{module}."
+    weights: dict[str, Tensor] = {}
+    for part in ("modules", "ema"):
+        with open_part(source, part) as readers:
+            weights |= {k.removeprefix(prefix): read() for k, read in readers.items() if k.startswith(prefix)}
+    if not weights:
+        raise StageError(f"{source} has no module {module!r}", "give the name of one that was trained")
+    return weights
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, name: str, entries: Mapping[str, Any]) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for full, value in entries.items():
-        owner, _, rest = full.rpartition("/")
-        if owner == name:
-            index, _, key = rest.partition(".")
-            state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+def consolidate(
+    folder: Path,
+    module: str,
+    target: Path,
+    config: Mapping[str, Any] | None = None,
+    max_shard_size: str = "5GB",
+) -> None:
+    """Write a trained module as a Hugging Face folder: `model.safetensors`, in several files where it is large.
+
+    No process group and no model is needed: the tensors in checkpoints are whole.
+
+    Args:
+        folder, module: as for `trained_weights`.
+        config: what goes into `config.json`, if anything.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    target.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(trained_weights(folder, module), target, max_shard_size=max_shard_size)
+    if config is not None:
+        write_json(target / "config.json", dict(config))
+
+
+def _own_share(readers: Readers, ranks: Ranks) -> dict[str, Tensor]:
+    """All take part in reading each tensor; every rank keeps every N-th."""
+    kept = {}
+    for index, (name, read) in enumerate(readers.items()):
+        tensor = read()
+        if index % ranks.world == ranks.rank:
+            kept[name] = tensor.detach().cpu().clone().contiguous()
+    return kept
+
+
+def _file_name(name: str, ranks: Ranks) -> str:
+    if ranks.world == 1:
+        return f"{name}.safetensors"
+    return f"{name}-{ranks.rank + 1:05d}-of-{ranks.world:05d}.safetensors"

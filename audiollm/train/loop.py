@@ -2,116 +2,39 @@
 
 Everything random in step `n` is drawn from a generator seeded by (seed, n): there is no loader position and
 no RNG state to save, and a killed run resumes to the same weights, bit for bit at the same thread count.
-
-A task may have several optimizers (a GAN has two). Its `updates` is a generator that the loop goes through
-within a step: each loss is computed only when the update before it is done, and its gradient reaches only
-the parameters of its own optimizer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from audiollm.files import read_json, write_json
 from audiollm.runner import Context, StageError
-from audiollm.train.budget import step_cost
-from audiollm.train.checkpoint import load_checkpoint, save_checkpoint
-from audiollm.train.monitor import Monitor
-from audiollm.train.optim import Precision, autocast, build_optimizer, cosine_schedule, update_ema
+from audiollm.train.adapt import checkpoint_activations
+from audiollm.train.budget import StepCost, step_cost, steps_of_budget
+from audiollm.train.checkpoint import Readers, open_part, read_state, save_checkpoint
+from audiollm.train.guard import BadStep, Guard, LeftOut
+from audiollm.train.monitor import Monitor, Speed
+from audiollm.train.optim import (
+    autocast,
+    build_optimizer,
+    compute_dtype,
+    freeze,
+    learning_rate_factor,
+    update_ema,
+)
+from audiollm.train.options import LoopConfig
+from audiollm.train.strategy import Optimizers, choose_strategy
+from audiollm.train.task import Figures, Task, Update, check_groups, step_generator
 
-Optimizers = Mapping[str, torch.optim.Optimizer]
-Figures = dict[str, float | Tensor]
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """How to optimise. The budget is one of `steps`, `minutes` and `cpu_minutes`.
-
-    Minutes become a number of steps by a short calibration at the start; they count the training steps
-    alone (calibration, evaluation and checkpoints come on top).
-    """
-
-    seed: int
-    steps: int | None
-    minutes: float | None
-    learning_rate: float
-    cpu_minutes: float | None = None
-    """CPU time of this process, all threads together: fair where other programs share the machine."""
-    rate_factors: Mapping[str, float] = field(default_factory=dict)
-    """By optimizer: a factor on `learning_rate`, 1 where not given."""
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
-    clip_norm: float = 1.0
-    ema_decay: float = 0.0
-    """0 for no averaging; otherwise the averaged weights are what the run ends with."""
-    precision: Precision = "auto"
-    log_every: int = 20
-    evaluate_every: int = 0
-    checkpoint_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        if sum(budget is not None for budget in (self.steps, self.minutes, self.cpu_minutes)) != 1:
-            raise ValueError("give one of steps, minutes and cpu_minutes")
-
-
-class Update(NamedTuple):
-    """One optimizer step that a task asks for."""
-
-    loss: Tensor
-    """The scalar to minimise."""
-    figures: Mapping[str, float | Tensor]
-    """For the log, by plain names: those of a step's updates are put together, the later one wins."""
-    optimizer: str = "main"
-
-
-class Task(Protocol):
-    """What the loop needs to train something."""
-
-    def modules(self) -> dict[str, nn.Module]:
-        """All that is trained or saved. What changes in training must be a parameter or a persistent buffer.
-
-        The loop switches all of them between train and eval mode: a frozen teacher is better kept out.
-        """
-
-    def optimizers(self) -> dict[str, list[str]]:
-        """By optimizer, the names of its modules. `main` is required; its parameters alone are averaged.
-
-        Every module with a trainable parameter belongs to one optimizer; frozen parameters to none.
-        """
-
-    def batch(self, step: int, generator: torch.Generator) -> Any:
-        """The batch of that step, a function of (step, generator) alone."""
-
-    def updates(self, batch: Any, step: int, steps: int) -> Iterator[Update]:
-        """The updates of that step, in order; the code after a `yield` sees the updated weights.
-
-        An optimizer without an update does not step.
-        """
-
-    def evaluate(self, step: int) -> Mapping[str, float]:
-        """Figures on held-out data; called with modules in eval mode and without gradients."""
-
-    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
-        """What a person should be warned of: kind -> text. Each kind is told once a run.
-
-        `figures` is a row of `metrics.jsonl`: a step's figures, or those of an evaluation (`evaluation/...`).
-        """
-
-
-def step_generator(seed: int, step: int, purpose: str = "") -> torch.Generator:
-    """A generator that depends on (seed, purpose, step) alone."""
-    digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+__all__ = ["Figures", "LoopConfig", "Task", "Update", "step_generator", "train"]
 
 
 def train(
@@ -119,209 +42,372 @@ def train(
 ) -> dict[str, Any]:
     """Train to the end of the budget, resuming from `folder/checkpoint` where there is one.
 
+    Called on every rank of `context.ranks`. Where a strategy keeps weights in parts (fsdp2, zero2, zero3), the
+    modules end in parts too: `checkpoint.trained_weights` reads them as a whole.
+
     Returns:
         figures: `steps`, `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation and
-            checkpoints not counted; over all attempts, without what a kill undid).
+            checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells.
 
     Raises:
-        StageError: a loss or a gradient is no longer finite.
-        ValueError: the task's `optimizers` do not fit its modules, or an update or a rate names none of them.
+        StageError: a loss or a gradient is not finite, or a spike, once more than `rollbacks` allows.
+        ValueError: the task's `optimizers` do not fit its modules, an update or a rate names none of them, or
+            the strategy cannot do what is asked for.
     """
-    modules = task.modules()
-    optimizers = _build_optimizers(task, config)
-    ema = _initial_ema(task) if config.ema_decay else {}
-    state = load_checkpoint(folder / "checkpoint", modules, optimizers, ema)
-    steps = _budget(task, config, folder, context, device)
-    step, cpu_seconds = (state["step"], state["cpu_seconds"]) if state else (0, 0.0)
-    if step:
-        context.say(f"resuming at step {step} of {steps}")
-    monitor = Monitor(folder, resume_step=step)
-    watch = FiniteWatch(folder, monitor)
-    started, first = time.monotonic(), step
-    last_saved = started
-    with context.progress("training", steps) as bar:
-        bar.update(bar.task_ids[0], completed=step)
-        while step < steps:
-            cpu_started = time.process_time()
-            try:
-                figures = _train_step(task, config, optimizers, step, steps, device)
-            except FloatingPointError as error:
-                watch.check()  # where an earlier step is the cause, it is named
-                watch.stop(step + 1, str(error))
-            if ema:
-                update_ema(ema, modules, min(config.ema_decay, (step + 1) / (step + 10)))
-            cpu_seconds += time.process_time() - cpu_started
-            step += 1
-            watch.add(step, figures)
-            if step % config.log_every == 0 or step == steps:
-                watch.check()
-                _report(task, {key: float(value) for key, value in figures.items()}, step, monitor, context)
-            if config.evaluate_every and (step % config.evaluate_every == 0 or step == steps):
-                _report(task, _evaluate(task, modules, ema, step), step, monitor, context)
-            if time.monotonic() - last_saved > config.checkpoint_seconds or step == steps:
-                watch.check()  # a checkpoint is worth something only with sound weights
-                kept = {"step": step, "cpu_seconds": cpu_seconds}
-                save_checkpoint(folder / "checkpoint", modules, optimizers, ema, kept)
-                last_saved = time.monotonic()
-            bar.update(bar.task_ids[0], completed=step)
-    monitor.close()
-    _load_ema(ema, modules)
-    for module in modules.values():
-        module.eval()
-    parameters = sum(p.numel() for module in modules.values() for p in module.parameters())
-    seconds = (time.monotonic() - started) / max(1, step - first)
-    context.say(f"{parameters / 1e6:.1f} M parameters, {steps} steps, {seconds * 1000:.0f} ms a step")
-    return {"steps": steps, "parameters": parameters, "cpu_seconds": round(cpu_seconds, 3)}
+    run = _Run(task, config, folder, context, device)
+    run.restore()
+    started, first = time.monotonic(), run.step
+    run.go()
+    parameters = run.finish()
+    seconds = (time.monotonic() - started) / max(1, run.steps - first)
+    context.say(f"{parameters / 1e6:.1f} M parameters, {run.steps} steps, {seconds * 1000:.0f} ms a step")
+    figures = {"steps": run.steps, "parameters": parameters, "cpu_seconds": round(run.cpu_seconds, 3)}
+    return {**figures, "tokens": int(run.tokens)} if run.tokens else figures
 
 
-def _train_step(
-    task: Task, config: LoopConfig, optimizers: Optimizers, step: int, steps: int, device: torch.device
-) -> Figures:
-    for module in task.modules().values():
-        module.train()
-    torch.manual_seed(step_generator(config.seed, step, "dropout").initial_seed())
-    batch = task.batch(step, step_generator(config.seed, step, "batch"))
-    rate = config.learning_rate * cosine_schedule(step, steps, config.warmup_steps)
-    figures: Figures = {}
-    updates = iter(task.updates(batch, step, steps))
-    while True:
-        with autocast(config.precision, device):  # entered anew: casts of weights are cached within one
-            update = next(updates, None)
-        if update is None:
-            return {**figures, "learning_rate": rate}
-        figures.update(_apply(update, config, optimizers, rate))
-        del update  # with its loss goes what is left of the graph
+class _Run:
+    """One attempt at a training run: what it holds, in the order in which things happen."""
 
-
-def _apply(update: Update, config: LoopConfig, optimizers: Optimizers, rate: float) -> Figures:
-    """One optimizer step. Returns the update's figures, its loss and its gradient's norm."""
-    name = update.optimizer
-    if name not in optimizers:
-        raise ValueError(f"an update names the optimizer {name!r}; the task has {sorted(optimizers)}")
-    optimizer = optimizers[name]
-    for group in optimizer.param_groups:
-        group["lr"] = rate * config.rate_factors.get(name, 1.0)
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    optimizer.zero_grad(set_to_none=True)
-    # the generator's loss goes through the discriminator: its weights' gradients are not even computed
-    update.loss.backward(inputs=parameters)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm)
-    optimizer.step()
-    suffix = "" if name == "main" else f"/{name}"
-    figures = {k: v.detach() if isinstance(v, Tensor) else v for k, v in update.figures.items()}
-    return {f"loss{suffix}": update.loss.detach(), **figures, f"gradient_norm{suffix}": norm}
-
-
-def _evaluate(
-    task: Task, modules: Mapping[str, nn.Module], ema: dict[str, Tensor], step: int
-) -> Mapping[str, float]:
-    for module in modules.values():
-        module.eval()
-    kept = _load_ema(ema, modules)
-    with torch.no_grad():
-        figures = {f"evaluation/{key}": value for key, value in task.evaluate(step).items()}
-    _load_ema(kept, modules)
-    return figures
-
-
-def _report(task: Task, figures: Mapping[str, float], step: int, monitor: Monitor, context: Context) -> None:
-    """Write the figures of `step` steps done, and the alarms that they give rise to."""
-    monitor.write(step - 1, figures)
-    for kind, text in task.alarms(figures, step).items():
-        if monitor.alarm(step - 1, kind, text):
-            context.say(f"alarm at step {step}, {kind}: {text}")
-
-
-class FiniteWatch:
-    """Keeps the figures of the last steps until they are checked: a look at each would stall a GPU."""
-
-    def __init__(self, folder: Path, monitor: Monitor) -> None:
-        self._folder, self._monitor = folder, monitor
-        self._unchecked: list[tuple[int, Figures]] = []
-
-    def add(self, step: int, figures: Figures) -> None:
-        self._unchecked.append((step, figures))
-
-    def check(self) -> None:
-        """Raises: StageError: a loss or a gradient's norm was not finite."""
-        for step, figures in self._unchecked:
-            for key, value in figures.items():
-                what, _, optimizer = key.partition("/")
-                if what in ("loss", "gradient_norm") and not math.isfinite(value):
-                    whose = f" of the {optimizer}" if optimizer else ""
-                    listed = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
-                    self.stop(
-                        step,
-                        f"the {what.replace('_', ' ')}{whose} is {float(value)} at step {step} ({listed})",
-                    )
-        self._unchecked.clear()
-
-    def stop(self, step: int, text: str) -> NoReturn:
-        """Record the alarm and end the run. Raises: StageError."""
-        self._monitor.alarm(step - 1, "not finite", text)
-        raise StageError(text, f"lower the learning rate; the last checkpoint is kept in {self._folder}")
-
-
-def _build_optimizers(task: Task, config: LoopConfig) -> dict[str, torch.optim.Optimizer]:
-    modules, groups = task.modules(), task.optimizers()
-    owned = [name for names in groups.values() for name in names]
-    trained = {n for n, module in modules.items() if any(p.requires_grad for p in module.parameters())}
-    wrong = (set(owned) - set(modules)) | (trained - set(owned)) | {n for n in owned if owned.count(n) > 1}
-    if wrong or "main" not in groups:
-        raise ValueError(
-            f"optimizers {groups} do not fit the modules {sorted(modules)}: each trained module belongs to one, "
-            f"and `main` must be there; see {sorted(wrong) or 'main'}"
+    def __init__(
+        self, task: Task, config: LoopConfig, folder: Path, context: Context, device: torch.device
+    ) -> None:
+        self.task, self.config, self.folder, self.context, self.device = task, config, folder, context, device
+        self.ranks = context.ranks
+        self.modules = task.modules()
+        self.step, self.cpu_seconds, self.tokens = 0, 0.0, 0.0
+        self.own_tokens = 0.0  # of this rank since the last checkpoint
+        check_groups(task, config)
+        freeze(self._named(self.modules), config.rules)
+        if config.activation_checkpointing:
+            checkpoint_activations(self.modules)
+        dtype = compute_dtype(config.precision, device)
+        self.strategy = choose_strategy(
+            config.strategy, self.ranks, device, dtype, config.clip_norm, config.unused_parameters
         )
-    if unknown := set(config.rate_factors) - set(groups):
-        raise ValueError(f"rate_factors name {sorted(unknown)}; the task's optimizers are {sorted(groups)}")
-    return {
-        optimizer: build_optimizer([modules[name] for name in names], config.weight_decay, config.betas)
-        for optimizer, names in groups.items()
-    }
+        wrapped = self.strategy.prepare(self.modules, task.optimizers(), self._build_optimizers)
+        if config.compile:
+            for module in wrapped.values():
+                module.compile()
+        task.adopt(wrapped)
+        self.wrapped = wrapped
+        self.ema = self._initial_averages() if config.ema_decay else {}
+        self.guard = Guard(config.spike_deviations, self.ranks)
+        self.left_out = LeftOut(folder / "left_out.jsonl")
+        self.speed = Speed(device, self.ranks.world)
+        self.monitor: Monitor | None = None
+
+    def restore(self) -> None:
+        """Go on from the last checkpoint; without one, find the number of steps and write the first."""
+        found = self._load()
+        self.steps = steps_of_budget(self.config, self.folder, self.context, self._measured_cost)
+        if found:
+            self.context.say(f"resuming at step {self.step} of {self.steps}")
+        elif self.config.rollbacks:
+            self._save()  # what the first rollback goes back to
+        self._open_monitor()
+
+    def go(self) -> None:
+        """Train to the end."""
+        config = self.config
+        self.last_saved = time.monotonic()
+        with self.context.progress("training", self.steps) as bar:
+            while self.step < self.steps:
+                bar.update(bar.task_ids[0], completed=self.step)
+                bad = self._train_step()
+                last = self.step == self.steps
+                log = self.step % config.log_every == 0 or last
+                evaluate = config.evaluate_every and (self.step % config.evaluate_every == 0 or last)
+                save = last or self._is_time_to_save()
+                if bad is None and (log or evaluate or save):
+                    bad = self.guard.check()  # a checkpoint is worth something only with sound weights
+                if bad is not None:
+                    self._roll_back(bad)
+                    continue
+                if log:
+                    self._log()
+                if evaluate:
+                    self._evaluate()
+                if save:
+                    self._save()
+            bar.update(bar.task_ids[0], completed=self.step)
+
+    def finish(self) -> int:
+        """Put the weights that the run ends with into the modules; returns how many parameters there are."""
+        if self.monitor:
+            self.monitor.close()
+        if self.config.best:
+            self._load_part(self.folder / "best", "modules", self._tensors())
+        else:
+            self._swap_averages()
+        for module in self.modules.values():
+            module.eval()
+        return sum(_size(p) for module in self.modules.values() for p in module.parameters())
+
+    def _train_step(self) -> BadStep | None:
+        """One step further. Returns what a task found to be wrong by itself."""
+        cpu_started = time.process_time()
+        self.figures: Figures = {}
+        if self.step + 1 in self.left_out_steps:
+            self.step += 1
+            return None
+        try:
+            self.figures = self._update_all(self.step, self.steps)
+        except FloatingPointError as error:
+            # where an earlier step is the cause, it is named
+            return self.guard.check() or BadStep(self.step + 1, "not finite", str(error))
+        tokens, flops = (float(self.figures.pop(key, 0.0)) for key in ("tokens", "flops"))
+        self.speed.add(tokens, flops)
+        if self.ema:
+            decay = min(self.config.ema_decay, (self.step + 1) / (self.step + 10))
+            weights = dict(self._parameters())
+            local = self.strategy.local
+            update_ema(
+                [local(a) for a in self.ema.values()], [local(weights[name]) for name in self.ema], decay
+            )
+        self.cpu_seconds += time.process_time() - cpu_started
+        self.own_tokens += tokens
+        self.step += 1
+        self.guard.add(self.step, self.figures)
+        return None
+
+    def _update_all(self, step: int, steps: int) -> Figures:
+        config, rank = self.config, self.ranks.rank
+        for module in self.wrapped.values():
+            module.train()
+        torch.manual_seed(step_generator(config.seed, step, "dropout", rank).initial_seed())
+        batch = self.task.batch(step, step_generator(config.seed, step, "batch", rank), self.ranks)
+        rate = config.learning_rate * learning_rate_factor(config.schedule, step, steps, config.warmup_steps)
+        figures: Figures = {}
+        updates = iter(self.task.updates(batch, step, steps))
+        while True:
+            with autocast(
+                config.precision, self.device
+            ):  # entered anew: casts of weights are cached within one
+                update = next(updates, None)
+            if update is None:
+                return {**figures, "learning_rate": rate}
+            figures.update(self._apply(update, rate))
+            del update  # with its loss goes what is left of the graph
+
+    def _apply(self, update: Update, rate: float) -> Figures:
+        """One optimizer step. Returns the update's figures, its loss and its gradient's norm."""
+        name, optimizers = update.optimizer, self.strategy.optimizers
+        if name not in optimizers:
+            raise ValueError(f"an update names the optimizer {name!r}; the task has {sorted(optimizers)}")
+        for group in optimizers[name].param_groups:
+            group["lr"] = rate * self.config.rate_factors.get(name, 1.0) * group.get("rate_factor", 1.0)
+        optimizers[name].zero_grad(set_to_none=True)
+        loss = self._backward(update)
+        norm = self.strategy.step(name, self.config.clip_norm)
+        suffix = "" if name == "main" else f"/{name}"
+        figures = {k: v.detach() if isinstance(v, Tensor) else v for k, v in update.figures.items()}
+        figures = {f"loss{suffix}": loss, **figures}
+        scale = self.strategy.scaler_state().get("scale")
+        if scale is None:
+            return {**figures, f"gradient_norm{suffix}": norm}
+        if scale < 2.0**-16:
+            raise FloatingPointError(
+                "gradients overflow fp16 at any scale: lower the learning rate, or take bf16"
+            )
+        # fp16 overflows now and then: the scaler leaves the step out and takes a smaller scale
+        finite = bool(norm.isfinite())
+        return {**figures, "loss_scale": scale, **({f"gradient_norm{suffix}": norm} if finite else {})}
+
+    def _backward(self, update: Update) -> Tensor:
+        """The gradients of all the update's losses; returns their sum."""
+        if isinstance(update.loss, Tensor):
+            self.strategy.backward(update.loss, update.optimizer, last=True)
+            return update.loss.detach()
+        losses, total = iter(update.loss), None
+        for number in range(1, update.losses + 1):
+            last = number == update.losses
+            with self.strategy.accumulate(update.optimizer, last):
+                with autocast(self.config.precision, self.device):
+                    loss = next(losses, None)
+                if loss is None:
+                    raise ValueError(f"an update says it has {update.losses} losses and gives {number - 1}")
+                self.strategy.backward(loss, update.optimizer, last)
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
+        if next(losses, None) is not None:
+            raise ValueError(f"an update says it has {update.losses} losses and gives more")
+        assert total is not None
+        return total
+
+    def _log(self) -> None:
+        """The figures of the last step: losses summed over ranks, others averaged; and how fast it goes."""
+        if self.figures:
+            row = self.ranks.mean(self.figures)
+            losses = {key for key in row if key.partition("/")[0] == "loss"}
+            self._report({k: v * self.ranks.world if k in losses else v for k, v in row.items()})
+        rows = self.ranks.gather(self.speed.own())
+        if self.monitor:
+            self.monitor.performance(self.step - 1, self.speed.figures(rows))
+
+    def _report(self, figures: Mapping[str, float]) -> None:
+        """Write the figures of the steps done, and the alarms that they give rise to."""
+        if self.monitor:
+            self.monitor.write(self.step - 1, figures)
+            for kind, text in self.task.alarms(figures, self.step).items():
+                if self.monitor.alarm(self.step - 1, kind, text):
+                    self.context.say(f"alarm at step {self.step}, {kind}: {text}")
+
+    def _evaluate(self) -> None:
+        """With the averaged weights, where there are any; the best are kept."""
+        config = self.config
+        for module in self.wrapped.values():
+            module.eval()
+        self._swap_averages()
+        cast = autocast(config.precision, self.device) if self.strategy.casts_weights else nullcontext()
+        with torch.no_grad(), cast:
+            figures = {f"evaluation/{k}": float(v) for k, v in self.task.evaluate(self.step).items()}
+        self.strategy.settle()
+        if config.best:
+            key = config.best if config.best in figures else f"evaluation/{config.best}"
+            if key not in figures:
+                raise ValueError(f"best is {config.best!r}; an evaluation gives {sorted(figures)}")
+            value = self.ranks.of_first(figures[key])
+            before = read_state(self.folder / "best", self.ranks)
+            sign = 1 if config.best_is == "lower" else -1
+            if before is None or sign * value < sign * before["value"]:
+                state = {"step": self.step, "figure": key, "value": value}
+                save_checkpoint(self.folder / "best", {"modules": self._readers()}, state, self.ranks)
+        self._swap_averages()
+        self._report(figures)
+
+    def _is_time_to_save(self) -> bool:
+        """Every rank must say the same, so several ask the first one's clock, and only when they meet anyway."""
+        if self.ranks.world > 1 and self.step % self.config.log_every:
+            return False
+        return bool(self.ranks.of_first(time.monotonic() - self.last_saved > self.config.checkpoint_seconds))
+
+    def _save(self) -> None:
+        self.tokens, self.own_tokens = self.tokens + sum(self.ranks.gather(self.own_tokens)), 0.0
+        state = {
+            "step": self.step,
+            "cpu_seconds": self.cpu_seconds,
+            "tokens": self.tokens,
+            "seed": self.config.seed,
+            "guard": self.guard.state(),
+            "scaler": self.strategy.scaler_state(),
+        }
+        parts: dict[str, Readers] = {
+            "modules": self._readers(),
+            "optimizers": self.strategy.optimizer_state(),
+            "ema": {name: partial(self.strategy.read, tensor) for name, tensor in self.ema.items()},
+        }
+        save_checkpoint(self.folder / "checkpoint", parts, state, self.ranks)
+        self.last_saved = time.monotonic()
+
+    def _load(self) -> bool:
+        """The last checkpoint, in place; False where there is none."""
+        self.left_out_steps, self.own_tokens = self.left_out.steps(), 0.0
+        folder = self.folder / "checkpoint"
+        state = read_state(folder, self.ranks)
+        if state is None:
+            return False
+        self._load_part(folder, "modules", self._tensors())
+        with open_part(folder, "optimizers") as readers:
+            self.strategy.restore_optimizers(readers)
+        if self.ema:
+            self._load_part(folder, "ema", self.ema)
+        self.step, self.cpu_seconds, self.tokens = state["step"], state["cpu_seconds"], state["tokens"]
+        self.guard.restore(state["guard"])
+        self.strategy.restore_scaler(state["scaler"])
+        return True
+
+    def _load_part(self, folder: Path, part: str, tensors: Mapping[str, Tensor]) -> None:
+        with open_part(folder, part) as readers:
+            if wrong := sorted(set(readers) ^ set(tensors)):
+                raise StageError(
+                    f"{folder} belongs to another model: {', '.join(wrong[:5])} is in one of them alone",
+                    f"remove {folder} to start from the beginning",
+                )
+            for name, tensor in tensors.items():
+                self.strategy.write(tensor, readers[name]())
+
+    def _roll_back(self, bad: BadStep) -> None:
+        """Back to the last checkpoint; the step is left out from now on. Raises: StageError: one too many."""
+        limit, so_far = self.config.rollbacks, len(self.left_out_steps)
+        if so_far >= limit:
+            if self.monitor:
+                self.monitor.alarm(bad.step - 1, bad.kind, bad.text)
+            already = f" ({so_far} steps were left out before)" if so_far else ""
+            remedy = f"lower the learning rate; the last checkpoint is kept in {self.folder}"
+            raise StageError(bad.text + already, remedy)
+        self.context.say(f"{bad.text}: back to the last checkpoint, and on without this step")
+        if self.monitor:
+            self.monitor.close()
+            self.left_out.add(bad)
+        self.ranks.barrier()
+        self.guard.forget()
+        self._load()
+        self._open_monitor()
+
+    def _open_monitor(self) -> None:
+        if self.ranks.first:
+            self.monitor = Monitor(self.folder, self.step, self.config.report_to)
+            for bad in self.left_out_steps.values():
+                self.monitor.alarm(bad.step - 1, bad.kind, f"{bad.text}; this step is left out")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers."""
+        return {
+            f"{name}.{key}": tensor
+            for name, module in self.modules.items()
+            for key, tensor in module.state_dict(keep_vars=True).items()
+        }
+
+    def _readers(self) -> Readers:
+        return {name: partial(self.strategy.read, tensor) for name, tensor in self._tensors().items()}
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._named({name: self.modules[name] for name in self.task.optimizers()["main"]})
+
+    def _initial_averages(self) -> dict[str, Tensor]:
+        named = [(name, p) for name, p in self._parameters() if p.requires_grad]
+        for _, parameter in named[:1]:
+            self.strategy.local(parameter)  # says so where a strategy cannot average
+        return {name: p.detach().clone() for name, p in named}
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        """Averaged weights into the modules and theirs into the averages; a second time puts all back."""
+        weights = dict(self._parameters())
+        for name, average in self.ema.items():
+            own, other = self.strategy.local(weights[name]), self.strategy.local(average)
+            kept = own.clone()
+            own.copy_(other)
+            other.copy_(kept)
+
+    @staticmethod
+    def _named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((f"{name}.{key}", p) for name, m in modules.items() for key, p in m.named_parameters())
+
+    def _build_optimizers(self) -> Optimizers:
+        config = self.config
+        return {
+            optimizer: build_optimizer(
+                self._named({name: self.modules[name] for name in names}),
+                config.weight_decay,
+                config.betas,
+                config.rules,
+            )
+            for optimizer, names in self.task.optimizers().items()
+        }
+
+    def _measured_cost(self) -> StepCost:
+        """What a step costs, by trials with optimizers of their own that are forgotten afterwards."""
+        if self.config.strategy in ("zero2", "zero3") and self.ranks.world > 1:
+            raise ValueError(f"{self.config.strategy} cannot try steps out: give steps in place of minutes")
+        optimizers, scaler = self.strategy.optimizers, self.strategy.scaler_state()
+        self.strategy.optimizers = self._build_optimizers()
+        cost = step_cost(self._update_all, self.modules, self.device)
+        self.strategy.optimizers = optimizers
+        self.strategy.restore_scaler(scaler)
+        return cost
 
 
-def _initial_ema(task: Task) -> dict[str, Tensor]:
-    modules = task.modules()
-    return {
-        f"{name}.{key}": p.detach().clone()
-        for name in task.optimizers()["main"]
-        for key, p in modules[name].named_parameters()
-        if p.requires_grad
-    }
-
-
-@torch.no_grad()
-def _load_ema(ema: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Write averaged weights into the modules; returns what was there."""
-    kept: dict[str, Tensor] = {}
-    for name, module in modules.items():
-        for key, parameter in module.named_parameters():
-            full = f"{name}.{key}"
-            if full in ema:
-                kept[full] = parameter.detach().clone()
-                parameter.copy_(ema[full])
-    return kept
-
-
-def _budget(task: Task, config: LoopConfig, folder: Path, context: Context, device: torch.device) -> int:
-    """The number of steps: as given, or measured once from minutes and then kept."""
-    if config.steps is not None:
-        return config.steps
-    kept = folder / "budget.json"
-    if not kept.exists():
-        optimizers = _build_optimizers(task, config)
-        cost = step_cost(
-            lambda step, steps: _train_step(task, config, optimizers, step, steps, device),
-            task.modules(),
-            device,
-        )
-        budget, minutes, each = ("minutes", config.minutes, cost.seconds)
-        if config.cpu_minutes is not None:
-            budget, minutes, each = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)
-        assert minutes is not None
-        steps = max(2 * config.warmup_steps, int(minutes * 60 / each))
-        measured = {"seconds_per_step": cost.seconds, "cpu_seconds_per_step": cost.cpu_seconds}
-        write_json(kept, {budget: minutes, **measured, "steps": steps})
-        name = budget.replace("cpu_", "CPU ")
-        context.say(f"{minutes:g} {name} are {steps} steps of {each * 1000:.0f} ms here")
-    return int(read_json(kept)["steps"])
+def _size(parameter: nn.Parameter) -> int:
+    """Of the whole parameter; ZeRO 3 leaves an empty one in its place."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -1,58 +1,135 @@
-"""Optimizer, learning-rate schedule, precision and weight averaging."""
+"""Optimizer, parameter groups, learning-rate schedules, precision and weight averaging."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Precision = Literal["auto", "fp32", "bf16"]
+from audiollm.train.options import ParameterRule, Precision, ScheduleName
+
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
-def cosine_schedule(step: int, steps: int, warmup_steps: int, final_share: float = 0.02) -> float:
-    """Factor on the peak learning rate: linear warm-up, then cosine to `final_share` at the last step."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+def freeze(named: NamedParameters, rules: Sequence[ParameterRule]) -> None:
+    """Take the parameters out of training whose rule says so.
+
+    Raises:
+        ValueError: a rule fits no parameter at all.
+    """
+    parameters = dict(named)
+    for rule in rules:
+        if not any(fnmatchcase(name, rule.pattern) for name in parameters):
+            some = ", ".join(list(parameters)[:3])
+            raise ValueError(f"no parameter is named like {rule.pattern!r}; the names are like {some}")
+    for name, parameter in parameters.items():
+        if _rule_of(name, rules).frozen:
+            parameter.requires_grad_(False)
+
+
+def parameter_groups(
+    named: NamedParameters, weight_decay: float, rules: Sequence[ParameterRule] = ()
+) -> list[dict[str, Any]]:
+    """Groups for an optimizer: matrices with decay and vectors (biases, norms) without, by `rate_factor`.
+
+    Parameters that are frozen are in none. Each group carries its `rate_factor`, which the loop reads.
+    """
+    found: dict[tuple[float, float], list[nn.Parameter]] = {(1.0, weight_decay): [], (1.0, 0.0): []}
+    for name, parameter in named:
+        if parameter.requires_grad:
+            rule = _rule_of(name, rules)
+            decay = rule.weight_decay
+            if decay is None:
+                decay = weight_decay if parameter.ndim >= 2 else 0.0
+            found.setdefault((rule.rate_factor, decay), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "rate_factor": factor}
+        for (factor, decay), parameters in found.items()
+        if parameters
+    ]
 
 
 def build_optimizer(
-    modules: Iterable[nn.Module], weight_decay: float, betas: tuple[float, float]
+    named: NamedParameters,
+    weight_decay: float,
+    betas: tuple[float, float],
+    rules: Sequence[ParameterRule] = (),
 ) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only (not on biases, norms and other vectors)."""
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=betas, fused=True)
+    """AdamW over `parameter_groups`; the loop sets the learning rate at every step."""
+    return torch.optim.AdamW(
+        parameter_groups(named, weight_decay, rules), lr=1.0, betas=betas, weight_decay=0.0, fused=True
+    )
+
+
+def learning_rate_factor(
+    name: ScheduleName, step: int, steps: int, warmup_steps: int, final_share: float = 0.02
+) -> float:
+    """Factor on the peak learning rate at `step` of `steps`: a linear warm-up, then the schedule of that name."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    return final_share + (1 - final_share) * SCHEDULES[name](done)
+
+
+def _cosine(done: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _warmup_stable_decay(done: float, decay_share: float = 0.2) -> float:
+    """MiniCPM's (arXiv 2404.06395): at the peak until the last `decay_share`, then in a line to the end."""
+    return min(1.0, (1.0 - done) / decay_share)
+
+
+def _constant(done: float) -> float:
+    return 1.0
+
+
+SCHEDULES: Mapping[str, Callable[[float], float]] = {
+    "cosine": _cosine,
+    "wsd": _warmup_stable_decay,
+    "constant": _constant,
+}
+"""From the share done after the warm-up to the share of the way between the final and the peak rate."""
 
 
 def default_device() -> torch.device:
-    """The GPU where there is one."""
+    """The GPU where there is one (this process's own, in a distributed run)."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+    """What matrix products are taken in; None for the parameters' own.
+
+    `auto` takes bf16 on a GPU and on CPUs with bf16 matrix units (AMX).
+    """
+    if precision == "auto":
+        return torch.bfloat16 if _fast_bf16(device) else None
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """bf16 autocast where asked for; `auto` takes it on a GPU and on CPUs with bf16 matrix units (AMX)."""
-    use = precision == "bf16" or (precision == "auto" and _fast_bf16(device))
-    return torch.autocast(device.type, dtype=torch.bfloat16) if use else nullcontext()
+    """Products in `compute_dtype`; the parameters stay as they are."""
+    dtype = compute_dtype(precision, device)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+@torch.no_grad()
+def update_ema(averages: Sequence[Tensor], weights: Sequence[Tensor], decay: float) -> None:
+    """`averages <- decay * averages + (1 - decay) * weights`, in place."""
+    if averages:
+        torch._foreach_lerp_(list(averages), list(weights), 1 - decay)
+
+
+def _rule_of(name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
+    return next((rule for rule in rules if fnmatchcase(name, rule.pattern)), ParameterRule("*"))
 
 
 def _fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     return bool(torch.cpu._is_amx_tile_supported())
-
-
-@torch.no_grad()
-def update_ema(ema: dict[str, Tensor], modules: dict[str, nn.Module], decay: float) -> None:
-    """`ema <- decay * ema + (1 - decay) * weights`, over the parameters of all modules."""
-    names = list(ema)
-    current = {f"{name}.{key}": p for name, module in modules.items() for key, p in module.named_parameters()}
-    torch._foreach_lerp_([ema[n] for n in names], [current[n].detach() for n in names], 1 - decay)

@@ -1,94 +1,256 @@
-"""What the stage `train` does: vocabulary, model, loop, saved checkpoint."""
+"""What the stage `train` does: sources, vocabulary, model, loop, saved checkpoint. Called on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from audiollm.data.sample import TextPart
-from audiollm.data.shards import CodedSample, read_index, read_shards
+from audiollm.codec import load_codec
+from audiollm.data.conditions import is_spoken
+from audiollm.data.loader import Loader, SetAside
+from audiollm.data.sample import BadSample
+from audiollm.data.source import LoadedSample, Source, open_source
 from audiollm.data.template import Template
-from audiollm.data.text_tokenizer import FILE_NAME, SPEAKERS_FILE, train_text_tokenizer
+from audiollm.data.text_tokenizer import (
+    FILE_NAME,
+    SPEAKERS_FILE,
+    header_style_of,
+    load_text_tokenizer,
+    train_text_tokenizer,
+)
 from audiollm.files import write_json
 from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
-from audiollm.train.loop import LoopConfig, train
+from audiollm.train.adapt import adapt, merge_adapter, save_adapter
+from audiollm.train.batches import Batching, BatchMaker, evaluation_packs, evenly
+from audiollm.train.checkpoint import trained_weights
+from audiollm.train.listening import Listening
+from audiollm.train.loop import train
+from audiollm.train.losses import TokenLosses
 from audiollm.train.optim import default_device
-from audiollm.train.sft import SFTConfig, SFTTask
+from audiollm.train.sft import SFTTask
 from audiollm.train.stage import SIZES, TrainConfig
+from audiollm.train.start import start_from_codebooks
+from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
 
 
 def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
-    """Train on the shards' train split and save to `model`."""
-    index = read_index(config.shards)
-    samples = list(read_shards(config.shards))
-    by_split = {s: [c for c in samples if c.sample.metadata.get("split") == s] for s in ("train", "test")}
-    if not by_split["train"]:
-        raise StageError(f"{config.shards} has no sample of the train split", "see `compose`", 2)
-    tokenizer = train_text_tokenizer(_texts(by_split["train"]), SIZES[config.size].vocab_size)
-    codec = index["codec"]
-    template = Template(tokenizer, codec["num_codebooks"], codec["codebook_size"])
-    torch.manual_seed(config.seed)
-    model = DualFFN(_model_config(config, template))
-    vectors_KVD = load_file(config.shards / "codebooks.safetensors")["vectors_KVD"]
-    start_from_codebooks(model, vectors_KVD)
-    device = default_device()
-    task = SFTTask(model.to(device), template, by_split["train"], by_split["test"], _task_config(config))
-    steps = config.steps_for(len(by_split["train"]) / chosen(config.batch_size))
-    loop = LoopConfig(
-        seed=config.seed,
-        steps=steps,
-        minutes=config.minutes,
-        cpu_minutes=config.cpu_minutes,
-        learning_rate=chosen(config.learning_rate),
-        warmup_steps=50 if config.size == "tiny" else 1000,
-        weight_decay=0.05,
-        ema_decay=0.99,
-        precision=config.precision,
-        evaluate_every=max(25, (steps or 1000) // 12),
-        checkpoint_seconds=config.checkpoint_seconds,
-    )
-    figures = train(task, loop, context.folder, context, device)
-    figures |= {key: round(value, 6) for key, value in task.evaluate(figures["steps"]).items()}
-    folder = context.folder / "model"
-    model.cpu().save_pretrained(folder)
-    tokenizer.save(str(folder / FILE_NAME))
-    write_json(
-        folder / SPEAKERS_FILE, sorted({str(c.sample.metadata.get("speaker")) for c in by_split["train"]})
-    )
-    return {**figures, "vocabulary": tokenizer.get_vocab_size(), "sequences": len(by_split["train"])}
+    """Train on the sources' train split and save to `model` (and to `adapter`, where one is trained).
 
-
-@torch.no_grad()
-def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
-    """Begin the audio embeddings and heads as random projections of the codec's code vectors.
-
-    Codes that sound alike then begin alike, which shortens training; BOS and EOS keep their own random rows.
+    Raises:
+        StageError: nothing to train on, sources of different codecs, or a bad sample where `strict` is set.
     """
-    config = model.config
-    books, size, dim = vectors_KVD.shape
-    scale_K = vectors_KVD.flatten(1).std(dim=1).clamp_min(1e-6)
-    embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
-    for table in (embed, model.audio_lm_head.weight):
-        rows_KVC = table.unflatten(0, (books, config.codebook_size))
-        for level in range(books):
-            projection = torch.randn(dim, config.hidden_size) * 0.02 / dim**0.5
-            rows_KVC[level, :size] += vectors_KVD[level] / scale_K[level] @ projection
+    sources = [open_source(source.path) for source in config.shards]
+    set_aside = SetAside(context.folder / "set_aside.jsonl", config.strict)
+    try:
+        template = _template(config, sources, set_aside, context)
+        found = _survey(config, sources, template, set_aside, context)
+        task = _task(config, sources, template, found, set_aside, context)
+        return _train(config, sources, template, found, task, context)
+    except BadSample as bad:
+        raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
 
-def _texts(samples: Sequence[CodedSample]) -> list[str]:
-    return [
-        part.text
-        for coded in samples
-        for message in coded.sample.messages
-        for part in [*message.content, TextPart(text=message.role)]
-        if isinstance(part, TextPart)
-    ]
+def _train(
+    config: TrainConfig,
+    sources: Sequence[Source],
+    template: Template,
+    found: Survey,
+    task: SFTTask,
+    context: Context,
+) -> dict[str, Any]:
+    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
+    steps = config.steps_for(samples / chosen(config.batch_size))
+    loop = config.loop_config(
+        steps,
+        50 if config.size == "tiny" else 1000,
+        evaluate_every=max(25, (steps or 1000) // config.evaluations),
+        best=_best(config) if config.keep_best else "",
+    )
+    figures = train(task, loop, context.folder, context, task.device)
+    figures |= {key: round(value, 6) for key, value in task.held_out_losses().items()}
+    if context.ranks.first:
+        _save(config, template, sources, found, context.folder)
+    context.ranks.barrier()
+    kept = {f"samples_{kind.replace(' ', '_')}": count for kind, count in found.counts().items()}
+    return {**figures, **kept, "vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
+
+
+def _template(
+    config: TrainConfig, sources: Sequence[Source], set_aside: SetAside, context: Context
+) -> Template:
+    """The vocabulary (given, of the model that is begun from, or trained here) and the codec's shape."""
+    codec = codec_of(sources)
+    folder = context.folder / "vocabulary"
+    if config.text_tokenizer or config.start:
+        tokenizer = load_text_tokenizer(config.text_tokenizer or model_folder(chosen(config.start)))
+    else:
+        if context.ranks.first and not (folder / FILE_NAME).exists():
+            with context.progress("reading texts", sum(map(len, sources))) as bar:
+                texts = list(texts_of(sources, set_aside, lambda: bar.advance(bar.task_ids[0])))
+            if not texts:
+                raise StageError("no sample of the train split in the shards", "see `compose`", 2)
+            folder.mkdir(exist_ok=True)
+            train_text_tokenizer(texts, SIZES[config.size].vocab_size).save(str(folder / FILE_NAME))
+        context.ranks.barrier()
+        tokenizer = load_text_tokenizer(folder)
+    return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
+
+
+def codec_of(sources: Sequence[Source]) -> dict[str, int]:
+    """Codebooks and their size that all coded sources agree on; those of Higgs where none is coded.
+
+    Raises:
+        StageError: two sources were coded by different codecs.
+    """
+    keys = ("num_codebooks", "codebook_size", "fingerprint")
+    found = {source.name: getattr(source, "facts", {}).get("codec") or {} for source in sources}
+    shapes = {
+        name: {key: codec[key] for key in keys if key in codec} for name, codec in found.items() if codec
+    }
+    names = list(shapes)
+    for name in names[1:]:
+        if shapes[name] != shapes[names[0]]:
+            raise StageError(
+                f"{names[0]} and {name} were coded by different codecs: {shapes[names[0]]}, {shapes[name]}",
+                "tokenize them with the same one",
+                2,
+            )
+    return shapes[names[0]] if names else {"num_codebooks": 8, "codebook_size": 1024}
+
+
+def _survey(
+    config: TrainConfig, sources: Sequence[Source], template: Template, set_aside: SetAside, context: Context
+) -> Survey:
+    """Made once, by the first rank; a resumed run and the other ranks read it."""
+    path = context.folder / "survey.safetensors"
+    if context.ranks.first and not path.exists():
+        with context.progress("measuring samples", sum(map(len, sources))) as bar:
+            found = survey(
+                sources, template, chosen(config.max_length), config.too_long, set_aside,
+                lambda: bar.advance(bar.task_ids[0]),
+            )  # fmt: skip
+        save_survey(path, found)
+    context.ranks.barrier()
+    found = load_survey(path)
+    if not any(len(found.used(place, held_out=False)) for place in range(len(sources))):
+        raise StageError(
+            "no sample of the train split in the shards can be used", "see set_aside.jsonl, and `compose`", 2
+        )
+    unusual = {kind: count for kind, count in found.counts().items() if kind != "whole"}
+    if unusual:
+        listed = ", ".join(f"{count} {kind}" for kind, count in unusual.items())
+        context.say(f"of {sum(map(len, sources))} samples: {listed} (too_long: {config.too_long})")
+    return found
+
+
+def _task(
+    config: TrainConfig,
+    sources: Sequence[Source],
+    template: Template,
+    found: Survey,
+    set_aside: SetAside,
+    context: Context,
+) -> SFTTask:
+    ranks, batching = context.ranks, _batching(config)
+    torch.manual_seed(config.seed)
+    model = _model(config, template, sources).to(default_device())
+    adapt(model, config.train, config.lora)  # in place
+    addresses = [source.path for source in config.shards]
+    maker = BatchMaker(
+        addresses, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
+    )
+    held_out = evaluation_packs(sources, found, template, batching, ranks.rank, ranks.world)
+    task = SFTTask(
+        TokenLosses(model),
+        Loader(maker, config.workers),
+        held_out,
+        {"text": config.text_weight, "audio": config.audio_weight},
+        set_aside,
+        ranks,
+        _listening(config, model, sources, template, found, context),
+    )
+    return task
+
+
+def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -> DualFFN:
+    if config.start is not None:
+        model = DualFFN.from_pretrained(config.start)
+        shape = (template.num_codebooks, template.codebook_size + 2)
+        if (model.config.num_codebooks, model.config.codebook_size) != shape:
+            raise StageError(
+                f"{config.start} was trained on the codes of another codec than the shards", "", 2
+            )
+    else:
+        model = DualFFN(_model_config(config, template))
+        for source in config.shards:
+            vectors = Path(source.path) / "codebooks.safetensors"
+            if vectors.exists():
+                start_from_codebooks(model, load_file(vectors)["vectors_KVD"])
+                break
+    model.attention = config.model.attention
+    return model
+
+
+def _listening(
+    config: TrainConfig,
+    model: DualFFN,
+    sources: Sequence[Source],
+    template: Template,
+    found: Survey,
+    context: Context,
+) -> Listening | None:
+    sharded = context.ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3")
+    if config.codec is None or not config.listen or sharded or not context.ranks.first:
+        return None
+    spoken: list[LoadedSample] = []
+    for place, source in enumerate(sources):
+        loaded = [source[int(index)] for index in evenly(found.used(place, held_out=True), 4 * config.listen)]
+        spoken += [each for each in loaded if is_spoken(each.sample.messages)]
+    if not spoken:
+        return None
+    chosen_ones = [spoken[i * len(spoken) // config.listen] for i in range(min(config.listen, len(spoken)))]
+    return Listening(
+        model, load_codec(model_folder(config.codec)), template, chosen_ones, context.folder / "listening"
+    )
+
+
+def _save(
+    config: TrainConfig, template: Template, sources: Sequence[Source], found: Survey, folder: Path
+) -> None:
+    """Write what the run ended with; an adapter by itself too, and merged into `model`."""
+    model = _model(config, template, sources)
+    adapted = adapt(model, config.train, config.lora)
+    weights = trained_weights(folder, "model")
+    model.load_state_dict({key.removeprefix("model."): value for key, value in weights.items()})
+    if config.train == "adapter":
+        save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
+        model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
+    model.save_pretrained(folder / "model")
+    template.tokenizer.save(str(folder / "model" / FILE_NAME))
+    write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
+
+
+def _best(config: TrainConfig) -> str:
+    return "audio_loss" if config.audio_weight else "text_loss"
+
+
+def _batching(config: TrainConfig) -> Batching:
+    same = (
+        "too_long", "packing", "normalization", "audio_reduction", "text_dropout", "speaker_dropout", "corrupt_codes",
+    )  # fmt: skip
+    return Batching(
+        batch_size=chosen(config.batch_size),
+        max_tokens=chosen(config.max_tokens),
+        max_length=chosen(config.max_length),
+        **{name: getattr(config, name) for name in same},
+    )
 
 
 def _model_config(config: TrainConfig, template: Template) -> DualFFNConfig:
@@ -105,15 +267,5 @@ def _model_config(config: TrainConfig, template: Template) -> DualFFNConfig:
         head_dim=chosen(model.hidden_size) // heads,
         intermediate_size=chosen(model.intermediate_size),
         dropout=model.dropout,
-    )
-
-
-def _task_config(config: TrainConfig) -> SFTConfig:
-    return SFTConfig(
-        batch_size=chosen(config.batch_size),
-        text_dropout=config.text_dropout,
-        speaker_dropout=config.speaker_dropout,
-        corrupt_codes=config.corrupt_codes,
-        text_weight=config.text_weight,
-        audio_weight=config.audio_weight,
+        sliding_window=model.sliding_window,
     )

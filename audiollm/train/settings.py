@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from audiollm.recipe import Size, StageConfig
+from audiollm.recipe import Size, StageConfig, chosen
+from audiollm.train.options import (
+    LoopConfig,
+    LoRASettings,
+    ParameterRule,
+    Precision,
+    Reporter,
+    ScheduleName,
+    StrategyName,
+)
 
 
 class TrainingConfig(StageConfig):
     """Base of the training stages' settings. What is None follows from `size`."""
+
+    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_seconds"})
 
     size: Size = "tiny"
     steps: int | None = Field(None, ge=10)
@@ -24,8 +35,8 @@ class TrainingConfig(StageConfig):
     """As `minutes`, in CPU time of all threads: fair where other programs share the machine. Not for GPUs."""
     batch_size: int | None = Field(None, ge=1)
     learning_rate: float | None = Field(None, gt=0)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto`: bf16 on a GPU and on CPUs with bf16 matrix units, else fp32."""
+    precision: Precision = "auto"
+    """`auto`: bf16 on a GPU and on CPUs with bf16 matrix units, else fp32. fp16 scales its losses."""
     checkpoint_seconds: float = Field(20.0, ge=0)
     """Time between checkpoints."""
     seed: int = 0
@@ -59,3 +70,59 @@ class TrainingConfig(StageConfig):
         if self.cpu_minutes is not None:
             return f"{self.cpu_minutes:g} CPU minutes"
         return f"{self.steps} steps" if self.steps else f"{self.minutes:g} minutes"
+
+
+class ModelTrainingConfig(TrainingConfig):
+    """Base of the settings of stages that train a language model, on any number of ranks."""
+
+    incidental: ClassVar[frozenset[str]] = TrainingConfig.incidental | {"strategy", "report_to"}
+
+    train: Literal["all", "audio_ffn", "adapter"] | list[str] = "all"
+    """What is trained: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
+    lora: LoRASettings = LoRASettings()
+    """Of `train: adapter`."""
+    rules: tuple[ParameterRule, ...] = ()
+    """By pattern of names: `{pattern, rate_factor, weight_decay, frozen}`; the first that fits decides."""
+    schedule: ScheduleName = "cosine"
+    """After the warm-up: `cosine`, `wsd` (at the peak, and down in the last fifth), `constant`."""
+    warmup_steps: int | None = Field(None, ge=1)
+    weight_decay: float = Field(0.05, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    ema_decay: float = Field(0.99, ge=0, lt=1)
+    """Of the averaged weights that the run ends with; 0 for none."""
+    strategy: StrategyName = "auto"
+    """How several ranks train: `ddp` (`auto`), `fsdp2`, `zero2`, `zero3`. One process needs none."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, a third more work."""
+    compile: bool = False
+    """Train through `torch.compile`."""
+    spike_deviations: float = Field(0.0, ge=0)
+    """Leave a step out whose loss is so many standard deviations above its moving mean; 0: none."""
+    rollbacks: int = Field(3, ge=0)
+    """How many steps may be left out, as a spike or not finite, before the run stops."""
+    report_to: tuple[Reporter, ...] = ("tensorboard",)
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> ModelTrainingConfig:
+        if "lora" in self.model_fields_set and self.train != "adapter":
+            raise ValueError("lora is set, but train is not `adapter`: nothing would have an adapter")
+        if self.strategy in ("zero2", "zero3") and self.ema_decay:
+            raise ValueError(
+                f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"
+            )
+        return self
+
+    def loop_config(self, steps: int | None, default_warmup_steps: int, **others: Any) -> LoopConfig:
+        """All of these settings for the loop, with what the stage adds (`evaluate_every`, `best`, ...)."""
+        same = (
+            "seed", "minutes", "cpu_minutes", "precision", "checkpoint_seconds", "rules", "schedule", "weight_decay",
+            "clip_norm", "ema_decay", "strategy", "activation_checkpointing", "compile", "spike_deviations",
+            "rollbacks", "report_to",
+        )  # fmt: skip
+        return LoopConfig(
+            steps=steps,
+            learning_rate=chosen(self.learning_rate),
+            warmup_steps=self.warmup_steps or default_warmup_steps,
+            **{name: getattr(self, name) for name in same},
+            **others,
+        )

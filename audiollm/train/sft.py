@@ -1,137 +1,127 @@
-"""Supervised training of a DualFFN decoder on coded shards.
-
-Shapes: S packed positions, K codebooks, V codes.
-"""
+"""Supervised training of a DualFFN decoder on packed samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from audiollm.data.packing import PackedBatch, pack
-from audiollm.data.sample import Message, Sample, TextPart
-from audiollm.data.shards import CodedSample
-from audiollm.data.template import Kind, Template, TokenStream
-from audiollm.models.dual_ffn import DualFFN
+from audiollm.data.loader import SetAside
+from audiollm.data.packing import PackedBatch
+from audiollm.train.batches import StepBatch
+from audiollm.train.distributed import ALONE, Ranks
+from audiollm.train.flops import training_flops
 from audiollm.train.loop import Update
-from audiollm.train.losses import token_losses
+from audiollm.train.losses import TokenLosses
 
-ROWS_MULTIPLE = 128
+KINDS = ("text", "audio")
 
 
-@dataclass(frozen=True)
-class SFTConfig:
-    """What a batch holds and how its losses weigh."""
+class Steps(Protocol):
+    """Where the batches come from: a `Loader` of a `BatchMaker`."""
 
-    batch_size: int
-    text_dropout: float
-    speaker_dropout: float
-    corrupt_codes: float
-    text_weight: float
-    audio_weight: float
+    def __getitem__(self, step: int) -> StepBatch: ...
 
 
 class SFTTask:
-    """A `Task` of the training loop over samples with codes."""
+    """A `Task` of the training loop over packs of samples.
+
+    Args:
+        losses: the model and its losses.
+        steps: step -> this rank's packs.
+        held_out: this rank's packs to evaluate on, by task.
+        weights: of the `text` and of the `audio` loss.
+        set_aside: where samples go that turn out bad.
+        listen: called at every evaluation with its step.
+    """
 
     def __init__(
         self,
-        model: DualFFN,
-        template: Template,
-        train: Sequence[CodedSample],
-        test: Sequence[CodedSample],
-        config: SFTConfig,
+        losses: TokenLosses,
+        steps: Steps,
+        held_out: Mapping[str, Sequence[PackedBatch]],
+        weights: Mapping[str, float],
+        set_aside: SetAside,
+        ranks: Ranks = ALONE,
+        listen: Callable[[int], None] | None = None,
     ) -> None:
-        self.model, self.template, self.config = model, template, config
-        self._train, self._test = train, test
-        self._device = next(model.parameters()).device
+        self._losses, self._steps, self._held_out, self._weights = losses, steps, held_out, weights
+        self._set_aside, self._ranks, self._listen = set_aside, ranks, listen
+        self._forward: nn.Module = losses
+        self.device = next(losses.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model}
+        return {"model": self._losses}
 
-    def batch(self, step: int, generator: torch.Generator) -> PackedBatch:
-        """Every pass over the data takes a new order; what a sample is shown as is drawn afresh."""
-        size = self.config.batch_size
-        streams = []
-        for place in range(step * size, (step + 1) * size):
-            index = self._order(place // len(self._train))[place % len(self._train)]
-            streams.append(self._draw(int(index), generator))
-        return pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        self._forward = modules["model"]
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["model"]}
 
-    def updates(self, batch: PackedBatch, step: int, steps: int) -> Iterator[Update]:
-        losses = token_losses(self.model, self.model(batch), batch)
-        weights = {"text": self.config.text_weight, "audio": self.config.audio_weight}
-        total = torch.stack([weights[key] * value for key, value in losses.items()]).sum()
-        yield Update(total, {f"{key}_loss": value.detach() for key, value in losses.items()})
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> StepBatch:
+        batch = self._steps[step]
+        self._set_aside.add(batch.bad)
+        return batch
+
+    def updates(self, batch: StepBatch, step: int, steps: int) -> Iterator[Update]:
+        """One update: the losses of the packs, each over the counts of the whole step."""
+        counts = self._counts(batch.packs)
+        figures: dict[str, float | Tensor] = {f"{kind}_loss": 0.0 for kind in KINDS if counts[kind]}
+        figures["tokens"] = float(sum(len(pack.positions_S) for pack in batch.packs))
+        figures["flops"] = sum(training_flops(self._losses.model.config, pack) for pack in batch.packs)
+
+        def losses() -> Iterator[Tensor]:
+            for pack in batch.packs:
+                sums = self._forward(pack.to(self.device))
+                means = {kind: sums[kind] / max(counts[kind], 1.0) for kind in KINDS}
+                for kind in KINDS:
+                    if counts[
+                        kind
+                    ]:  # the loop takes the mean over ranks, and the parts of all of them add up
+                        figures[f"{kind}_loss"] += means[kind].detach() * self._ranks.world
+                yield torch.stack([self._weights[kind] * means[kind] for kind in KINDS]).sum()
+
+        yield Update(losses(), figures, losses=len(batch.packs))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Losses on held-out samples, conditions all shown and no code corrupted."""
-        sums: dict[str, float] = {}
-        groups = [self._test[i : i + 64] for i in range(0, min(len(self._test), 256), 64)]
-        for group in groups:
-            streams = [self.template.compile(coded.sample.messages, coded.encodings[0]) for coded in group]
-            batch = pack(streams, multiple=ROWS_MULTIPLE).to(self._device)
-            for key, value in token_losses(self.model, self.model(batch), batch).items():
-                sums[f"{key}_loss"] = sums.get(f"{key}_loss", 0.0) + value.item() / len(groups)
-        return sums
+        """`held_out_losses`; and some prompts are spoken."""
+        if self._listen is not None:
+            self._listen(step)
+        return self.held_out_losses()
+
+    @torch.no_grad()
+    def held_out_losses(self) -> dict[str, float]:
+        """Losses on held-out samples, and by task where there are several."""
+        tasks = {task: self._sums(packs) for task, packs in self._held_out.items()}
+        total_4 = torch.stack([torch.zeros(4, dtype=torch.float64), *tasks.values()]).sum(dim=0)
+        figures = _means(total_4, "")
+        if len(tasks) > 1:
+            for task, sums_4 in tasks.items():
+                figures |= _means(sums_4, f"/{task}")
+        return figures
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
 
-    def _order(self, epoch: int) -> Tensor:
-        if getattr(self, "_order_kept", (-1, None))[0] != epoch:
-            permutation = torch.randperm(len(self._train), generator=torch.Generator().manual_seed(epoch))
-            self._order_kept = (epoch, permutation)
-        return self._order_kept[1]
+    def _counts(self, packs: Sequence[PackedBatch]) -> dict[str, float]:
+        """What the losses are means over, over all ranks."""
+        own = torch.tensor([[pack.counts[kind] for kind in KINDS] for pack in packs], dtype=torch.float64)
+        total = self._ranks.sum(own.sum(dim=0).to(self.device)).tolist()
+        return dict(zip(KINDS, total, strict=True))
 
-    def _draw(self, index: int, generator: torch.Generator) -> TokenStream:
-        dice = torch.rand(4, generator=generator).tolist()
-        coded = self._train[index]
-        variant = int(dice[0] * len(coded.encodings))
-        no_text, no_speaker = dice[1] < self.config.text_dropout, dice[2] < self.config.speaker_dropout
-        messages = drop_conditions(coded.sample, no_text, no_speaker)
-        stream = self.template.compile(messages, coded.encodings[variant])
-        share = dice[3] * self.config.corrupt_codes
-        return corrupt(stream, share, self.template.codebook_size, generator) if share else stream
-
-
-def drop_conditions(sample: Sample, no_text: bool, no_speaker: bool) -> list[Message]:
-    """The messages without the user's text and/or without the speaker line of the system prompt.
-
-    What is dropped leaves its turn in place, empty: this is what generation shows the model for the
-    unconditional side of its guidance.
-    """
-    return [without_condition(message, no_text, no_speaker) for message in sample.messages]
+    def _sums(self, packs: Sequence[PackedBatch]) -> Tensor:
+        """Sums of the losses of both kinds, and what they are to be divided by, over all ranks: `[4]`."""
+        sums_4 = torch.zeros(4, dtype=torch.float64)
+        for pack in packs:
+            found = self._forward(pack.to(self.device))
+            both = [*(float(found[kind]) for kind in KINDS), *(pack.counts[kind] for kind in KINDS)]
+            sums_4 += torch.tensor(both, dtype=torch.float64)
+        return self._ranks.sum(sums_4.to(self.device)).cpu()
 
 
-def without_condition(message: Message, no_text: bool, no_speaker: bool) -> Message:
-    """One message of `drop_conditions`."""
-    if message.role == "user" and no_text:
-        return message.model_copy(update={"content": [TextPart(text="")]})
-    if message.role == "system" and no_speaker:
-        return message.model_copy(update={"content": [_without_speaker(part) for part in message.content]})
-    return message
-
-
-def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: torch.Generator) -> TokenStream:
-    """Replace a share of the spoken input codes (never BOS or EOS, never a target) by random ones."""
-    codes_SK = stream.codes_SK
-    dice_SK = torch.rand(codes_SK.shape, generator=generator)
-    random_SK = torch.randint(codebook_size, codes_SK.shape, generator=generator)
-    chosen = (dice_SK < share) & (codes_SK < codebook_size) & (stream.kinds_S == Kind.AUDIO_OUT)[:, None]
-    fields: dict[str, Any] = {**stream.__dict__, "codes_SK": torch.where(chosen, random_SK, codes_SK)}
-    return TokenStream(**fields)
-
-
-def _without_speaker(part: Any) -> Any:
-    if not isinstance(part, TextPart):
-        return part
-    lines = [line for line in part.text.split("\n") if not line.startswith("Speaker:")]
-    return TextPart(text="\n".join(lines).rstrip("\n"))
+def _means(sums_4: Tensor, suffix: str) -> dict[str, float]:
+    sums, counts = sums_4[:2].tolist(), sums_4[2:].tolist()
+    return {f"{kind}_loss{suffix}": s / n for kind, s, n in zip(KINDS, sums, counts, strict=True) if n}

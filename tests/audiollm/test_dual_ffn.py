@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ import torch
 from audiollm.data.delay import IGNORE
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.template import Kind, TokenStream
+from audiollm.models.attention import RopeScaling
 from audiollm.models.dual_ffn import Cache, DualFFN, DualFFNConfig
+from audiollm.models.kernels import RMSNorm, silu_multiply, use_liger
 from audiollm.train.losses import token_losses
 
 CONFIG = DualFFNConfig(
@@ -55,6 +59,13 @@ def model() -> DualFFN:
     for parameter in model.parameters():  # far from the symmetric start, norms included
         torch.nn.init.normal_(parameter, std=0.2)
     return model
+
+
+def copy_of(model: DualFFN, **changes: Any) -> DualFFN:
+    """The same weights, those that it still has, in another configuration."""
+    other = DualFFN(replace(CONFIG, **changes)).eval()
+    other.load_state_dict({key: model.state_dict()[key] for key in other.state_dict()})
+    return other
 
 
 def higgs(model: DualFFN) -> torch.nn.Module:
@@ -112,22 +123,23 @@ def test_logits_equal_those_of_transformers(model: DualFFN) -> None:
     assert ours.std() > 0.1
 
 
-def test_loss_equals_that_of_transformers(model: DualFFN) -> None:
-    """One sequence: their sum over codebooks of mean cross entropies is ours (a mean over codebooks) times K."""
-    stream = random_stream(2)
-    audio_rows = stream.kinds_S == Kind.AUDIO_OUT
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_loss_equals_that_of_transformers(model: DualFFN, sequences: int) -> None:
+    """Theirs is a mean over text targets plus the sum over codebooks of means over frames: `token` and `sum`."""
+    streams = [random_stream(seed) for seed in range(sequences)]
+    batch = pack(streams, normalization="token", audio_reduction="sum")
+    audio_rows = streams[0].kinds_S == Kind.AUDIO_OUT
     with torch.no_grad():
-        batch = pack([stream])
         ours = token_losses(model, model(batch), batch)
         theirs = higgs(model)(
-            input_ids=stream.text_ids_S[None],
-            audio_input_ids=stream.codes_SK[audio_rows][None],
-            audio_input_ids_mask=torch.ones(1, int(audio_rows.sum()), dtype=torch.bool),
-            labels=stream.text_targets_S[None],
-            audio_labels=stream.audio_targets_SK[audio_rows][None],
+            input_ids=torch.stack([stream.text_ids_S for stream in streams]),
+            audio_input_ids=torch.stack([stream.codes_SK[audio_rows] for stream in streams]),
+            audio_input_ids_mask=torch.ones(sequences, int(audio_rows.sum()), dtype=torch.bool),
+            labels=torch.stack([stream.text_targets_S for stream in streams]),
+            audio_labels=torch.stack([stream.audio_targets_SK[audio_rows] for stream in streams]),
         )
-    expected = ours["text"] + CONFIG.num_codebooks * ours["audio"]
-    torch.testing.assert_close(theirs.loss, expected, atol=1e-4, rtol=1e-4)
+    expected = ours["text"] / batch.counts["text"] + ours["audio"] / batch.counts["audio"]
+    torch.testing.assert_close(theirs.loss, expected, atol=1e-4, rtol=1e-5)
 
 
 def test_no_sequence_sees_another(model: DualFFN) -> None:
@@ -138,23 +150,10 @@ def test_no_sequence_sees_another(model: DualFFN) -> None:
             torch.testing.assert_close(rows, in_order(model, pack([stream])), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("multiple", [1, 16, 64])
-def test_objective_does_not_depend_on_the_packing(model: DualFFN, multiple: int) -> None:
-    double = DualFFN(CONFIG).double().eval()
-    double.load_state_dict(model.state_dict())
-    streams = [random_stream(seed, frames=3 + 4 * seed) for seed in range(3)]
-    with torch.no_grad():
-        whole = pack(streams, multiple=multiple)
-        together = token_losses(double, double(whole), whole)
-        assert len(whole.text_ids_X) % multiple == len(whole.audio_targets_XK) % multiple == 0
-        alone = [token_losses(double, double(one), one) for one in (pack([s]) for s in streams)]
-    for key in ("text", "audio"):
-        mean = torch.stack([loss[key] for loss in alone]).mean()
-        torch.testing.assert_close(together[key], mean, atol=1e-6, rtol=1e-6)
-
-
-def test_cache_gives_the_same_hidden_states(model: DualFFN) -> None:
-    """Prompts of unequal length, padded in the prefill, then row by row."""
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+def test_cache_gives_the_same_hidden_states(model: DualFFN, window: int | None) -> None:
+    """Prompts of unequal length, padded in the prefill, then row by row; with a sliding window as well."""
+    model = copy_of(model, sliding_window=window)
     streams = [random_stream(seed, text=3 + 2 * seed, frames=8, after=0) for seed in range(3)]
     prompts = [3 + 2 * seed for seed in range(3)]
     with torch.no_grad():
@@ -180,10 +179,89 @@ def test_cache_gives_the_same_hidden_states(model: DualFFN) -> None:
                 torch.testing.assert_close(hidden[row, 0], wanted[row][length + step], atol=1e-5, rtol=1e-5)
 
 
+def test_a_sliding_window_reaches_as_far_as_it_says(model: DualFFN) -> None:
+    """Through two layers of window 3 the last position sees 5 back, itself included, and no further."""
+    model = copy_of(model, sliding_window=3)
+    stream = random_stream(4, text=12, frames=0, after=0)
+    with torch.no_grad():
+        before = in_order(model, pack([stream]))[11]
+        for place in range(12):
+            ids_S = stream.text_ids_S.clone()
+            ids_S[place] = 260
+            after = in_order(model, pack([replace(stream, text_ids_S=ids_S)]))[11]
+            assert torch.equal(before, after) is (place < 12 - 5)
+
+
+def test_activation_checkpointing_gives_the_same_gradients(model: DualFFN) -> None:
+    gradients = []
+    for again in (False, True):
+        other = copy_of(model, dropout=0.2).train()
+        other.activation_checkpointing = again
+        calls: list[int] = []
+        other.model.layers[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        batch = pack([random_stream(1), random_stream(2)])
+        torch.manual_seed(3)  # the dropout of both
+        losses = token_losses(other, other(batch), batch)
+        (losses["text"] + losses["audio"]).backward()
+        assert len(calls) == 1 + again
+        gradients.append([parameter.grad for parameter in other.parameters()])
+    for one, two in zip(*gradients, strict=True):
+        assert one is not None and two is not None and torch.equal(one, two)
+
+
+@pytest.mark.parametrize("layers", [(), (1,)])
+def test_layers_without_an_audio_feed_forward_take_that_of_text(
+    model: DualFFN, layers: tuple[int, ...]
+) -> None:
+    fewer, both = copy_of(model, audio_ffn_layers=layers), copy_of(model)
+    with torch.no_grad():
+        for index, layer in enumerate(both.model.layers):
+            if index not in layers:
+                layer.audio_mlp = layer.mlp
+                layer.audio_input_layernorm = layer.input_layernorm
+                layer.audio_post_attention_layernorm = layer.post_attention_layernorm
+        assert sum("audio_mlp" in key for key in fewer.state_dict()) == 3 * len(layers)
+        batch = pack([random_stream(1), random_stream(2)])
+        torch.testing.assert_close(fewer(batch), both(batch))
+    with pytest.raises(ValueError, match="no layer \\[2\\]"):
+        replace(CONFIG, audio_ffn_layers=(2,))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_fused_kernels_compute_the_same() -> None:
+    """Liger's against PyTorch's, values and gradients, in float32."""
+    pytest.importorskip("liger_kernel")
+    norm = RMSNorm(96, 1e-5)
+    torch.nn.init.normal_(norm.weight)
+    x, gate, up = torch.randn(3, 50, 96)
+    results = []
+    for device in ("cpu", "cuda"):
+        there = norm.to(device)
+        there.zero_grad()
+        inputs = [each.detach().to(device).requires_grad_() for each in (x, gate, up)]
+        assert use_liger(inputs[0]) is (device == "cuda")
+        out = there(inputs[0]) + silu_multiply(inputs[1], inputs[2])
+        (out * torch.linspace(-1, 1, out.numel(), device=device).view_as(out)).sum().backward()
+        assert there.weight.grad is not None
+        gradients = [each.grad.cpu() for each in inputs if each.grad is not None]
+        results.append([out.detach().cpu(), there.weight.grad.cpu().clone(), *gradients])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_layers_give_the_same(model: DualFFN) -> None:
+    other = copy_of(model)
+    for layer in other.model.layers:
+        layer.compile()
+    for seed in range(3):  # several shapes
+        batch = pack([random_stream(seed, frames=9 + seed), random_stream(seed + 9)], multiple=16)
+        torch.testing.assert_close(other(batch), model(batch), atol=1e-4, rtol=1e-4)
+
+
 def test_text_and_audio_take_their_own_feed_forward(model: DualFFN) -> None:
     stream = random_stream(3)
-    changed = DualFFN(replace(CONFIG)).eval()
-    changed.load_state_dict(model.state_dict())
+    changed = copy_of(model)
     with torch.no_grad():
         for layer in changed.model.layers:
             layer.audio_mlp.down_proj.weight.add_(1.0)
@@ -194,9 +272,12 @@ def test_text_and_audio_take_their_own_feed_forward(model: DualFFN) -> None:
     assert (before[~text] - after[~text]).abs().max() > 0.1
 
 
-def test_save_and_load(model: DualFFN, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_save_and_load(model: DualFFN, tmp_path: Path) -> None:
+    model = copy_of(
+        model, rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192), sliding_window=7, audio_ffn_layers=(1,)
+    )
     model.save_pretrained(tmp_path / "model")
     again = DualFFN.from_pretrained(tmp_path)
-    assert again.config == CONFIG
+    assert again.config == model.config
     for key, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[key])

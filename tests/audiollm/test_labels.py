@@ -70,7 +70,8 @@ def test_random_codes_cannot_be_learned_unless_labels_leak(template: Template, l
         clips = [torch.randint(SIZE, (BOOKS, FRAMES), generator=generator) for _ in range(16)]
         batch = pack([template.compile(chat(), [clip]) for clip in clips])
         hidden = model(batch)
-        loss = unshifted(model, batch, hidden) if leak else token_losses(model, hidden, batch)["audio"]
+        total = unshifted(model, batch, hidden) if leak else token_losses(model, hidden, batch)["audio"]
+        loss = total / batch.counts["audio"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -17,6 +17,7 @@ from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train import budget, loop
+from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import LoopConfig, Update, step_generator, train
 from audiollm.train.settings import TrainingConfig
 
@@ -60,7 +61,10 @@ class GAN:
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["generator"], "discriminator": ["discriminator"]}
 
-    def batch(self, step: int, generator: torch.Generator) -> Tensor:
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        pass
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
         if step == self.kill_at:
             raise Killed
         return torch.randn(16, 5, generator=generator)
@@ -210,7 +214,7 @@ def test_only_what_main_trains_is_averaged_and_frozen_parameters_stay(tmp_path: 
 def test_what_is_not_finite_stops_the_run_by_name_and_spoils_no_checkpoint(tmp_path: Path, what: str) -> None:
     task = GAN(poison_at=7) if what == "loss" else GAN(steep_at=7)
     with pytest.raises(StageError, match=rf"{what} of the discriminator is (nan|inf) at step 8 .*margin"):
-        run(tmp_path / "run", task, log_every=1000)
+        run(tmp_path / "run", task, log_every=1000, rollbacks=0)
     folder = tmp_path / "run" / "checkpoint"
     assert read_json(folder / "state.json")["step"] == 7
     for name in ("modules", "optimizers", "ema"):
@@ -316,6 +320,13 @@ def test_phases_count_by_their_shares_and_what_happens_once_does_not(
     assert measured.cpu_seconds == pytest.approx(2 * measured.seconds)
 
 
+def budget_of(task: GAN, folder: Path, **values: object) -> int:
+    """What `train` makes of the budget; no step of the run itself is taken."""
+    attempt = loop._Run(task, config(**values), folder, context_of(folder), CPU)
+    attempt.restore()
+    return attempt.steps
+
+
 @pytest.mark.parametrize(("given", "expected"), [({"minutes": 1.0}, 30), ({"cpu_minutes": 1.0}, 15)])
 def test_minutes_of_either_clock_become_steps_without_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], expected: int
@@ -328,7 +339,7 @@ def test_minutes_of_either_clock_become_steps_without_a_trace(
     values: dict[str, object] = {"minutes": None, **given, "steps": None, "warmup_steps": 2}
     folder = tmp_path / "run"
     folder.mkdir()
-    steps = loop._budget(task, config(**values), folder, context_of(folder), CPU)
+    steps = budget_of(task, folder, **values)
     assert steps == pytest.approx(expected, rel=0.25)
     written = read_json(folder / "budget.json")
     assert given.items() <= written.items() and written["steps"] == steps
@@ -337,7 +348,7 @@ def test_minutes_of_either_clock_become_steps_without_a_trace(
     assert torch.equal(task.generator.scratch, torch.full((3,), 7.0))
     assert torch.equal(random, torch.get_rng_state())
     assert all(p.grad is None for module in task.modules().values() for p in module.parameters())
-    assert loop._budget(task, config(**values), folder, context_of(folder), CPU) == steps
+    assert budget_of(task, folder, **values) == steps
 
 
 def test_cpu_seconds_are_those_of_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from pydantic import ValidationError
+from rich.console import Console
 
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart
-from audiollm.data.shards import CodedSample
+from audiollm.data.conditions import corrupt, hide_conditions
+from audiollm.data.loader import Loader, SetAside
+from audiollm.data.packing import pack
+from audiollm.data.sample import AudioPart, BadSample, Message, Sample, TextPart
+from audiollm.data.shards import ShardWriter
+from audiollm.data.source import open_source
 from audiollm.data.template import Kind, Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
+from audiollm.files import read_json
 from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
-from audiollm.train.run import start_from_codebooks
-from audiollm.train.sft import SFTConfig, SFTTask, corrupt, drop_conditions
+from audiollm.recipe import Recipe
+from audiollm.runner import Context, StageError
+from audiollm.train.adapt import load_adapter, merge_adapter
+from audiollm.train.batches import Batching, BatchMaker, StepBatch, evaluation_packs
+from audiollm.train.losses import TokenLosses
+from audiollm.train.run import train_model
+from audiollm.train.sft import SFTTask
 from audiollm.train.stage import SIZES, TrainConfig, model_parameters
+from audiollm.train.start import start_from_codebooks
+from audiollm.train.survey import load_survey, save_survey, survey
 
+WEIGHTS = {"text": 0.1, "audio": 1.0}
 SAMPLE = Sample(
     id="a",
     messages=[
@@ -32,9 +49,12 @@ def template() -> Template:
     return Template(train_text_tokenizer(["system user assistant Speaker: theo seven"] * 3, 300), 4, 32)
 
 
+def settings_of(values: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.model_validate(values, context={"artifacts": {"shards"}, "inputs": []})
+
+
 def settings(**values: object) -> TrainConfig:
-    known = {"artifacts": {"shards"}, "inputs": []}
-    return TrainConfig.model_validate({"shards": "shards", **values}, context=known)
+    return settings_of({"shards": "shards", **values})
 
 
 def model_of(template: Template) -> DualFFN:
@@ -78,7 +98,7 @@ def test_planned_parameters_are_the_real_ones(size: str) -> None:
 
 def test_dropped_conditions_leave_their_turns() -> None:
     def texts(no_text: bool, no_speaker: bool) -> list[str]:
-        messages = drop_conditions(SAMPLE, no_text, no_speaker)
+        messages = hide_conditions(SAMPLE.messages, no_text, no_speaker)
         assert [m.role for m in messages] == ["system", "user", "assistant"]
         return [part.text for m in messages for part in m.content if isinstance(part, TextPart)]
 
@@ -98,23 +118,197 @@ def test_corruption_touches_spoken_inputs_alone(template: Template) -> None:
     assert torch.equal(changed.audio_targets_SK, stream.audio_targets_SK)
 
 
-def test_batches_depend_on_step_and_seed_alone_and_cover_every_sample(template: Template) -> None:
-    coded = [
-        CodedSample(SAMPLE.model_copy(update={"id": str(i)}), [[torch.full((4, 3 + i), i)]]) for i in range(6)
-    ]
-    config = SFTConfig(
-        3, text_dropout=0.5, speaker_dropout=0.5, corrupt_codes=0.0, text_weight=1, audio_weight=1
+def write_shards(folder: Path, samples: int, frames: int = 3) -> Path:
+    """Sample i is i of every code."""
+    writer = ShardWriter(folder, samples_per_shard=5)
+    for i in range(samples):
+        split = {"split": "test" if i == samples - 1 else "train", "speaker": f"voice{i % 2}"}
+        sample = SAMPLE.model_copy(update={"id": f"s{i}", "metadata": split})
+        writer.write(i, sample, [[torch.full((4, frames + i), i).numpy()]])
+    writer.close({"codec": {"num_codebooks": 4, "codebook_size": 32}})
+    return folder
+
+
+def batching(**changes: Any) -> Batching:
+    return Batching(
+        **{"batch_size": 3, "max_tokens": 256, "max_length": changes.get("max_tokens", 256), **changes}
     )
-    tasks = [SFTTask(model_of(template), template, coded, coded, config) for _ in range(2)]
-    seen = []
-    for step in (0, 1, 2, 3):
-        first, again = (task.batch(step, torch.Generator().manual_seed(step)) for task in tasks)
-        assert torch.equal(first.text_ids_X, again.text_ids_X) and torch.equal(first.codes_YK, again.codes_YK)
-        targets = first.audio_targets_XK[first.audio_weights_XK[:, 0] > 0][:, 0]
-        seen.append({int(code) for code in targets if code < 6})
-    assert seen[0] | seen[1] == seen[2] | seen[3] == set(range(6))
-    backwards = tasks[1].batch(0, torch.Generator().manual_seed(0))
-    assert torch.equal(backwards.codes_YK, tasks[0].batch(0, torch.Generator().manual_seed(0)).codes_YK)
+
+
+def maker_of(folder: Path, template: Template, batching: Batching, **ranks: int) -> BatchMaker:
+    aside = SetAside(folder / "set_aside.jsonl")
+    found = survey(
+        [open_source(folder)], template, batching.max_length, batching.too_long, aside, lambda: None
+    )
+    return BatchMaker([str(folder)], None, found, template, batching, 0, **ranks)
+
+
+def codes_in(batch: StepBatch) -> list[int]:
+    """Which samples are in it."""
+    return sorted(
+        {
+            int(c)
+            for p in batch.packs
+            for c in p.audio_targets_XK[p.audio_weights_XK[:, 0] > 0][:, 0]
+            if c < 32
+        }
+    )
+
+
+def test_a_step_depends_on_its_number_alone_and_a_pass_covers_every_sample(
+    tmp_path: Path, template: Template
+) -> None:
+    folder = write_shards(tmp_path, 7)
+    config = batching(text_dropout=0.5, speaker_dropout=0.5, corrupt_codes=0.3)
+    maker, again = (maker_of(folder, template, config) for _ in range(2))
+    backwards = {step: again(step) for step in (3, 2, 1, 0)}
+    for step in range(4):
+        ours, theirs = maker(step).packs[0], backwards[step].packs[0]
+        assert torch.equal(ours.text_ids_X, theirs.text_ids_X) and torch.equal(ours.codes_YK, theirs.codes_YK)
+    seen = [codes_in(maker(step)) for step in range(4)]
+    assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) == list(range(6))  # 6 is held out
+
+
+def test_workers_make_the_same_batches(tmp_path: Path, template: Template) -> None:
+    maker = maker_of(write_shards(tmp_path, 7), template, batching(text_dropout=0.5, max_tokens=60))
+    loader = Loader(maker, workers=1)
+    for step in (1, 2, 0):
+        here, there = maker(step), loader[step]
+        assert len(here.packs) == len(there.packs) > 1
+        for ours, theirs in zip(here.packs, there.packs, strict=True):
+            assert torch.equal(ours.text_ids_X, theirs.text_ids_X) and torch.equal(
+                ours.row_of_S, theirs.row_of_S
+            )
+            assert (
+                torch.equal(ours.audio_weights_XK, theirs.audio_weights_XK) and ours.counts == theirs.counts
+            )
+            assert ours.layout.lengths == theirs.layout.lengths
+    loader.close()
+
+
+def test_ranks_share_a_step_out(tmp_path: Path, template: Template) -> None:
+    folder = write_shards(tmp_path, 9)
+    alone = maker_of(folder, template, batching(batch_size=4))
+    shared = [maker_of(folder, template, batching(batch_size=4), rank=r, world=3) for r in range(3)]
+    for step in range(3):
+        batches = [maker(step) for maker in shared]
+        assert len({len(batch.packs) for batch in batches}) == 1
+        assert sorted(c for batch in batches for c in codes_in(batch)) == codes_in(alone(step))
+        counts = [
+            sum(pack.counts["audio"] for batch in each for pack in batch.packs)
+            for each in ([alone(step)], batches)
+        ]
+        assert counts[0] == counts[1] == 4
+
+
+def test_the_step_loss_is_the_same_in_any_packs(tmp_path: Path, template: Template) -> None:
+    folder = write_shards(tmp_path, 7)
+    model = model_of(template).double()
+    found = []
+    for changes in ({}, {"max_tokens": 60}, {"packing": "sorted"}, {"packing": "padded", "max_tokens": 120}):
+        config = batching(batch_size=4, **changes)
+        maker = maker_of(folder, template, config)
+        task = SFTTask(TokenLosses(model), [], {}, WEIGHTS, SetAside(tmp_path / "a.jsonl"))
+        model.zero_grad()
+        update = next(task.updates(maker(0), 0, 10))
+        losses = list(update.loss)
+        torch.stack(losses).sum().backward()
+        assert len(losses) == update.losses == len(maker(0).packs)
+        gradient = model.model.layers[0].audio_mlp.up_proj.weight.grad
+        found.append((sum(loss.item() for loss in losses), gradient.clone(), len(losses)))
+    assert {packs for _, _, packs in found} >= {1, 4}
+    for loss, gradient, _ in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-9)
+        torch.testing.assert_close(gradient, found[0][1], atol=1e-9, rtol=0)
+
+
+def test_evaluation_is_the_mean_over_the_held_out_samples(tmp_path: Path, template: Template) -> None:
+    folder = write_shards(tmp_path, 7)
+    model = model_of(template).double().eval()
+    aside, source = SetAside(tmp_path / "a.jsonl"), open_source(folder)
+    found = survey([source], template, 256, "cut", aside, lambda: None)
+    held_out = evaluation_packs([source], found, template, batching())
+    task = SFTTask(TokenLosses(model), [], held_out, WEIGHTS, aside)
+    with torch.no_grad():
+        figures = task.evaluate(0)
+        whole = pack([template.compile(source[6].sample.messages, source[6].encodings[0])])
+        sums = TokenLosses(model)(whole)
+    assert figures["audio_loss"] == pytest.approx(float(sums["audio"]), abs=1e-9)
+    assert figures["text_loss"] == pytest.approx(float(sums["text"]), abs=1e-9)
+
+
+def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, template: Template) -> None:
+    folder = write_shards(tmp_path / "shards", 7, frames=20)
+    with (folder / "more.jsonl").open("w") as file:
+        file.write(SAMPLE.model_copy(update={"id": "uncoded"}).model_dump_json() + "\n{broken\n")
+    sources = [open_source(folder), open_source(folder / "more.jsonl")]
+    aside = SetAside(tmp_path / "set_aside.jsonl")
+    lengths = [template.length(SAMPLE.messages, [20 + i]) for i in range(7)]
+    found = survey(sources, template, lengths[4], "refuse", aside, lambda: None)
+    assert aside.counts == {"too long": 2, "missing codes": 1, "wrong JSON": 1}
+    assert found.counts() == {"whole": 5, "refused": 2, "bad": 2}
+    assert found.rows[0].tolist() == [*lengths[:5], 0, 0] and found.used(1, held_out=False).size == 0
+    cut = survey(sources, template, lengths[4], "cut", SetAside(tmp_path / "b.jsonl"), lambda: None)
+    assert cut.counts()["cut short"] == 2 and cut.rows[0].tolist()[5:] == [lengths[4]] * 2
+    save_survey(tmp_path / "survey.safetensors", cut)
+    again = load_survey(tmp_path / "survey.safetensors")
+    assert again.counts() == cut.counts() and again.speakers == cut.speakers == ("voice0", "voice1")
+    with pytest.raises(BadSample, match="longer than"):
+        survey(
+            sources, template, lengths[4], "refuse", SetAside(tmp_path / "c.jsonl", strict=True), lambda: None
+        )
+
+
+def run_stage(folder: Path, shards: Any, **values: Any) -> dict[str, Any]:
+    config = settings_of({"shards": shards, "steps": 12, "batch_size": 3, "precision": "fp32", **values})
+    folder.mkdir(exist_ok=True)
+    recipe = Recipe("test", Path("test.yaml"), "tiny", 0, folder, (), {})
+    return train_model(config, Context(folder, recipe, Console(quiet=True), {}))
+
+
+SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
+
+
+def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
+    first, second = write_shards(tmp_path / "a", 7), write_shards(tmp_path / "b", 5)
+    sources = [{"path": str(first), "weight": 1}, {"path": str(second), "weight": 3}]
+    figures = run_stage(tmp_path / "run", sources, model=SMALL, max_tokens=128, workers=1)
+    assert figures["sequences"] == 10 and figures["samples_whole"] == 12 and figures["tokens"] > 0
+    model = DualFFN.from_pretrained(tmp_path / "run")
+    assert model.config.hidden_size == 32
+    assert read_json(tmp_path / "run" / "model" / "speakers.json") == ["voice0", "voice1"]
+    with pytest.raises(StageError, match="different codecs"):
+        ShardWriter(tmp_path / "c", 5).close({"codec": {"num_codebooks": 2, "codebook_size": 32}})
+        run_stage(tmp_path / "other", [str(first), str(tmp_path / "c")], model=SMALL)
+
+
+def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
+    shards = str(write_shards(tmp_path / "a", 7))
+    run_stage(tmp_path / "base", shards, model=SMALL)
+    tuned = tmp_path / "tuned"
+    run_stage(tuned, shards, start=str(tmp_path / "base"), train="adapter", learning_rate=0.05, ema_decay=0)
+    base, merged = DualFFN.from_pretrained(tmp_path / "base"), DualFFN.from_pretrained(tuned)
+    changed = {
+        name
+        for (name, before), after in zip(base.named_parameters(), merged.parameters(), strict=True)
+        if not torch.equal(before, after)
+    }
+    assert changed and all(name.endswith("_proj.weight") and "self_attn" in name for name in changed)
+    adapted = load_adapter(DualFFN.from_pretrained(tmp_path / "base"), tuned / "adapter")
+    for (name, expected), found in zip(
+        merged.named_parameters(), merge_adapter(adapted).parameters(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, msg=name)
+
+
+def test_only_the_audio_path_is_trained_where_asked(tmp_path: Path) -> None:
+    shards = str(write_shards(tmp_path / "a", 7))
+    run_stage(tmp_path / "base", shards, model=SMALL)
+    run_stage(tmp_path / "tuned", shards, start=str(tmp_path / "base"), train="audio_ffn", ema_decay=0)
+    base, tuned = (DualFFN.from_pretrained(tmp_path / name).state_dict() for name in ("base", "tuned"))
+    changed = {name for name in base if not torch.equal(base[name], tuned[name])}
+    assert changed and all("audio" in name for name in changed)
+    assert any("audio_mlp" in name for name in changed) and any("audio_lm_head" in name for name in changed)
 
 
 def test_codes_that_sound_alike_begin_alike(template: Template) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from audiollm.data.sample import read_samples
+from audiollm.data.sample import AudioPart, Sample, read_samples
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from pipelines.compose import STAGE, Config, choose_test
@@ -89,6 +89,8 @@ def test_a_speech_sample_is_the_chat_it_should_be(tmp_path: Path) -> None:
         "speakers": 2,
         "texts": 2,
         "set_aside": 0,
+        "tasks": {"tts": 2},
+        "lacking_fields": {},
     }
 
 
@@ -192,3 +194,163 @@ def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValidationError, match=reason):
             Config.model_validate({"segments": str(tmp_path / "segments.jsonl"), "tasks": tasks})
+
+
+def _talk(count: int, **changes: Any) -> list[Any]:
+    """Two speakers in turns in one recording, a second apart, and all of it in the training split."""
+    rows = [
+        _segment(i, path="/data/talk.wav", file="talk.wav", start_s=3.0 * i, end_s=3.0 * i + 2, text=f"word {i}",
+                 speaker=("ann", "bob")[i % 2], split="train", **changes)
+        for i in range(count)
+    ]  # fmt: skip
+    return [*rows, _segment(100, speaker="cid", split="test"), _segment(101, speaker="cid", split="test")]
+
+
+def _of(folder: Path, task: str) -> list[Sample]:
+    return [sample for sample in read_samples(folder / "samples.jsonl")[0] if sample.task == task]
+
+
+def test_several_tasks_by_their_weights(tmp_path: Path) -> None:
+    rows: list[Any] = [_segment(i, split="test" if i % 5 == 0 else "train") for i in range(1000)]
+    figures, folder = _compose(tmp_path, rows, tasks={"asr": 0.5, "tts": 2.0, "clone": 1.0})
+    counts = figures["tasks"]
+    assert list(counts) == ["asr", "tts", "clone"] and counts["tts"] == 1000
+    assert abs(counts["asr"] - 250) < 60 and abs(counts["clone"] - 500) < 70  # 4 standard deviations
+    asr, tts = _of(folder, "asr"), _of(folder, "tts")
+    assert asr[0].id in {row["id"] for row in rows} and {sample.id for sample in tts} == {
+        f"s{i}.tts" for i in range(1000)
+    }
+    assert {len(s.audio("user")) for s in asr} == {1} and asr[0].texts("assistant") == [
+        asr[0].metadata["text"]
+    ]
+    assert figures["train_samples"] + figures["test_samples"] == sum(counts.values())
+    again, _ = _compose(tmp_path, rows[:500], tasks={"asr": 0.5, "tts": 2.0, "clone": 1.0})
+    fewer = {s.id for s in _of(folder, "asr")}
+    assert fewer == {s.id for s in asr if int(s.metadata["segment"][1:]) < 500}, (
+        "the draw depends on the id alone"
+    )
+    assert again["tasks"]["tts"] == 500
+
+
+def test_a_clone_is_of_the_same_speaker_and_split_and_of_another_clip(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        _segment(i, speaker=f"voice{i % 3}", split="test" if i % 4 == 0 else "train") for i in range(60)
+    ]
+    rows.append(_segment(99, speaker="alone", split="train"))
+    figures, folder = _compose(tmp_path, rows, tasks={"clone": 1, "clone_by_turn": 1})
+    by_path = {row["path"]: row for row in rows}
+    assert figures["lacking_fields"] == {"clone": 1, "clone_by_turn": 1}
+    for sample in read_samples(folder / "samples.jsonl")[0]:
+        reference, said = (
+            by_path[part.path] for part in [*sample.audio("system"), *sample.audio("assistant")]
+        )
+        assert reference["id"] != said["id"] == sample.metadata["segment"]
+        assert (reference["speaker"], reference["split"]) == (said["speaker"], said["split"])
+    chosen = {sample.audio("system")[0].path for sample in _of(folder, "clone")}
+    assert len(chosen) > 20, "references are spread over the clips"
+    texts = [sample.texts("user") for sample in _of(folder, "clone_by_turn")]
+    assert all(len(pair) == 2 for pair in texts)
+
+
+def test_a_conversation_is_one_clip_with_tagged_turns(tmp_path: Path) -> None:
+    figures, folder = _compose(tmp_path, _talk(30, scene="A kitchen."), tasks={"dialogue": 1})
+    samples = _of(folder, "dialogue")
+    assert figures["tasks"] == {"dialogue": 3}, "30 clips of 3 s in pieces of at most 30 s"
+    first = samples[0]
+    assert first.audio("assistant") == [AudioPart(path="/data/talk.wav", start_s=0.0, end_s=29.0)]
+    lines = first.texts("user")[0].split("\n")
+    assert (
+        lines[:3] == ["[SPEAKER0] word zero", "[SPEAKER1] word one", "[SPEAKER0] word two"]
+        and len(lines) == 10
+    )
+    assert all("A kitchen." in "".join(sample.texts("system")) for sample in samples)
+    for sample in samples:
+        (whole,) = sample.audio("assistant")
+        for number, part in enumerate(sample.audio("system")):
+            assert part.speaker == ("ann", "bob")[number]
+            assert whole.end_s is not None and not whole.start_s <= part.start_s < whole.end_s
+        assert sample.audio("system") or "SPEAKER0: ann\nSPEAKER1: bob" in sample.texts("system")[0]
+
+
+def test_a_conversation_ends_at_a_pause_and_where_one_speaks_alone(tmp_path: Path) -> None:
+    rows = [row for row in _talk(8) if row["id"] != "s3"]  # 4 s of pause between s2 and s4
+    rows += [
+        _segment(50 + i, path="/data/alone.wav", start_s=i, end_s=i + 1, split="train") for i in range(5)
+    ]
+    _, folder = _compose(tmp_path, rows, tasks={"dialogue": 1})
+    spans = [(p.start_s, p.end_s) for s in _of(folder, "dialogue") for p in s.audio("assistant")]
+    assert spans == [(0.0, 8.0), (12.0, 23.0)]
+
+
+def test_columns_of_the_segments_are_fields(tmp_path: Path) -> None:
+    more = {
+        "tags": ["dog", "rain"], "caption": "A dog in the rain.", "language": "English", "age": 34, "question": "Who?",
+        "answer": "Ann.", "translation": "Hund", "translation_audio": {"path": "/d/x.wav", "start_s": 1, "end_s": 2},
+        "target_language": "German",
+    }  # fmt: skip
+    rows: list[Any] = [_segment(i, split="train", **more) for i in range(40)]
+    rows.append(_segment(98, split="test"))
+    names = ["tag", "caption", "attributes", "audio_qa", "speech_translation", "asr", "text"]
+    figures, folder = _compose(tmp_path, rows, tasks=dict.fromkeys(names, 1))
+    assert figures["tasks"] == {**dict.fromkeys(names, 40), "asr": 41}
+    assert figures["lacking_fields"] == {name: 1 for name in names if name != "asr"}
+    assert _of(folder, "tag")[0].texts("assistant") == ["dog, rain"]
+    assert {"English", "34"} == {t for s in _of(folder, "attributes") for t in s.texts("assistant")}
+    translated = _of(folder, "speech_translation")
+    assert AudioPart(path="/d/x.wav", start_s=1, end_s=2) in [
+        p for s in translated for p in s.audio("assistant")
+    ]
+    assert ["Hund"] in [s.texts("assistant") for s in translated]
+    assert not any(s.audio("user") for s in _of(folder, "text"))
+
+
+def test_what_a_segment_lacks_is_counted_and_a_task_that_none_can_fill_is_refused(tmp_path: Path) -> None:
+    rows: list[Any] = [_segment(1, split="train"), _segment(2, split="test")]
+    with pytest.raises(
+        StageError, match="no sample of the task caption: s1 and all others lack caption"
+    ) as caught:
+        _compose(tmp_path, rows, tasks={"tts": 1, "caption": 1})
+    assert caught.value.exit_code == 2
+    with pytest.raises(StageError, match="dialogue: there is no conversation"):
+        _compose(tmp_path, rows, tasks={"dialogue": 1})
+
+
+def test_sounds_without_speech_have_tasks_of_their_own(tmp_path: Path) -> None:
+    rows: list[Any] = [_segment(1, split="train", text="", caption="Rain."), _segment(2, split="test")]
+    figures, folder = _compose(tmp_path, rows, tasks={"caption": 1, "asr": 1})
+    assert figures["tasks"] == {"caption": 1, "asr": 1} and figures["set_aside"] == 0
+    assert _of(folder, "caption")[0].metadata["text"] == ""
+
+
+def test_sounds_are_tagged_in_the_prompt_and_not_in_the_words(tmp_path: Path) -> None:
+    rows: list[Any] = [_segment(1, split="train", text="No [laugh] 2."), _segment(2, split="test")]
+    _, folder = _compose(tmp_path, rows)
+    sample = _of(folder, "tts")[0]
+    assert sample.texts("user") == ["No <SE>[Laughter]</SE> two."] and sample.metadata["text"] == "No two."
+
+
+def test_a_recording_that_is_none_is_set_aside(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        _segment(1, split="train", reference={"start_s": 1}),
+        _segment(2, split="train", reference="/d/r.wav"),
+        _segment(3, split="test"),
+        _segment(4, split="test"),
+    ]
+    figures, folder = _compose(tmp_path, rows, tasks={"clone": 1})
+    assert figures["set_aside"] == 1 and figures["tasks"] == {"clone": 3}
+    listed = json.loads((folder / "set_aside.jsonl").read_text())
+    assert listed["reason"] == "malformed field" and "reference is no recording" in listed["detail"]
+    assert _of(folder, "clone")[0].audio("system") == [AudioPart(path="/d/r.wav")]
+
+
+def test_tasks_of_ones_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "spell:\n  about: spell\n  audio: [audio]\n  phrasings:\n"
+        "  - [{user: '{audio}Spell it: {level}'}, {assistant: '{text}'}]\n"
+    )
+    rows: list[Any] = [_segment(1, split="train", level=3), _segment(2, split="test", level=4)]
+    _, folder = _compose(tmp_path, rows, tasks={"spell": 1}, tasks_file=str(mine))
+    assert [s.texts("user") for s in _of(folder, "spell")] == [["Spell it: 3"], ["Spell it: 4"]]
+    with pytest.raises(ValidationError, match="did you mean 'spell'"):
+        Config.model_validate({"segments": str(mine), "tasks_file": str(mine), "tasks": {"spel": 1}})

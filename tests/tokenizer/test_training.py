@@ -15,6 +15,7 @@ from audiollm.audio import save
 from audiollm.files import read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context
+from audiollm.train.distributed import Ranks
 from audiollm.train.loop import LoopConfig, train
 from tokenizer.data import Clip, ClipStore, random_crops
 from tokenizer.model import AudioTokenizer, TokenizerConfig
@@ -131,7 +132,7 @@ def test_killed_in_every_phase_it_resumes_bit_for_bit(
     killed = task_of(store, teacher)
     batch = killed.batch
 
-    def batch_until(step: int, generator: torch.Generator) -> Tensor:
+    def batch_until(step: int, generator: torch.Generator, *ranks: Ranks) -> Tensor:
         # the codebooks' k-means start draws batches too, with generators of its own
         if step == kill_at and generator.initial_seed() != draws.get(step):
             raise Killed

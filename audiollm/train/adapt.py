@@ -1,0 +1,120 @@
+"""What of a model is trained: all of it, the audio path, an adapter (LoRA, through PEFT), or names by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from audiollm.config import ConfigError
+from audiollm.train.options import LoRASettings, Trained
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+AUDIO_PATTERNS = (
+    "*audio_mlp.*",
+    "*audio_input_layernorm.*",
+    "*audio_post_attention_layernorm.*",
+    "*embed_audio_tokens.*",
+    "*audio_lm_head.*",
+)
+"""What a DualFFN adds to the language model that it is built on."""
+
+
+def adapt(model: nn.Module, trained: Trained, lora: LoRASettings | None = None) -> nn.Module:
+    """Leave trainable what is asked for and freeze the rest.
+
+    Returns:
+        The model, or with `adapter` the PEFT model around it (the model itself has the adapter inside as well).
+
+    Raises:
+        ValueError: a pattern that fits nothing.
+    """
+    if trained == "all":
+        return model
+    if trained == "adapter":
+        return add_lora(model, lora or LoRASettings())
+    train_only(model, AUDIO_PATTERNS if trained == "audio_ffn" else trained)
+    return model
+
+
+def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze all parameters whose names fit none of the patterns (`*`, `?`, as of file names).
+
+    Raises:
+        ValueError: a pattern fits no parameter.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[:3])
+            raise ValueError(f"no parameter is named like {pattern!r}; the names are like {some}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def add_lora(model: nn.Module, settings: LoRASettings) -> PeftModel:
+    """Put adapters into the model's linear layers; all else is frozen.
+
+    Raises:
+        ValueError: no layer has such a name.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.target_modules),
+        modules_to_save=list(settings.trained_beside) or None,
+    )
+    return get_peft_model(model, config)
+
+
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """Write the adapter alone, in PEFT's layout: `adapter_config.json`, `adapter_model.safetensors`."""
+    model.save_pretrained(str(folder), safe_serialization=True)
+
+
+def load_adapter(model: nn.Module, folder: Path) -> PeftModel:
+    """Put a saved adapter into a model.
+
+    Raises:
+        ConfigError: there is none, or only as a pickle.
+    """
+    from peft import PeftModel
+
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).exists():
+            raise ConfigError(f"no adapter here: {name} is missing", str(folder), "give an adapter's folder")
+    return PeftModel.from_pretrained(model, str(folder))
+
+
+def merge_adapter(model: PeftModel) -> nn.Module:
+    """The model with the adapter added into its weights and gone: it has its own names and structure again."""
+    merged: nn.Module = model.merge_and_unload()
+    return merged
+
+
+def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:
+    """Compute activations again in the backward pass, in all modules that offer it.
+
+    Raises:
+        ValueError: none does.
+    """
+    able = [
+        m
+        for module in modules.values()
+        for m in module.modules()
+        if hasattr(m, "gradient_checkpointing_enable")
+    ]
+    if not able:
+        raise ValueError(
+            "activation_checkpointing is set, but no module of this task offers gradient_checkpointing_enable"
+        )
+    for module in able:
+        module.gradient_checkpointing_enable()  # type: ignore[operator]

@@ -1,0 +1,211 @@
+"""What a step trains on: which samples, shown how, in which packs, and the packs of this rank. Made in workers.
+
+A step is a pure function of its number: nothing here has a state.
+
+Shapes: K items of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiollm.data.conditions import corrupt, hide_conditions
+from audiollm.data.fitting import Policy, fit
+from audiollm.data.mixture import Mixture
+from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
+from audiollm.data.sample import BadSample
+from audiollm.data.source import LoadedSample, Source, open_source
+from audiollm.data.template import Template, TokenStream
+from audiollm.train.survey import Survey
+from audiollm.train.task import step_generator
+
+ROWS_MULTIPLE = 128
+WINDOW_RUNS = 64
+"""Of 64 samples each are shuffled together: 4,096, a smaller source as a whole."""
+EVALUATED = 256
+"""Held-out samples of a task that an evaluation looks at, at most."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What a step holds, and how it is shown and packed."""
+
+    batch_size: int
+    """Samples of an optimizer step, over all ranks and packs."""
+    max_tokens: int
+    """Positions of a pack: what is in memory at a time."""
+    max_length: int
+    """Positions of a sample."""
+    too_long: Policy = "cut"
+    packing: str = "packed"
+    normalization: Normalization = "sequence"
+    audio_reduction: AudioReduction = "mean"
+    text_dropout: float = 0.0
+    speaker_dropout: float = 0.0
+    corrupt_codes: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This rank's packs of a step, at least one, and as many as every other rank's."""
+
+    packs: list[PackedBatch]
+    bad: list[BadSample] = field(default_factory=list)
+    """Left out of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
+        return _restore, (_as_arrays(self.packs), self.bad)
+
+
+class BatchMaker:
+    """`maker(step)` is the step's `StepBatch`; goes to worker processes, which open the sources themselves."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        weights: Sequence[float] | None,
+        survey: Survey,
+        template: Template,
+        batching: Batching,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._addresses, self._template, self._batching = list(addresses), template, batching
+        self._seed, self._rank, self._world = seed, rank, world
+        self._rows = survey.rows
+        self._used = [survey.used(place, held_out=False) for place in range(len(addresses))]
+        self.mixture = Mixture([len(used) for used in self._used], weights, seed, window_runs=WINDOW_RUNS)
+        self._sources: list[Source] | None = None
+
+    def __call__(self, step: int) -> StepBatch:
+        size = self._batching.batch_size
+        first = step * size
+        items = [
+            (item.source, int(self._used[item.source][item.index]))
+            for item in self.mixture.items(first, first + size)
+        ]
+        lengths = [int(self._rows[source][index]) for source, index in items]
+        plan = plan_step(lengths, self._batching.max_tokens, self._world, self._batching.packing)
+        bad: list[BadSample] = []
+        packs = [self._pack(own, first, items, bad) for own in plan[self._rank]]
+        return StepBatch(packs, bad)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": None}
+
+    def _pack(
+        self, own: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
+    ) -> PackedBatch:
+        streams = []
+        for place in own:
+            source, index = items[place]
+            try:
+                loaded = self._open()[source][index]
+            except BadSample as error:
+                bad.append(error.with_traceback(None))
+                continue
+            streams.append(self._draw(loaded, step_generator(self._seed, first + place, "draw")))
+        return packed(streams, self._template, self._batching)
+
+    def _open(self) -> list[Source]:
+        if self._sources is None:
+            self._sources = [open_source(address) for address in self._addresses]
+        return self._sources
+
+    def _draw(self, loaded: LoadedSample, generator: torch.Generator) -> TokenStream:
+        """The sample as it is shown this time: one of its encodings, conditions hidden or not, codes corrupted."""
+        dice = torch.rand(4, generator=generator).tolist()
+        config = self._batching
+        codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
+        hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
+        messages = hide_conditions(loaded.sample.messages, *hidden)
+        stream, _ = fit(self._template, messages, codes, config.max_length, config.too_long)
+        assert stream is not None, "the survey leaves out what is refused, and hiding makes nothing longer"
+        share = dice[3] * config.corrupt_codes
+        return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
+
+
+def evaluation_packs(
+    sources: Sequence[Source],
+    survey: Survey,
+    template: Template,
+    batching: Batching,
+    rank: int = 0,
+    world: int = 1,
+) -> dict[str, list[PackedBatch]]:
+    """By task, this rank's packs of held-out samples (evenly picked), conditions all shown and no code corrupted."""
+    streams: dict[str, list[TokenStream]] = {}
+    for place, source in enumerate(sources):
+        for index in evenly(survey.used(place, held_out=True), EVALUATED):
+            loaded = source[int(index)]
+            stream, _ = fit(
+                template,
+                loaded.sample.messages,
+                (loaded.encodings or [[]])[0],
+                batching.max_length,
+                batching.too_long,
+            )
+            if stream is not None:
+                streams.setdefault(loaded.sample.task, []).append(stream)
+    found = {}
+    for task, own in sorted(streams.items()):
+        plan = plan_step([len(stream) for stream in own], batching.max_tokens, world)
+        found[task] = [packed([own[i] for i in each], template, batching) for each in plan[rank]]
+    return found
+
+
+def packed(streams: Sequence[TokenStream], template: Template, batching: Batching) -> PackedBatch:
+    """One pack of them; an idle one of none."""
+    if not streams:
+        return idle_pack(template.num_codebooks, ROWS_MULTIPLE)
+    return pack(streams, ROWS_MULTIPLE, batching.normalization, batching.audio_reduction)
+
+
+def evenly(numbers: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of them, evenly picked."""
+    if len(numbers) <= most:
+        return numbers
+    picked: np.ndarray = numbers[np.arange(most) * len(numbers) // most]
+    return picked
+
+
+def _restore(packs: list[Any], bad: list[BadSample]) -> StepBatch:
+    return StepBatch(_as_tensors(packs), bad)
+
+
+class _Plain(NamedTuple):
+    """A dataclass taken apart."""
+
+    kind: Callable[..., Any]
+    values: dict[str, Any]
+
+
+def _as_arrays(value: Any) -> Any:
+    """Dataclasses of tensors, taken apart, with arrays in their place."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, list):
+        return [_as_arrays(each) for each in value]
+    if is_dataclass(value):
+        return _Plain(
+            type(value), {each.name: _as_arrays(getattr(value, each.name)) for each in fields(value)}
+        )
+    return value
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, list):
+        return [_as_tensors(each) for each in value]
+    if isinstance(value, _Plain):
+        return value.kind(**{name: _as_tensors(each) for name, each in value.values.items()})
+    return value

@@ -1,0 +1,158 @@
+"""One look at every sample before training: how long it is, whether it is trained on or held out, what is bad.
+
+Steps are then planned from lengths alone, and every rank comes to the same plan without reading what others read.
+
+Shapes: N samples of a source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from audiollm.data.fitting import Fitting, Policy, plan_fit
+from audiollm.data.loader import SetAside
+from audiollm.data.sample import BadSample, TextPart
+from audiollm.data.source import LoadedSample, Source
+from audiollm.data.template import Template
+from audiollm.files import atomic_path
+
+Advance = Callable[[], None]
+FITTINGS = tuple(Fitting)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """By source, in the order of the sources."""
+
+    rows: list[np.ndarray]
+    """int64 `[N]`: positions of each sample, cut as the policy says; 0: it is not used."""
+    held_out: list[np.ndarray]
+    """bool `[N]`: of the split `test`."""
+    fittings: list[np.ndarray]
+    """int64 `[N]`: a place in `FITTINGS`, -1 where the sample is bad."""
+    speakers: tuple[str, ...]
+    """Names that the samples to train on give in their metadata."""
+
+    def used(self, source: int, held_out: bool) -> np.ndarray:
+        """Numbers of the samples that are trained on, or held out."""
+        return np.flatnonzero((self.rows[source] > 0) & (self.held_out[source] == held_out))
+
+    def counts(self) -> dict[str, int]:
+        """How many samples fit as they are, how many were cut and how, and how many are refused or bad."""
+        found = Counter(int(kind) for kinds in self.fittings for kind in kinds)
+        return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(found.items())}
+
+
+def texts_of(sources: Sequence[Source], set_aside: SetAside, advance: Advance) -> Iterator[str]:
+    """The texts and roles of all samples that are trained on, for a vocabulary."""
+    for _, _, loaded in _readable(sources, set_aside, advance):
+        if is_held_out(loaded):
+            continue
+        for message in loaded.sample.messages:
+            yield from (part.text for part in message.content if isinstance(part, TextPart))
+            yield message.role
+
+
+def survey(
+    sources: Sequence[Source],
+    template: Template,
+    max_length: int,
+    policy: Policy,
+    set_aside: SetAside,
+    advance: Advance,
+) -> Survey:
+    """Read every sample once.
+
+    Raises:
+        BadSample: the first bad one, where `set_aside` is strict.
+    """
+    sizes = [len(source) for source in sources]
+    rows = [np.zeros(size, np.int64) for size in sizes]
+    held_out = [np.zeros(size, bool) for size in sizes]
+    fittings = [np.full(size, -1, np.int64) for size in sizes]
+    speakers: set[str] = set()
+    for place, index, loaded in _readable(sources, set_aside, advance):
+        try:
+            plan = plan_fit(template, loaded.sample.messages, frames_of(loaded), max_length, policy)
+        except ValueError as error:
+            set_aside.add([_bad(sources[place], index, loaded, str(error), "does not compile")])
+            continue
+        if plan.fitting == Fitting.REFUSED:
+            reason = f"longer than {max_length} positions, and too_long is {policy}"
+            set_aside.add([_bad(sources[place], index, loaded, reason, "too long")])
+        rows[place][index], held_out[place][index] = plan.rows, is_held_out(loaded)
+        fittings[place][index] = FITTINGS.index(plan.fitting)
+        speaker = loaded.sample.metadata.get("speaker")
+        if speaker is not None and plan.rows and not is_held_out(loaded):
+            speakers.add(str(speaker))
+    return Survey(rows, held_out, fittings, tuple(sorted(speakers)))
+
+
+def save_survey(path: Path, found: Survey) -> None:
+    arrays = {
+        f"{name}/{place:06d}": array
+        for name in ("rows", "held_out", "fittings")
+        for place, array in enumerate(getattr(found, name))
+    }
+    with atomic_path(path) as temporary:
+        save_file(arrays, temporary, metadata={"speakers": json.dumps(found.speakers)})
+
+
+def load_survey(path: Path) -> Survey:
+    with safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        speakers = json.loads(file.metadata()["speakers"])
+    rows, held_out, fittings = (
+        [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
+        for kind in ("rows", "held_out", "fittings")
+    )
+    return Survey(rows, held_out, fittings, tuple(speakers))
+
+
+def frames_of(loaded: LoadedSample) -> list[int]:
+    """Code frames of each audio part: those of the longest encoding."""
+    return [max(codes.shape[1] for codes in part) for part in zip(*loaded.encodings, strict=True)]
+
+
+def is_held_out(loaded: LoadedSample) -> bool:
+    return bool(loaded.sample.metadata.get("split") == "test")
+
+
+def _readable(
+    sources: Sequence[Source], set_aside: SetAside, advance: Advance
+) -> Iterator[tuple[int, int, LoadedSample]]:
+    for place, source in enumerate(sources):
+        set_aside.add(source.bad)
+        for index in range(len(source)):
+            advance()
+            try:
+                loaded = source[index]
+            except BadSample as bad:
+                set_aside.add([bad])
+                continue
+            if loaded.audio and not loaded.encodings:
+                set_aside.add(
+                    [
+                        _bad(
+                            source,
+                            index,
+                            loaded,
+                            "has audio and no codes: `tokenize` it first",
+                            "missing codes",
+                        )
+                    ]
+                )
+                continue
+            yield place, index, loaded
+
+
+def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: str) -> BadSample:
+    return BadSample(f"{source.name} [{index}]", loaded.sample.id, reason, kind)

@@ -1,0 +1,80 @@
+"""Modules made ready for several ranks: DDP through Accelerate, FSDP2 by torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Optimizers = dict[str, torch.optim.Optimizer]
+Build = Callable[[], Optimizers]
+
+
+def ddp(device: torch.device, unused_parameters: bool) -> Callable[[nn.Module], nn.Module]:
+    """Buffers are not broadcast: what changes them (codebooks, averages) sees to it that ranks agree."""
+    accelerator = fresh_accelerator(device, unused_parameters)
+
+    def wrap(module: nn.Module) -> nn.Module:
+        prepared: nn.Module = accelerator.prepare_model(module)
+        return prepared
+
+    return wrap
+
+
+def fsdp2(device: torch.device, dtype: torch.dtype | None) -> Callable[[nn.Module], nn.Module]:
+    """torch's `fully_shard`, called directly: Accelerate has FSDP2 on accelerators alone, not on CPUs.
+
+    A module says by `_no_split_modules`, as in transformers, which of its parts are gathered one at a time.
+    """
+    from torch.distributed import broadcast, get_world_size
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (get_world_size(),))
+    # inputs are left as they are: among them are the weights of the targets
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = policy if dtype else MixedPrecisionPolicy(cast_forward_inputs=False)
+
+    def wrap(module: nn.Module) -> nn.Module:
+        for tensor in module.state_dict().values():
+            broadcast(tensor, src=0)  # as DDP and ZeRO do: the parts must be of one whole
+        units = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+        for part in list(module.modules()):
+            if type(part).__name__ in units and part is not module:
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy)  # in place
+        return module
+
+    return wrap
+
+
+def fresh_accelerator(
+    device: torch.device | None = None, unused_parameters: bool = False, zero: Any = None
+) -> Any:
+    """A fresh Accelerator: it keeps its state in globals, and an earlier stage may have had another strategy."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    if zero is not None:
+        return Accelerator(deepspeed_plugin=zero)
+    assert device is not None
+    handler = DistributedDataParallelKwargs(
+        broadcast_buffers=False, find_unused_parameters=unused_parameters, gradient_as_bucket_view=True
+    )
+    return Accelerator(cpu=device.type == "cpu", kwargs_handlers=[handler], mixed_precision="no")
+
+
+def is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def refuse_several(groups: Mapping[str, list[str]], strategy: str) -> None:
+    if len(groups) > 1:
+        raise ValueError(
+            f"{strategy} has one optimizer, and this task has {sorted(groups)}: set strategy to ddp"
+        )

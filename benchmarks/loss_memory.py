@@ -1,0 +1,109 @@
+"""Peak memory and time of the loss and its backward pass: in chunks, against the logits as a whole.
+
+    python benchmarks/loss_memory.py [--rows 2048] [--hidden 256]
+
+Cases: `text`, a vocabulary of 128,256; `audio`, 8 codebooks of 1,026. Each side of a case runs in a process of its
+own; its memory is the peak resident size less what it held before the loss (inputs and weight). The gradients of
+both sides are compared, and their relative differences are printed. Time is CPU-seconds of one thread. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from audiollm.train.losses import linear_cross_entropy
+
+CASES = {"text": (1, 128_256), "audio": (8, 1026)}
+"""Codebooks, and the words or codes of each."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=2048, help="positions with a target")
+    parser.add_argument("--hidden", type=int, default=256)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        for case in CASES:
+            compare(case, arguments.rows, arguments.hidden, Path(name))
+
+
+def compare(case: str, rows: int, hidden: int, folder: Path) -> None:
+    """Measure and print one case."""
+    results = {}
+    for side in ("chunked", "dense"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            results[side] = pool.apply(run, (case, side, rows, hidden, folder / f"{case}-{side}"))
+    for place, unit in ((0, "MB at the peak"), (1, "CPU-s")):
+        ours, peer = results["chunked"][place], results["dense"][place]
+        line = {"bench": "loss_memory", "case": f"{case}, {rows} rows", "ours": round(ours, 2)}
+        print(json.dumps({**line, "peer": round(peer, 2), "ratio": round(peer / ours, 2), "unit": unit}))
+    gradients = [load_file(folder / f"{case}-{side}") for side in results]
+    differences = {
+        key: float((gradients[0][key] - gradients[1][key]).norm() / gradients[1][key].norm())
+        for key in gradients[0]
+    }
+    print(json.dumps({"case": case, "relative difference": differences}), flush=True)
+
+
+def run(case: str, side: str, rows: int, hidden: int, file: Path) -> tuple[float, float]:
+    """MB above what was held before, and CPU-seconds; the loss and its gradients go into `file`."""
+    torch.set_num_threads(1)
+    hidden_XC, weight_VC, targets_XK, weights_XK = problem(*CASES[case], rows, hidden)
+    warm_up(side)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    held, started = status_mb("VmRSS"), time.process_time()
+    loss = SIDES[side](hidden_XC, weight_VC, targets_XK, weights_XK)
+    loss.backward()
+    seconds = time.process_time() - started
+    peak = status_mb("VmHWM") - held
+    assert hidden_XC.grad is not None and weight_VC.grad is not None
+    save_file({"loss": loss.detach(), "hidden": hidden_XC.grad, "weight": weight_VC.grad}, file)
+    return peak, seconds
+
+
+def problem(books: int, vocabulary: int, rows: int, hidden: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden_XC = torch.randn(rows, hidden, generator=generator).requires_grad_()
+    weight_VC = torch.randn(books * vocabulary, hidden, generator=generator).mul_(0.02).requires_grad_()
+    targets_XK = torch.randint(vocabulary, (rows, books), generator=generator)
+    return hidden_XC, weight_VC, targets_XK, torch.full((rows, books), 1 / (rows * books))
+
+
+def warm_up(side: str) -> None:
+    """What a first call costs once and for all is not the loss's memory."""
+    SIDES[side](*problem(2, 8, 4, 8)).backward()
+
+
+def chunked(hidden_XC: Tensor, weight_VC: Tensor, targets_XK: Tensor, weights_XK: Tensor) -> Tensor:
+    return linear_cross_entropy(hidden_XC, weight_VC, targets_XK, weights_XK).total
+
+
+def dense(hidden_XC: Tensor, weight_VC: Tensor, targets_XK: Tensor, weights_XK: Tensor) -> Tensor:
+    logits = functional.linear(hidden_XC, weight_VC).unflatten(1, (targets_XK.shape[1], -1))
+    each = functional.cross_entropy(logits.flatten(0, 1), targets_XK.flatten(), reduction="none")
+    return (each * weights_XK.flatten()).sum()
+
+
+SIDES = {"chunked": chunked, "dense": dense}
+
+
+def status_mb(field: str) -> float:
+    """Of this process alone (getrusage would count the process that began it)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) / 1024
+
+
+if __name__ == "__main__":
+    main()
