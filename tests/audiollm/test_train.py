@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from audiollm.data.shards import ShardWriter
 from audiollm.data.source import open_source
 from audiollm.data.template import Kind, Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
-from audiollm.files import read_json
+from audiollm.files import read_json, read_jsonl
 from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
@@ -320,3 +322,47 @@ def test_codes_that_sound_alike_begin_alike(template: Template) -> None:
     near = (table[:, 0] - table[:, 1]).norm(dim=-1)
     far = (table[:, 0] - table[:, 2]).norm(dim=-1)
     assert near.mean().item() < 0.9 * far.mean().item()
+
+
+RECIPE = """
+name: {name}
+stages:
+  - train:
+      shards: {shards}
+      steps: 12
+      batch_size: 5
+      max_tokens: 128
+      precision: fp32
+      model: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, dropout: 0}}
+"""
+
+
+def test_the_stage_on_two_ranks_is_the_stage_on_one(tmp_path: Path) -> None:
+    """The command as people start it; every rank sees its own packs of the same samples."""
+    shards = write_shards(tmp_path / "shards", 11)
+    for name, options in (("one", []), ("two", ["--launch", "2"])):
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(RECIPE.format(name=name, shards=shards))
+        command = [
+            sys.executable,
+            "-m",
+            "audiollm.cli",
+            "run",
+            str(recipe),
+            "--runs",
+            str(tmp_path),
+            *options,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr + done.stdout
+    one, two = (DualFFN.from_pretrained(tmp_path / name / "train").state_dict() for name in ("one", "two"))
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-4, rtol=0, msg=key)
+    rows = [read_jsonl(tmp_path / name / "train" / "metrics.jsonl") for name in ("one", "two")]
+    for key in ("loss", "text_loss", "audio_loss"):
+        assert rows[1][0][key] == pytest.approx(rows[0][0][key], rel=1e-4), key
+    tokens = [
+        read_json(tmp_path / name / "train" / "checkpoint" / "state.json")["tokens"]
+        for name in ("one", "two")
+    ]
+    assert tokens[0] > 0 and tokens[1] > 0
