@@ -51,8 +51,8 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     try:
         template = _template(config, sources, set_aside, context)
         found = _survey(config, sources, template, set_aside, context)
-        task = _task(config, sources, template, found, set_aside, context)
-        return _train(config, sources, template, found, task, context)
+        task, steps = _task(config, sources, template, found, set_aside, context)
+        return _train(config, sources, template, found, task, steps, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
@@ -63,10 +63,9 @@ def _train(
     template: Template,
     found: Survey,
     task: SFTTask,
+    steps: int | None,
     context: Context,
 ) -> dict[str, Any]:
-    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
-    steps = config.steps_for(samples / chosen(config.batch_size))
     loop = config.loop_config(
         steps,
         50 if config.size == "tiny" else 1000,
@@ -79,6 +78,7 @@ def _train(
         _save(config, template, sources, found, context.folder)
     context.ranks.barrier()
     kept = {f"samples_{kind.replace(' ', '_')}": count for kind, count in found.counts().items()}
+    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     return {**figures, **kept, "vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
 
 
@@ -157,11 +157,12 @@ def _task(
     found: Survey,
     set_aside: SetAside,
     context: Context,
-) -> SFTTask:
+) -> tuple[SFTTask, int | None]:
+    """The task, and the number of steps where minutes do not decide."""
     ranks, batching = context.ranks, _batching(config)
     torch.manual_seed(config.seed)
     model = _model(config, template, sources).to(default_device())
-    adapt(model, config.train, config.lora)  # in place
+    adapt(model, config.trained, config.lora)  # in place
     addresses = [source.path for source in config.shards]
     maker = BatchMaker(
         addresses, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
@@ -176,7 +177,8 @@ def _task(
         ranks,
         _listening(config, model, sources, template, found, context),
     )
-    return task
+    items = maker.mixture.items_for(config.passes) if config.passes else 0
+    return task, max(10, -(-items // chosen(config.batch_size))) if config.passes else config.steps
 
 
 def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -> DualFFN:
@@ -226,10 +228,10 @@ def _save(
 ) -> None:
     """Write what the run ended with; an adapter by itself too, and merged into `model`."""
     model = _model(config, template, sources)
-    adapted = adapt(model, config.train, config.lora)
+    adapted = adapt(model, config.trained, config.lora)
     weights = trained_weights(folder, "model")
     model.load_state_dict({key.removeprefix("model."): value for key, value in weights.items()})
-    if config.train == "adapter":
+    if config.trained == "adapter":
         save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
         model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
     model.save_pretrained(folder / "model")

@@ -77,10 +77,10 @@ class ModelTrainingConfig(TrainingConfig):
 
     incidental: ClassVar[frozenset[str]] = TrainingConfig.incidental | {"strategy", "report_to"}
 
-    train: Literal["all", "audio_ffn", "adapter"] | list[str] = "all"
+    trained: Literal["all", "audio_ffn", "adapter"] | list[str] = "all"
     """What is trained: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
     lora: LoRASettings = LoRASettings()
-    """Of `train: adapter`."""
+    """Of `trained: adapter`."""
     rules: tuple[ParameterRule, ...] = ()
     """By pattern of names: `{pattern, rate_factor, weight_decay, frozen}`; the first that fits decides."""
     schedule: ScheduleName = "cosine"
@@ -104,8 +104,8 @@ class ModelTrainingConfig(TrainingConfig):
 
     @model_validator(mode="after")
     def _check_adapter(self) -> ModelTrainingConfig:
-        if "lora" in self.model_fields_set and self.train != "adapter":
-            raise ValueError("lora is set, but train is not `adapter`: nothing would have an adapter")
+        if "lora" in self.model_fields_set and self.trained != "adapter":
+            raise ValueError("lora is set, but trained is not `adapter`: nothing would have an adapter")
         if self.strategy in ("zero2", "zero3") and self.ema_decay:
             raise ValueError(
                 f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"

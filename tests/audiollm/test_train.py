@@ -288,7 +288,7 @@ def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
     run_stage(tmp_path / "base", shards, model=SMALL)
     tuned = tmp_path / "tuned"
-    run_stage(tuned, shards, start=str(tmp_path / "base"), train="adapter", learning_rate=0.05, ema_decay=0)
+    run_stage(tuned, shards, start=str(tmp_path / "base"), trained="adapter", learning_rate=0.05, ema_decay=0)
     base, merged = DualFFN.from_pretrained(tmp_path / "base"), DualFFN.from_pretrained(tuned)
     changed = {
         name
@@ -306,7 +306,7 @@ def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:
 def test_only_the_audio_path_is_trained_where_asked(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
     run_stage(tmp_path / "base", shards, model=SMALL)
-    run_stage(tmp_path / "tuned", shards, start=str(tmp_path / "base"), train="audio_ffn", ema_decay=0)
+    run_stage(tmp_path / "tuned", shards, start=str(tmp_path / "base"), trained="audio_ffn", ema_decay=0)
     base, tuned = (DualFFN.from_pretrained(tmp_path / name).state_dict() for name in ("base", "tuned"))
     changed = {name for name in base if not torch.equal(base[name], tuned[name])}
     assert changed and all("audio" in name for name in changed)
