@@ -120,7 +120,7 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
 
 
 def _find(target: str) -> tuple[str, Path | None]:
-    """Where the samples of `target` are, and the vocabulary that a train stage has learned."""
+    """Where the samples of `target` are, and the vocabulary that a train stage has learned (even if cut short)."""
     import yaml
 
     folder = Path(target)
@@ -131,9 +131,10 @@ def _find(target: str) -> tuple[str, Path | None]:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         for stage in settings.values() if isinstance(settings, dict) else ():
             shards = stage.get("shards") if isinstance(stage, dict) else None
-            if isinstance(shards, str):
-                vocabulary = folder / "model"
-                return shards, vocabulary if (vocabulary / "tokenizer.json").exists() else None
+            if shards:  # of several sources the first; the others can be given by their own paths
+                learned = [folder / name for name in ("model", "vocabulary")]
+                with_one = [each for each in learned if (each / "tokenizer.json").exists()]
+                return str(shards[0]["path"]), with_one[0] if with_one else None
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )
