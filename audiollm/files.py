@@ -45,6 +45,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.strip()]
 
 
+def safe_name(text: str) -> str:
+    """A file's name that says `text`: no folder and nothing odd in it; two texts never get the same one."""
+    kept = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)[:80].strip(".")
+    if kept == text:
+        return kept
+    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content."""
     digest = hashlib.sha256()

@@ -29,6 +29,8 @@ from audiollm.config import (
     split_stage,
 )
 
+_SHARD_INDEX = ("index.json", "index.safetensors")
+
 Value = TypeVar("Value")
 Size = Literal["tiny", "small", "300m", "1b", "3b"]
 
@@ -344,7 +346,9 @@ def _stat_lines(path: Path) -> list[str]:
     lines = []
     for folder, folders, files in os.walk(path):
         folders.sort()
-        for file in sorted(files):
+        # made beside the tars when they are first opened: a run that goes on would find its input changed by itself
+        own = _SHARD_INDEX if any(file.endswith(".tar") for file in files) else ()
+        for file in sorted(set(files).difference(own)):
             full = os.path.join(folder, file)
             stat = os.lstat(full)
             lines.append(f"{full}\t{stat.st_size}\t{stat.st_mtime_ns}")

@@ -1,7 +1,8 @@
 """Runs a recipe's stages: skips what is done, resumes what was cut short, meters time and memory.
 
 A run's folder: `runs/<name>/<stage>/` with `stage.json` (fingerprint, state, figures), `config.yaml` and what
-the stage itself writes. A stage whose fingerprint changed begins with an empty folder.
+the stage itself writes. A stage whose fingerprint changed begins with an empty folder; where the one before had
+begun to train, it is kept as `<stage>.before`.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     if before is None or before.fingerprint != fingerprint:
         if before is not None:
             context.say("its settings or inputs changed: starting it afresh")
-        shutil.rmtree(stage.folder, ignore_errors=True)
+        _clear(stage.folder, context)
         before = None
     stage.folder.mkdir(parents=True, exist_ok=True)
     (stage.folder / "config.yaml").write_text(
@@ -209,6 +210,16 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
         result = meter.write("done", figures=figures)
     context.say(f"done in {result.seconds:.0f} s, peak memory {result.peak_memory_mb:.0f} MB")
     return result
+
+
+def _clear(folder: Path, context: Context) -> None:
+    """Out of the way with it; what was trained is not thrown away, but put in place of what was kept before."""
+    if (folder / "checkpoint").exists():
+        kept = folder.with_name(f"{folder.name}.before")
+        shutil.rmtree(kept, ignore_errors=True)
+        os.replace(folder, kept)
+        context.say(f"what was trained before is kept in {kept}")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_done(stage: RecipeStage, fingerprint: str) -> StageResult | None:

@@ -85,7 +85,8 @@ def sample(length: int, seed: int) -> TokenStream:
 
 def packs_of(streams: list[TokenStream], strategy: str) -> list[PackedBatch]:
     """The step's packs; with padding, but for `packed`."""
-    plan = plan_step([len(stream) for stream in streams], CAPACITY, strategy=strategy)[0]
+    name = {"padded": "in_order"}.get(strategy, strategy)
+    plan = plan_step([len(stream) for stream in streams], CAPACITY, strategy=name)[0]
     groups = [[streams[index] for index in each] for each in plan]
     return [pack(each if strategy == "packed" else pad(each)) for each in groups]
 

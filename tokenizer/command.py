@@ -191,8 +191,8 @@ class Inputs:
             self.add_file(path, path.relative_to(folder).with_suffix("").as_posix())
 
     def add_samples(self, listing: Path) -> None:
-        """The samples of a .jsonl as they stand there."""
-        from audiollm.data.sample import read_samples, with_audio_beside
+        """The samples of a .jsonl."""
+        from audiollm.data.sample import read_samples
 
         samples, bad = read_samples(listing)
         rows = [(str(listing), str(row)) for row in bad]
@@ -201,7 +201,7 @@ class Inputs:
                 rows.append((str(listing), f"id {sample.id!r} was used by another input"))
             else:
                 self._ids.add(sample.id)
-                self.samples.append(with_audio_beside(sample, listing.parent))
+                self.samples.append(sample)
         self.bad += [{"path": path, "stage": "tokenize", "reason": reason} for path, reason in rows]
 
     def add_table(self, listing: Path) -> None:

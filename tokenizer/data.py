@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
-from audiollm.data.sample import read_samples, with_audio_beside
+from audiollm.data.sample import read_samples
 
 LONGEST_S = 60.0
 """About the longest clip of a folder: longer files are taken in parts."""
@@ -55,7 +55,7 @@ def find_clips(audio: Path) -> Clips:
     samples, bad = read_samples(audio)
     spans: dict[str, dict[Clip, None]] = {"train": {}, "test": {}}
     for sample in samples:
-        for part in with_audio_beside(sample, audio.parent).audio_parts():
+        for part in sample.audio_parts():
             clip = Clip(Path(part.path), part.start_s, part.end_s)
             spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
     return Clips(

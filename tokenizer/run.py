@@ -58,7 +58,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
         learning_rate=chosen(config.learning_rate),
         ema_decay=0.99,
         precision=config.precision,
-        evaluate_every=max(50, (steps or 2000) // 8),
+        evaluations=8,
         checkpoint_seconds=config.checkpoint_seconds,
     )
     figures = train(task, loop, context.folder, context, device)

@@ -98,7 +98,7 @@ def train_teacher(
         minutes=config.minutes,
         cpu_minutes=config.cpu_minutes,
         learning_rate=config.learning_rate,
-        warmup_steps=50,
+        default_warmup_steps=50,
         ema_decay=0.99,
         precision=config.precision,
         evaluate_every=200,

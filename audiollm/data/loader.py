@@ -9,55 +9,16 @@ import itertools
 import json
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch.utils.data
 
-from audiollm.data.mixture import Item, Mixture
 from audiollm.data.sample import BadSample
-from audiollm.data.source import LoadedSample, Source
 from audiollm.files import write_text
 
 T = TypeVar("T")
-
-
-# Steps
-
-
-@dataclass(frozen=True)
-class StepSamples:
-    """The samples of a step in their order, and those that could not be used."""
-
-    samples: list[LoadedSample]
-    bad: list[BadSample] = field(default_factory=list)
-
-
-def step_items(mixture: Mixture, step: int, batch_size: int) -> list[Item]:
-    """The items of a step: `step * batch_size` and those after it. Nothing is read."""
-    return mixture.items(step * batch_size, (step + 1) * batch_size)
-
-
-def read_items(sources: Sequence[Source], items: Iterable[Item]) -> StepSamples:
-    """Read these samples; one that cannot be used is left out and named."""
-    step = StepSamples([], [])
-    for item in items:
-        try:
-            step.samples.append(sources[item.source][item.index])
-        except BadSample as bad:
-            step.bad.append(bad.with_traceback(None))
-    return step
-
-
-def read_step(sources: Sequence[Source], mixture: Mixture, step: int, batch_size: int) -> StepSamples:
-    """The samples of a step.
-
-    Args:
-        sources: as many as the mixture has, in its order.
-    """
-    return read_items(sources, step_items(mixture, step, batch_size))
 
 
 # Ahead of time

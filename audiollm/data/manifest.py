@@ -5,13 +5,15 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
 
 from audiollm.config import ConfigError
 from audiollm.data.sample import BadSample, Sample, parse_sample
-from audiollm.data.source import AudioClip, Lengths, LoadedSample
+from audiollm.data.source import AudioClip, LoadedSample
 from audiollm.data.storage import is_url, join, parent, read_blocks, read_range
 
 _NEWLINE = 10
@@ -25,6 +27,9 @@ class Manifest:
     Args:
         url: a local path or any fsspec URL.
 
+    Attributes:
+        digest: of the whole content.
+
     Raises:
         ConfigError: it cannot be read at all.
     """
@@ -32,7 +37,7 @@ class Manifest:
     def __init__(self, url: str | Path) -> None:
         self.url = str(url)
         try:
-            self._ends_N, self._empty = _scan(self.url)
+            self._ends_N, self._empty, self.digest = _scan(self.url)
         except OSError as error:
             reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
             raise ConfigError(reason, self.url, "give a .jsonl of samples") from error
@@ -81,7 +86,6 @@ class ManifestSource:
     """
 
     bad: tuple[BadSample, ...] = ()
-    lengths: Lengths | None = None
 
     def __init__(self, url: str | Path) -> None:
         self._manifest = Manifest(url)
@@ -91,6 +95,10 @@ class ManifestSource:
     def name(self) -> str:
         return self._manifest.url
 
+    @property
+    def digest(self) -> str:
+        return self._manifest.digest
+
     def __len__(self) -> int:
         return len(self._manifest)
 
@@ -98,24 +106,33 @@ class ManifestSource:
         sample = self._manifest[index]
         place = self._manifest.place(index)
         clips = tuple(
-            AudioClip(f"{place} {part.path}", sample.id, self._address(part.path), part.start_s, part.end_s)
+            AudioClip(
+                f"{place} {part.path}",
+                sample.id,
+                audio_address(self._folder, part.path),
+                part.start_s,
+                part.end_s,
+            )
             for part in sample.audio_parts()
         )
         return LoadedSample(sample, [], clips)
 
-    def _address(self, path: str) -> str:
-        beside = join(self._folder, path)
-        if is_url(beside) or Path(beside).exists():
-            return beside
-        return path
+
+def audio_address(folder: str, path: str) -> str:
+    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
+    beside = join(folder, path)
+    is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
+    return beside if is_there else path
 
 
-def _scan(url: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where each line ends (behind its newline), and the numbers of the empty ones."""
+def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """Where each line ends (behind its newline), the numbers of the empty ones, and a digest of the content."""
+    digest = hashlib.sha256()
     ends: list[np.ndarray] = []
     empty: list[int] = []
     position, lines, last_end, tail = 0, 0, 0, b""
     for block in read_blocks(url):
+        digest.update(block)
         ends_L = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + (position + 1)
         sizes_L = np.diff(ends_L, prepend=last_end)
         known, known_from = tail + block, position - len(tail)
@@ -130,4 +147,5 @@ def _scan(url: str) -> tuple[np.ndarray, np.ndarray]:
         ends.append(np.array([position], np.int64))
         if position - last_end < _SHORT_BYTES and not tail[last_end - position :].strip():
             empty.append(lines)
-    return np.concatenate([*ends, np.zeros(0, np.int64)]), np.array(empty, np.int64)
+    ends_N = np.concatenate([*ends, np.zeros(0, np.int64)])
+    return ends_N, np.array(empty, np.int64), digest.hexdigest()

@@ -23,6 +23,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 _MAX_PERIOD = 1 << 16
+_LEAST_ITEMS = 16
+"""Items a period of the smallest source: its share is kept to a few percent."""
+_LEAST_NATURAL_ITEMS = 4
+"""The same where nobody has asked for a share and the sizes give it."""
 _KEPT_ORDERS = 8
 """Shuffled orders kept a source, so that neighbouring items do not make them again."""
 
@@ -42,14 +46,15 @@ class Mixture:
 
     Args:
         sizes: samples of each source.
-        weights: shares of the stream, of any sum; 0 leaves a source out; None: in proportion to the sizes.
+        weights: shares of the stream, of any sum; 0 leaves a source out; None: in proportion to the sizes, where a
+            source of less than a millionth counts as one of a millionth.
         seed: another one gives another order.
         shuffle: False takes the samples of a source in their order.
         run_samples: consecutive samples that stay close; 1 with `window_runs=1` shuffles a source as a whole.
         window_runs: runs that are shuffled together.
 
     Raises:
-        ValueError: weights and sizes that do not go together, or a share too small to be kept.
+        ValueError: weights and sizes that do not go together, or a weight too small to be kept.
     """
 
     def __init__(
@@ -66,8 +71,8 @@ class Mixture:
         self.sizes = [int(size) for size in sizes]
         self.seed, self.shuffle = seed, shuffle
         self._run, self._window = run_samples, run_samples * window_runs
-        self._shares_S = _shares(self.sizes, weights)
         self.block = max(64, 1 << (4 * len(self.sizes) - 1).bit_length())
+        self._shares_S = _shares(self.sizes, weights, self.block)
         self._counts_PS = _schedule(self._shares_S, self.block)
         self._before_PS = np.cumsum(self._counts_PS, axis=0) - self._counts_PS
         self._orders: OrderedDict[Hashable, np.ndarray] = OrderedDict()
@@ -189,8 +194,8 @@ class Mixture:
         return made
 
 
-def _shares(sizes: Sequence[int], weights: Sequence[float] | None) -> np.ndarray:
-    """Shares of the stream that add up to 1, `[S]`."""
+def _shares(sizes: Sequence[int], weights: Sequence[float] | None, block: int) -> np.ndarray:
+    """Shares of the stream that add up to 1, `[S]`, each large enough to come in every period."""
     given = np.array(sizes if weights is None else weights, np.float64)
     if len(given) != len(sizes):
         raise ValueError(f"{len(given)} weights for {len(sizes)} sources: give one each")
@@ -200,6 +205,12 @@ def _shares(sizes: Sequence[int], weights: Sequence[float] | None) -> np.ndarray
         if weight > 0 and size < 1:
             raise ValueError(f"source {source} has weight {weight:g} and no samples: leave it out")
     shares_S: np.ndarray = given / given.sum()
+    smallest, longest = float(shares_S[shares_S > 0].min()), _MAX_PERIOD * block
+    if weights is not None and smallest * longest < _LEAST_ITEMS:
+        raise ValueError(f"a share of {smallest:.2g} is too small to be kept: join sources, or weigh it more")
+    if weights is None and smallest * longest < _LEAST_NATURAL_ITEMS:
+        shares_S = np.where(shares_S > 0, np.maximum(shares_S, _LEAST_NATURAL_ITEMS / longest), 0.0)
+        shares_S /= shares_S.sum()
     return shares_S
 
 
@@ -214,9 +225,7 @@ def _schedule(shares_S: np.ndarray, block: int) -> np.ndarray:
     if extra == 0:
         return base_S[None]
     smallest = float(shares_S[shares_S > 0].min())
-    period = 1 << max(6, math.ceil(math.log2(16 / (smallest * block))))
-    if period > _MAX_PERIOD:
-        raise ValueError(f"a share of {smallest:.2g} is too small to be kept: join sources, or weigh it more")
+    period = min(_MAX_PERIOD, 1 << max(6, math.ceil(math.log2(_LEAST_ITEMS / (smallest * block)))))
     counts_PS = np.empty((period, len(shares_S)), np.int64)
     owed_S = np.zeros(len(shares_S))
     for place in range(period):

@@ -119,7 +119,7 @@ def plan_step(
         lengths: positions of each sample.
         capacity: the most positions of a pack.
         strategy: `packed` (first fit), `sorted` (samples of similar length together, as in LongAlign,
-            arXiv 2401.18058) or `padded` (one after the other); the last two hold no more than `capacity`
+            arXiv 2401.18058) or `in_order` (one after the other); the last two hold no more than `capacity`
             positions even where each sample is padded to the longest of its pack.
         multiple: the number of packs of a rank is a multiple of this.
 
@@ -169,7 +169,7 @@ def batches_in_order(lengths: Sequence[int], capacity: int) -> list[Pack]:
 STRATEGIES: Mapping[str, Callable[[Sequence[int], int], list[Pack]]] = {
     "packed": first_fit,
     "sorted": sorted_batches,
-    "padded": batches_in_order,
+    "in_order": batches_in_order,
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,42 +90,35 @@ class BadSample(Exception):
         return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A line of a JSONL file that holds no usable record."""
+def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
+    """All samples of a JSONL file in their order, and what its other lines are (a doubled id among them).
 
-    file: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}  {self.reason}"
-
-
-def read_samples(path: Path) -> tuple[list[Sample], list[BadRow]]:
-    """The samples of a JSONL file in their order, and the lines that hold none (a doubled id among them).
+    The paths of their audio are those from here: a path is relative to the file's folder, and where there is no such
+    file, to the working directory, as stages write them.
 
     Raises:
-        OSError: the file cannot be read at all.
+        ConfigError: the file cannot be read at all.
     """
+    from audiollm.data.manifest import Manifest  # not above: it gives what this module defines
+
+    manifest = Manifest(path)
     samples: list[Sample] = []
-    bad: list[BadRow] = []
-    seen: dict[str, int] = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                sample = Sample.model_validate(json.loads(line.decode("utf-8")))
-                if sample.id in seen:
-                    raise ValueError(f"id {sample.id!r} was used on line {seen[sample.id]}")
-            except ValidationError as error:
-                bad.append(BadRow(str(path), number, _first_problem(error)))
-            except ValueError as error:
-                bad.append(BadRow(str(path), number, str(error)))
-            else:
-                seen[sample.id] = number
-                samples.append(sample)
+    bad: list[BadSample] = []
+    seen: dict[str, str] = {}
+    for index in range(len(manifest)):
+        place = manifest.place(index)
+        try:
+            sample = manifest[index]
+        except BadSample as error:
+            bad.append(error.with_traceback(None))
+            continue
+        if sample.id in seen:
+            line = seen[sample.id].rpartition(":")[2]
+            reason = f"id {sample.id!r} was used on line {line}"
+            bad.append(BadSample(place, sample.id, reason, "doubled id"))
+            continue
+        seen[sample.id] = place
+        samples.append(_with_addresses(sample, path.parent))
     return samples, bad
 
 
@@ -155,24 +147,21 @@ def parse_sample(content: bytes, place: str) -> Sample:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
 
 
-def with_audio_beside(sample: Sample, folder: Path) -> Sample:
-    """The sample with the paths of its audio as they are from here: relative to its manifest's folder.
-
-    Where there is no such file, a path stays as it is (relative to the working directory, as stages write them).
-    """
-
-    def moved(part: Part) -> Part:
-        if isinstance(part, TextPart) or not (folder / part.path).exists():
-            return part
-        return part.model_copy(update={"path": str(folder / part.path)})
-
-    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
-    return sample.model_copy(update={"messages": messages})
-
-
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """One JSON object a line; the file is whole or absent."""
     write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
+
+
+def _with_addresses(sample: Sample, folder: Path) -> Sample:
+    from audiollm.data.manifest import audio_address
+
+    def moved(part: Part) -> Part:
+        if isinstance(part, TextPart):
+            return part
+        return part.model_copy(update={"path": audio_address(str(folder), part.path)})
+
+    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
+    return sample.model_copy(update={"messages": messages})
 
 
 def _first_problem(error: ValidationError) -> str:

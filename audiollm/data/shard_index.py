@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import json
-import math
 import re
 import tarfile
 import zipfile
@@ -23,13 +22,10 @@ from typing import IO, Any
 
 import numpy as np
 import safetensors.numpy
-import soundfile
 
 from audiollm.config import ConfigError
-from audiollm.data.sample import BadSample, Sample, TextPart, parse_sample
-from audiollm.data.source import Lengths
+from audiollm.data.sample import BadSample, parse_sample
 from audiollm.data.storage import (
-    Window,
     file_size,
     is_url,
     join,
@@ -53,10 +49,26 @@ _ROWS = {
     "offset": np.int64,
     "size": np.int64,
     "frames": np.int64,
-    "text_bytes": np.int64,
-    "audio_s": np.float64,
     "id_hash": np.int64,
 }
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the samples begin: all that it takes to read them, 20 bytes a sample."""
+
+    tars: list[str]
+    """Their addresses."""
+    shard_N: np.ndarray
+    offset_N: np.ndarray
+    size_N: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offset_N)
+
+    def __getitem__(self, index: int) -> tuple[str, int, int]:
+        """The address of the tar that sample `index` is in, and the offset and size of its members there."""
+        return self.tars[int(self.shard_N[index])], int(self.offset_N[index]), int(self.size_N[index])
 
 
 @dataclass(frozen=True)
@@ -77,14 +89,18 @@ class ShardIndex:
         return {"samples": len(self), "frames": int(self.rows["frames"].sum()), "shards": len(self.tars)}
 
     @property
-    def lengths(self) -> Lengths:
-        return Lengths(self.rows["frames"], self.rows["text_bytes"], self.rows["audio_s"])
-
-    def where(self, index: int) -> tuple[str, int, int]:
-        """The address of the tar that sample `index` is in, and the offset and size of its members there."""
-        tar = self.tars[int(self.rows["shard"][index])]
+    def places(self) -> Places:
         folder = parent(self.url) if self.url.endswith(".tar") else self.url
-        return join(folder, tar), int(self.rows["offset"][index]), int(self.rows["size"][index])
+        tars = [join(folder, tar) for tar in self.tars]
+        return Places(tars, self.rows["shard"], self.rows["offset"], self.rows["size"])
+
+    @property
+    def digest(self) -> str:
+        """Of the ids in their order, and of where each sample lies."""
+        digest = hashlib.sha256()
+        for key in ("id_hash", "shard", "offset", "size"):
+            digest.update(self.rows[key].tobytes())
+        return digest.hexdigest()
 
 
 def index_shards(url: str | Path, facts: Mapping[str, Any] | None = None) -> ShardIndex:
@@ -273,7 +289,7 @@ class _Group:
 class _Scanned:
     """Rows of the index, gathered."""
 
-    rows: list[tuple[float, ...]] = field(default_factory=list)
+    rows: list[tuple[int, ...]] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
     ids: dict[int, str] = field(default_factory=dict)
 
@@ -300,17 +316,15 @@ class _Scanned:
 
     def _add(self, group: _Group, file: IO[bytes], address: str, shard: int) -> None:
         place = f"{address}/{group.key}"
-        sample, frames, seconds = None, 0, 0.0
+        sample, frames = None, 0
         try:
             sample = parse_sample(group.read(file, JSON), place)
             frames = _num_frames(group.read(file, CODES)) if CODES in group.members else 0
-            seconds = _sound_seconds(group, file, sample)
         except (BadSample, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
             pass  # reading the sample meets it again, and names it
         number = _hash(sample.id if sample else place)
         self.ids[number] = sample.id if sample else ""
-        text_bytes = _num_text_bytes(sample) if sample else 0
-        self.rows.append((shard, group.offset, group.end - group.offset, frames, text_bytes, seconds, number))
+        self.rows.append((shard, group.offset, group.end - group.offset, frames, number))
 
 
 def _groups(file: IO[bytes]) -> tuple[list[_Group], int | None]:
@@ -358,28 +372,6 @@ def _num_frames(content: bytes) -> int:
                     read = form.read_array_header_1_0 if is_first_version else form.read_array_header_2_0
                     frames += int(read(member)[0][-1])
     return frames
-
-
-def _num_text_bytes(sample: Sample) -> int:
-    parts = [part for message in sample.messages for part in message.content]
-    return sum(len(part.text.encode()) for part in parts if isinstance(part, TextPart))
-
-
-def _sound_seconds(group: _Group, file: IO[bytes], sample: Sample) -> float:
-    """Of the audio parts' spans, by the headers of the members that hold their sound."""
-    total_s = 0.0
-    sounds = {name: place for name, place in group.members.items() if name.rpartition(".")[2] in SOUND}
-    if not sounds:
-        return 0.0
-    for part in sample.audio_parts():
-        member = sounds.get(part.path.removeprefix(f"{group.key}."), next(iter(sounds.values())))
-        try:
-            length_s = soundfile.info(Window(file, *member)).duration
-        except (soundfile.SoundFileError, ValueError):
-            return math.nan
-        end_s = length_s if part.end_s is None else min(part.end_s, length_s)
-        total_s += max(0.0, end_s - part.start_s)
-    return total_s
 
 
 def _hash(text: str) -> int:

@@ -34,7 +34,7 @@ from audiollm.data.shard_index import (
     open_index,
     split_name,
 )
-from audiollm.data.source import AudioClip, Lengths, LoadedSample
+from audiollm.data.source import AudioClip, LoadedSample
 from audiollm.data.storage import join, read_range
 from audiollm.files import atomic_path, read_json
 
@@ -122,30 +122,19 @@ class Shards:
     """
 
     def __init__(self, url: str | Path) -> None:
-        self._index: ShardIndex = open_index(url)
-        self._codebooks = _codec_fact(self._index, "num_codebooks")
-        self._codebook_size = _codec_fact(self._index, "codebook_size")
-
-    @property
-    def name(self) -> str:
-        return self._index.url
-
-    @property
-    def facts(self) -> dict[str, Any]:
+        index = open_index(url)
+        self.name: str = index.url
+        self.facts: dict[str, Any] = index.facts
         """What `index.json` says beside the list of shards: the codec, for one."""
-        return self._index.facts
-
-    @property
-    def bad(self) -> tuple[BadSample, ...]:
+        self.bad: tuple[BadSample, ...] = index.bad
         """Cut or missing tars and doubled ids, found when the index was made or opened."""
-        return self._index.bad
-
-    @property
-    def lengths(self) -> Lengths:
-        return self._index.lengths
+        self.digest: str = index.digest
+        self._places = index.places
+        self._codebooks = _codec_fact(index, "num_codebooks")
+        self._codebook_size = _codec_fact(index, "codebook_size")
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._places)
 
     def __getitem__(self, index: int) -> LoadedSample:
         place, members = self._members(index)
@@ -169,7 +158,7 @@ class Shards:
     def _members(self, index: int) -> tuple[str, dict[str, bytes]]:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}: no sample {index} among {len(self)}")
-        tar, offset, size = self._index.where(index)
+        tar, offset, size = self._places[index]
         try:
             content = read_range(tar, offset, size)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 Nothing is decoded that is not used: audio stays a path or the bytes of a file until `AudioClip.load`.
 
-Shapes: K codebooks, T frames, N samples of the source.
+Shapes: K codebooks, T frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from audiollm.data.storage import file_size, is_url, list_sizes, read_all
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
 
-__all__ = ["AudioClip", "BadSample", "Lengths", "LoadedSample", "Source", "open_source"]
+__all__ = ["AudioClip", "BadSample", "LoadedSample", "Source", "open_source"]
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,11 @@ class LoadedSample:
         return _restore, (self.sample, arrays, self.audio)
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """How long the samples of a source are, known without reading them."""
-
-    frames_N: np.ndarray
-    """int64: code frames of the first encoding, summed over the audio parts; 0 where there are none."""
-    text_bytes_N: np.ndarray
-    """int64: bytes of UTF-8 in all text parts."""
-    audio_s_N: np.ndarray
-    """float64: seconds of sound in the shard, summed over the audio parts; NaN where no header tells."""
-
-
 class Source(Protocol):
-    """Samples by number. What is found bad when it is opened is in `bad`, and is not numbered."""
+    """Samples by number. What is found bad when it is opened is in `bad`, and is not numbered.
+
+    An opened source survives pickling, and goes to other processes without being opened or looked through again.
+    """
 
     @property
     def name(self) -> str: ...
@@ -108,8 +99,8 @@ class Source(Protocol):
     def bad(self) -> Sequence[BadSample]: ...
 
     @property
-    def lengths(self) -> Lengths | None:
-        """None where they are not known without reading the samples."""
+    def digest(self) -> str:
+        """Changes when a number no longer stands for the same sample: what was noted by number holds no more."""
 
     def __len__(self) -> int: ...
 

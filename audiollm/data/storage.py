@@ -5,9 +5,9 @@ Stateless: every read says where it begins, so that what holds an address can go
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,8 @@ import fsspec
 from audiollm.files import atomic_path
 
 BLOCK_BYTES = 1 << 22
+WAITS_S = (0.2, 1.0)
+"""Before the second and the third attempt at a remote read: a store that is busy for a moment loses no sample."""
 
 
 def is_url(address: str) -> bool:
@@ -69,7 +71,7 @@ def file_size(address: str) -> int:
 
 
 def read_range(address: str, offset: int, size: int) -> bytes:
-    """`size` bytes from `offset` on, fewer where the file ends.
+    """`size` bytes from `offset` on, fewer where the file ends; a remote read that fails is tried again.
 
     Raises:
         OSError: it cannot be read.
@@ -78,12 +80,11 @@ def read_range(address: str, offset: int, size: int) -> bytes:
         with open(address, "rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
     with _remote(address) as (system, path):
-        content: bytes = system.cat_file(path, start=offset, end=offset + size)
-        return content
+        return _patiently(lambda: system.cat_file(path, start=offset, end=offset + size))
 
 
 def read_all(address: str) -> bytes:
-    """A whole file.
+    """A whole file; a remote read that fails is tried again.
 
     Raises:
         OSError: it cannot be read.
@@ -91,8 +92,7 @@ def read_all(address: str) -> bytes:
     if not is_url(address):
         return Path(address).read_bytes()
     with _remote(address) as (system, path):
-        content: bytes = system.cat_file(path)
-        return content
+        return _patiently(lambda: system.cat_file(path))
 
 
 def read_blocks(address: str, size: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -129,34 +129,6 @@ def write_bytes(address: str, content: bytes) -> None:
         system.pipe_file(path, content)
 
 
-class Window(io.RawIOBase):
-    """The bytes `offset` to `offset + size` of an open file, as a file (a member of a tar, say)."""
-
-    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
-        self._file, self._offset, self._size, self._position = file, offset, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._offset + self._position)
-        content = self._file.read(max(0, min(len(buffer), self._size - self._position)))
-        buffer[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-
 @contextmanager
 def _remote(address: str) -> Iterator[tuple[Any, str]]:
     """fsspec's file system of an address, and the path in it; whatever its packages raise becomes an OSError."""
@@ -168,3 +140,14 @@ def _remote(address: str) -> Iterator[tuple[Any, str]]:
         raise
     except Exception as error:  # no such protocol, a package that is missing, a service that refuses
         raise OSError(f"{address}: {error}") from error
+
+
+def _patiently(read: Callable[[], bytes]) -> bytes:
+    for wait_s in WAITS_S:
+        try:
+            return read()
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            raise
+        except Exception:  # a package has exceptions of its own for a connection that broke
+            time.sleep(wait_s)
+    return read()

@@ -103,6 +103,14 @@ class Template:
     def audio_eos(self) -> int:
         return self.codebook_size + 1
 
+    def check_codes(self, codes_KT: Tensor) -> None:
+        """Raises: ValueError: of another shape or range than this codec's."""
+        if codes_KT.ndim != 2 or codes_KT.shape[0] != self.num_codebooks or codes_KT.shape[1] == 0:
+            raise ValueError(f"codes must be [{self.num_codebooks}, frames >= 1], not {list(codes_KT.shape)}")
+        low, high = torch.aminmax(codes_KT)
+        if int(low) < 0 or int(high) >= self.codebook_size:
+            raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
+
     def layout(self, messages: Sequence[Message], frames: Sequence[int]) -> list[Span]:
         """What rows the messages take, without their codes.
 
@@ -144,7 +152,7 @@ class Template:
                 a control token.
         """
         for codes_KT in codes:
-            self._check(codes_KT)
+            self.check_codes(codes_KT)
         return self._fill(self.layout(messages, [codes_KT.shape[1] for codes_KT in codes]), codes)
 
     def prompt(self, messages: Sequence[Message], codes: Sequence[Tensor] = ()) -> TokenStream:
@@ -157,7 +165,7 @@ class Template:
 
     def _opened(self, messages: Sequence[Message], codes: Sequence[Tensor], opening: str) -> TokenStream:
         for codes_KT in codes:
-            self._check(codes_KT)
+            self.check_codes(codes_KT)
         spans = self.layout(messages, [codes_KT.shape[1] for codes_KT in codes])
         opened = [self._style.header("assistant"), *([opening] if opening else [])]
         return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], codes)
@@ -199,13 +207,6 @@ class Template:
             Span(kind, self._mark_ids[placeholder], rows, speaking, True, message),
             self._mark(tokens.AUDIO_EOS, message, speaking),
         ]
-
-    def _check(self, codes_KT: Tensor) -> None:
-        if codes_KT.ndim != 2 or codes_KT.shape[0] != self.num_codebooks or codes_KT.shape[1] == 0:
-            raise ValueError(f"codes must be [{self.num_codebooks}, frames >= 1], not {list(codes_KT.shape)}")
-        low, high = torch.aminmax(codes_KT)
-        if int(low) < 0 or int(high) >= self.codebook_size:
-            raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
 
     def _ending(self, messages: Sequence[Message], number: int) -> str:
         """An assistant's message that is followed by another of its own ends the message and not the turn."""

@@ -6,7 +6,7 @@ Qwen) that has the special tokens. Their ids are looked up, never assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,22 +130,30 @@ def train_text_tokenizer(texts: Iterable[str], vocab_size: int, style: str = "ll
     """Learn a byte-level BPE from the training texts; every text, of any script, can be written with it.
 
     It has the style's special tokens, and those of `MARKS_IN_TEXT` that the texts use.
+
+    Args:
+        texts: read once, and not kept.
+        vocab_size: words at most, without the marks.
     """
-    texts = list(texts)
-    used = [mark for mark in MARKS_IN_TEXT if any(mark in text for text in texts)]
+    used: set[str] = set()
+
+    def noted() -> Iterator[str]:
+        for text in texts:
+            used.update(mark for mark in MARKS_IN_TEXT if mark in text)
+            yield text
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[
-            AddedToken(token, special=True) for token in (*header_style(style).special_tokens, *used)
-        ],
+        special_tokens=[AddedToken(token, special=True) for token in header_style(style).special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(noted(), trainer)
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS_IN_TEXT if mark in used])
     return tokenizer
 
 

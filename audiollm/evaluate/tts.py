@@ -74,7 +74,7 @@ def read_takes(samples: Path, context: Context) -> tuple[list[Take], list[Take]]
     for sample in good:
         split = str(sample.metadata.get("split"))
         if split in takes and sample.audio("assistant"):
-            takes[split].append(_take(sample, samples.parent))
+            takes[split].append(_take(sample))
     for split, purpose in (("train", "train the judges on"), ("test", "compare with")):
         if not takes[split]:
             problem = f"{samples}: no sample of split {split!r} with audio to {purpose}"
@@ -99,12 +99,11 @@ def read_rows(path: Path) -> list[Take]:
     return takes
 
 
-def _take(sample: Sample, folder: Path) -> Take:
+def _take(sample: Sample) -> Take:
     part = sample.audio("assistant")[0]
     text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or part.speaker
     text = text if text is not None else sample.texts("user")[-1]
-    path = Path(part.path) if Path(part.path).exists() else folder / part.path
-    return Take(sample.id, path, _form(str(text)), speaker, part.start_s, part.end_s)
+    return Take(sample.id, Path(part.path), _form(str(text)), speaker, part.start_s, part.end_s)
 
 
 def _form(text: str) -> str:

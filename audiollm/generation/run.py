@@ -16,7 +16,7 @@ from audiollm.data.conditions import is_spoken
 from audiollm.data.sample import AudioPart, Message, Sample, read_samples
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
-from audiollm.files import read_json, read_jsonl, write_jsonl
+from audiollm.files import read_json, read_jsonl, safe_name, write_jsonl
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.generation.stage import GenerateConfig
@@ -124,8 +124,8 @@ def _speak_batch(
     rows = []
     spoken = generator.speak(prompts, sampling_of(config), limit_s)
     for (sample, take), (samples_1N, stopped) in zip(batch, spoken, strict=True):
-        text, speaker = str(sample.metadata["text"]), str(sample.metadata["speaker"])
-        name = f"{sample.id}_{take}"
+        text, speaker = _said(sample)
+        name = safe_name(f"{sample.id}_{take}")
         save(context.folder / "audio" / f"{name}.wav", samples_1N, generator.codec.sample_rate)
         rows.append(
             {
@@ -143,11 +143,17 @@ def _speak_batch(
 
 def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
     """One sample for each (text, speaker), in a stable order, at most `most` of them evenly picked."""
-    pairs = {(s.metadata["text"], s.metadata["speaker"]): s for s in reversed(samples)}
+    pairs = {_said(sample): sample for sample in reversed(samples)}
     ordered = [pairs[key] for key in sorted(pairs)]
     if len(ordered) <= most:
         return ordered
     return [ordered[i * len(ordered) // most] for i in range(most)]
+
+
+def _said(sample: Sample) -> tuple[str, str]:
+    """Text and speaker; by the metadata where it tells, else what the user wrote, and nobody."""
+    text = sample.metadata.get("text", " ".join(sample.texts("user")))
+    return str(text), str(sample.metadata.get("speaker", ""))
 
 
 def _longest_s(samples: Sequence[Sample]) -> float:
@@ -157,7 +163,6 @@ def _longest_s(samples: Sequence[Sample]) -> float:
 
 
 def _seed(seed: int, sample: Sample, take: int) -> int:
-    digest = hashlib.sha256(
-        f"{seed}/{sample.metadata['text']}/{sample.metadata['speaker']}/{take}".encode()
-    ).digest()
+    text, speaker = _said(sample)
+    digest = hashlib.sha256(f"{seed}/{text}/{speaker}/{take}".encode()).digest()
     return int.from_bytes(digest[:7], "little")

@@ -286,7 +286,8 @@ class DualFFN(nn.Module):
         super().__init__()
         self.config = config
         self.attention: BackendName | Literal["auto"] = "auto"
-        """What computes attention over packs (see `attention_backend`)."""
+        """What computes attention over packs in training (see `attention_backend`); elsewhere a kernel that is
+        asked for may not fit (evaluations in float32), and `auto` takes its place."""
         self.activation_checkpointing = False
         """In training keep the input of each layer alone, and compute the layer again in the backward pass."""
         self.model = Backbone(config)
@@ -300,7 +301,8 @@ class DualFFN(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
         x_SC = self._embed(batch.text_ids_X, batch.codes_YK)
-        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, self.attention)
+        wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
+        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
         attend = AttendPacked(batch.layout, self.config.sliding_window, backend.name)
         return self._layers(x_SC, self._rows(len(batch.text_ids_X), batch.positions_S, attend))
 

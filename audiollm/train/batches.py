@@ -7,7 +7,7 @@ Shapes: K items of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from audiollm.data.conditions import corrupt, hide_conditions
 from audiollm.data.fitting import Policy, fit
+from audiollm.data.loader import SetAside
 from audiollm.data.mixture import Mixture
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
 from audiollm.data.sample import BadSample
-from audiollm.data.source import LoadedSample, Source, open_source
+from audiollm.data.source import LoadedSample, Source
 from audiollm.data.template import Template, TokenStream
 from audiollm.train.survey import Survey
 from audiollm.train.task import step_generator
@@ -69,7 +70,7 @@ class BatchMaker:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        sources: Sequence[Source],
         weights: Sequence[float] | None,
         survey: Survey,
         template: Template,
@@ -78,12 +79,11 @@ class BatchMaker:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self._addresses, self._template, self._batching = list(addresses), template, batching
+        self._sources, self._template, self._batching = sources, template, batching
         self._seed, self._rank, self._world = seed, rank, world
         self._rows = survey.rows
-        self._used = [survey.used(place, held_out=False) for place in range(len(addresses))]
+        self._used = [survey.used(place, held_out=False) for place in range(len(sources))]
         self.mixture = Mixture([len(used) for used in self._used], weights, seed, window_runs=WINDOW_RUNS)
-        self._sources: list[Source] | None = None
 
     def __call__(self, step: int) -> StepBatch:
         size = self._batching.batch_size
@@ -98,37 +98,34 @@ class BatchMaker:
         packs = [self._pack(own, first, items, bad) for own in plan[self._rank]]
         return StepBatch(packs, bad)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sources": None}
-
     def _pack(
         self, own: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
     ) -> PackedBatch:
         streams = []
         for place in own:
             source, index = items[place]
+            generator = step_generator(self._seed, first + place, "draw")
             try:
-                loaded = self._open()[source][index]
+                streams.append(self._draw(source, index, generator))
             except BadSample as error:
                 bad.append(error.with_traceback(None))
-                continue
-            streams.append(self._draw(loaded, step_generator(self._seed, first + place, "draw")))
         return packed(streams, self._template, self._batching)
 
-    def _open(self) -> list[Source]:
-        if self._sources is None:
-            self._sources = [open_source(address) for address in self._addresses]
-        return self._sources
+    def _draw(self, source: int, index: int, generator: torch.Generator) -> TokenStream:
+        """The sample as it is shown this time: one of its encodings, conditions hidden or not, codes corrupted.
 
-    def _draw(self, loaded: LoadedSample, generator: torch.Generator) -> TokenStream:
-        """The sample as it is shown this time: one of its encodings, conditions hidden or not, codes corrupted."""
+        No longer than the step's plan has it: with its text hidden more of its turns could fit.
+
+        Raises:
+            BadSample: it can no longer be read.
+        """
+        loaded, config = self._sources[source][index], self._batching
         dice = torch.rand(4, generator=generator).tolist()
-        config = self._batching
         codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
         hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
         messages = hide_conditions(loaded.sample.messages, *hidden)
-        stream, _ = fit(self._template, messages, codes, config.max_length, config.too_long)
-        assert stream is not None, "the survey leaves out what is refused, and hiding makes nothing longer"
+        stream, _ = fit(self._template, messages, codes, int(self._rows[source][index]), config.too_long)
+        assert stream is not None, "the survey leaves out what is refused"
         share = dice[3] * config.corrupt_codes
         return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
 
@@ -138,14 +135,14 @@ def evaluation_packs(
     survey: Survey,
     template: Template,
     batching: Batching,
+    set_aside: SetAside,
     rank: int = 0,
     world: int = 1,
 ) -> dict[str, list[PackedBatch]]:
     """By task, this rank's packs of held-out samples (evenly picked), conditions all shown and no code corrupted."""
     streams: dict[str, list[TokenStream]] = {}
     for place, source in enumerate(sources):
-        for index in evenly(survey.used(place, held_out=True), EVALUATED):
-            loaded = source[int(index)]
+        for loaded in read_usable(source, evenly(survey.used(place, held_out=True), EVALUATED), set_aside):
             stream, _ = fit(
                 template,
                 loaded.sample.messages,
@@ -160,6 +157,15 @@ def evaluation_packs(
         plan = plan_step([len(stream) for stream in own], batching.max_tokens, world)
         found[task] = [packed([own[i] for i in each], template, batching) for each in plan[rank]]
     return found
+
+
+def read_usable(source: Source, numbers: np.ndarray, set_aside: SetAside) -> Iterator[LoadedSample]:
+    """These samples; one that can no longer be read is set aside."""
+    for number in numbers:
+        try:
+            yield source[int(number)]
+        except BadSample as bad:
+            set_aside.add([bad])
 
 
 def packed(streams: Sequence[TokenStream], template: Template, batching: Batching) -> PackedBatch:

@@ -45,7 +45,7 @@ def steps_of_budget(
         if config.cpu_minutes is not None:
             budget, minutes, each = ("cpu_minutes", config.cpu_minutes, cost.cpu_seconds)
         assert minutes is not None
-        steps = max(2 * config.warmup_steps, int(minutes * 60 / each))
+        steps = max(2 * (config.warmup_steps or 1), int(minutes * 60 / each))
         measured = {"seconds_per_step": cost.seconds, "cpu_seconds_per_step": cost.cpu_seconds}
         if ranks.first:
             write_json(kept, {budget: minutes, **measured, "steps": steps})

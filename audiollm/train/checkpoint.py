@@ -14,13 +14,15 @@ flags such as "initialised"): attributes of another kind, and buffers with `pers
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -96,6 +98,40 @@ def open_part(folder: Path, name: str) -> Iterator[dict[str, Callable[[], Tensor
             file = stack.enter_context(safe_open(path, framework="pt"))
             readers |= {key: partial(file.get_tensor, key) for key in file.keys()}  # noqa: SIM118
         yield readers
+
+
+@dataclass(frozen=True)
+class Best:
+    """The weights of the best evaluation of a run, and its figures. All ranks call each of these."""
+
+    folder: Path
+    figure: str
+    """Which one tells."""
+    best_is: Literal["lower", "higher"]
+    ranks: Ranks = ALONE
+
+    def check(self, figures: Mapping[str, float]) -> None:
+        """Raises: StageError: the figure is not among those of an evaluation."""
+        if self.figure not in figures:
+            raise StageError(
+                f"best is {self.figure!r}; an evaluation gives {sorted(figures) or 'nothing'}",
+                "name one of these" if figures else "hold samples out, or leave it out",
+                2,
+            )
+
+    def keep(self, figures: Mapping[str, float], step: int, modules: Readers) -> None:
+        """Save the weights just evaluated, if none before were as good."""
+        self.check(figures)
+        value, before = figures[self.figure], read_state(self.folder, self.ranks)
+        sign = 1 if self.best_is == "lower" else -1
+        if math.isfinite(value) and (before is None or sign * value < sign * before["value"]):
+            state = {"step": step, "value": value, "figures": dict(figures)}
+            save_checkpoint(self.folder, {"modules": modules}, state, self.ranks)
+
+    def figures(self) -> dict[str, float] | None:
+        """Those of the weights that are kept, if any are."""
+        state = read_state(self.folder, self.ranks)
+        return None if state is None else dict(state["figures"])
 
 
 def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:

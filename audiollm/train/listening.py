@@ -7,9 +7,9 @@ from pathlib import Path
 
 from audiollm.audio import save
 from audiollm.codec import Codec
-from audiollm.data.sample import Sample
 from audiollm.data.source import LoadedSample
 from audiollm.data.template import Template
+from audiollm.files import safe_name
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.dual_ffn import DualFFN
@@ -44,7 +44,7 @@ class Listening:
         writer = SummaryWriter(str(self._folder / "tensorboard"))
         for sample, each in zip(self._samples, spoken, strict=True):
             samples_1N = self._codec.decode(each.codes_KT).cpu()
-            name = _file_name(sample)
+            name = safe_name(sample.id)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
             writer.add_audio(name, samples_1N, step, sample_rate=self._codec.sample_rate)
         writer.close()
@@ -55,7 +55,3 @@ def prompt_of(loaded: LoadedSample, seed: int) -> Prompt:
     messages = loaded.sample.messages[:-1]
     heard = sum(part.type == "audio" for message in messages for part in message.content)
     return Prompt(list(messages), seed, tuple(loaded.encodings[0][:heard]))
-
-
-def _file_name(sample: Sample) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in sample.id)[-100:]

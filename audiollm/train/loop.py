@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,22 @@ from torch import Tensor, nn
 from audiollm.runner import Context, StageError
 from audiollm.train.adapt import checkpoint_activations
 from audiollm.train.budget import StepCost, step_cost, steps_of_budget
-from audiollm.train.checkpoint import Readers, open_part, read_state, save_checkpoint
+from audiollm.train.checkpoint import Best, Readers, open_part, read_state, save_checkpoint
 from audiollm.train.guard import BadStep, Guard, LeftOut
 from audiollm.train.monitor import Monitor, Speed
 from audiollm.train.optim import (
+    Averages,
     autocast,
     build_optimizer,
     compute_dtype,
     freeze,
     learning_rate_factor,
-    update_ema,
 )
 from audiollm.train.options import LoopConfig
 from audiollm.train.strategy import Optimizers, choose_strategy
 from audiollm.train.task import Figures, Task, Update, check_groups, step_generator
+
+REMEDY = "raise rollbacks to go on from the last checkpoint, or lower the learning rate to begin again"
 
 __all__ = ["Figures", "LoopConfig", "Task", "Update", "step_generator", "train"]
 
@@ -47,22 +49,25 @@ def train(
 
     Returns:
         figures: `steps`, `parameters` and `cpu_seconds`, the CPU time of the training steps (evaluation and
-            checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells.
+            checkpoints not counted; over all attempts, without what a kill undid); `tokens` where the task tells;
+            and what the task's `evaluate` gave for the weights that the run ends with, by the same names.
 
     Raises:
-        StageError: a loss or a gradient is not finite, or a spike, once more than `rollbacks` allows.
-        ValueError: the task's `optimizers` do not fit its modules, an update or a rate names none of them, or
-            the strategy cannot do what is asked for.
+        StageError: the settings ask for what the task or the strategy cannot do (exit code 2); or a loss or a
+            gradient is not finite, or a spike, once more than `rollbacks` allows.
+        ValueError: the task's `optimizers` do not fit its modules, or an update or a rate names none of them.
     """
-    run = _Run(task, config, folder, context, device)
+    check_groups(task, config)
+    with _refusals():
+        run = _Run(task, config, folder, context, device)
     run.restore()
     started, first = time.monotonic(), run.step
     run.go()
+    seconds = (time.monotonic() - started - run.speed.paused_seconds) / max(1, run.steps - first)
     parameters = run.finish()
-    seconds = (time.monotonic() - started) / max(1, run.steps - first)
     context.say(f"{parameters / 1e6:.1f} M parameters, {run.steps} steps, {seconds * 1000:.0f} ms a step")
     figures = {"steps": run.steps, "parameters": parameters, "cpu_seconds": round(run.cpu_seconds, 3)}
-    return {**figures, "tokens": int(run.tokens)} if run.tokens else figures
+    return {**run.evaluated, **figures, **({"tokens": int(run.tokens)} if run.tokens else {})}
 
 
 class _Run:
@@ -76,7 +81,10 @@ class _Run:
         self.modules = task.modules()
         self.step, self.cpu_seconds, self.tokens = 0, 0.0, 0.0
         self.own_tokens = 0.0  # of this rank since the last checkpoint
-        check_groups(task, config)
+        self.evaluated: dict[str, float] = {}  # by the last evaluation
+        self.saving_seconds = 0.0  # of the last checkpoint
+        if config.steps is None and config.strategy in ("zero2", "zero3") and self.ranks.world > 1:
+            raise ValueError(f"{config.strategy} cannot try steps out: give steps in place of minutes")
         freeze(self._named(self.modules), config.rules)
         if config.activation_checkpointing:
             checkpoint_activations(self.modules)
@@ -90,58 +98,75 @@ class _Run:
                 module.compile()
         task.adopt(wrapped)
         self.wrapped = wrapped
-        self.ema = self._initial_averages() if config.ema_decay else {}
+        averaged = self._named({name: self.modules[name] for name in task.optimizers()["main"]})
+        self.averages = Averages(averaged if config.ema_decay else (), config.ema_decay, self.strategy.local)
+        self.best = Best(folder / "best", config.best, config.best_is, self.ranks) if config.best else None
         self.guard = Guard(config.spike_deviations, self.ranks)
         self.left_out = LeftOut(folder / "left_out.jsonl")
-        self.speed = Speed(device, self.ranks.world)
         self.monitor: Monitor | None = None
 
     def restore(self) -> None:
         """Go on from the last checkpoint; without one, find the number of steps and write the first."""
-        found = self._load()
-        self.steps = steps_of_budget(self.config, self.folder, self.context, self._measured_cost)
+        config = self.config
+        with _refusals():
+            found = self._load()
+        self.steps = steps_of_budget(config, self.folder, self.context, self._measured_cost)
+        if (config.warmup_steps or 0) >= self.steps:
+            raise StageError(
+                f"warmup_steps is {config.warmup_steps}, and the run has {self.steps} steps",
+                "set fewer, or leave it out: a tenth of the steps at most",
+                2,
+            )
         if found:
             self.context.say(f"resuming at step {self.step} of {self.steps}")
-        elif self.config.rollbacks:
+        elif self.best:
+            self.best.check(self._figures_of_evaluation())  # hours later would be late
+        if not found and config.rollbacks:
             self._save()  # what the first rollback goes back to
         self._open_monitor()
 
     def go(self) -> None:
         """Train to the end."""
-        config = self.config
-        self.last_saved = time.monotonic()
+        self.speed, self.last_saved = Speed(self.device, self.ranks.world), time.monotonic()
         with self.context.progress("training", self.steps) as bar:
             while self.step < self.steps:
                 bar.update(bar.task_ids[0], completed=self.step)
                 bad = self._train_step()
                 last = self.step == self.steps
-                log = self.step % config.log_every == 0 or last
-                evaluate = config.evaluate_every and (self.step % config.evaluate_every == 0 or last)
+                log = self.step % self.config.log_every == 0 or last
+                evaluate = self.config.is_evaluated(self.step, self.steps)
                 save = last or self._is_time_to_save()
                 if bad is None and (log or evaluate or save):
                     bad = self.guard.check()  # a checkpoint is worth something only with sound weights
-                if bad is not None:
-                    self._roll_back(bad)
-                    continue
-                if log:
+                if bad is None and log:
                     self._log()
-                if evaluate:
-                    self._evaluate()
-                if save:
-                    self._save()
+                with self.speed.paused():
+                    if bad is not None:
+                        self._roll_back(bad)
+                        continue
+                    if evaluate:
+                        self._evaluate()
+                    if save:
+                        self._save()
             bar.update(bar.task_ids[0], completed=self.step)
 
     def finish(self) -> int:
         """Put the weights that the run ends with into the modules; returns how many parameters there are."""
         if self.monitor:
             self.monitor.close()
-        if self.config.best:
-            self._load_part(self.folder / "best", "modules", self._tensors())
+        figures = self.best.figures() if self.best else None
+        if self.best and figures is not None:
+            self.evaluated = figures
+            self._load_part(self.best.folder, "modules", self._tensors())
         else:
-            self._swap_averages()
+            self.averages.swap()
         for module in self.modules.values():
             module.eval()
-        return sum(_size(p) for module in self.modules.values() for p in module.parameters())
+        return sum(
+            int(getattr(p, "ds_numel", p.numel()))  # ZeRO 3 leaves an empty one in its place
+            for module in self.modules.values()
+            for p in module.parameters()
+        )
 
     def _train_step(self) -> BadStep | None:
         """One step further. Returns what a task found to be wrong by itself."""
@@ -157,13 +182,7 @@ class _Run:
             return self.guard.check() or BadStep(self.step + 1, "not finite", str(error))
         tokens, flops = (float(self.figures.pop(key, 0.0)) for key in ("tokens", "flops"))
         self.speed.add(tokens, flops)
-        if self.ema:
-            decay = min(self.config.ema_decay, (self.step + 1) / (self.step + 10))
-            weights = dict(self._parameters())
-            local = self.strategy.local
-            update_ema(
-                [local(a) for a in self.ema.values()], [local(weights[name]) for name in self.ema], decay
-            )
+        self.averages.update(self.step)
         self.cpu_seconds += time.process_time() - cpu_started
         self.own_tokens += tokens
         self.step += 1
@@ -176,7 +195,7 @@ class _Run:
             module.train()
         torch.manual_seed(step_generator(config.seed, step, "dropout", rank).initial_seed())
         batch = self.task.batch(step, step_generator(config.seed, step, "batch", rank), self.ranks)
-        rate = config.learning_rate * learning_rate_factor(config.schedule, step, steps, config.warmup_steps)
+        rate = config.learning_rate * learning_rate_factor(config.schedule, step, steps, config.warmup(steps))
         figures: Figures = {}
         updates = iter(self.task.updates(batch, step, steps))
         while True:
@@ -254,50 +273,55 @@ class _Run:
 
     def _evaluate(self) -> None:
         """With the averaged weights, where there are any; the best are kept."""
-        config = self.config
+        self.averages.swap()
+        self.evaluated = self._figures_of_evaluation()
+        if self.best:
+            self.best.keep(self.evaluated, self.step, self._readers_of(self._tensors()))
+        self.averages.swap()
+        if self.evaluated:
+            self._report({f"evaluation/{key}": value for key, value in self.evaluated.items()})
+
+    def _figures_of_evaluation(self) -> dict[str, float]:
+        """The same on all ranks."""
         for module in self.wrapped.values():
             module.eval()
-        self._swap_averages()
-        cast = autocast(config.precision, self.device) if self.strategy.casts_weights else nullcontext()
+        casts = self.strategy.casts_weights
+        cast = autocast(self.config.precision, self.device) if casts else nullcontext()
         with torch.no_grad(), cast:
-            figures = {f"evaluation/{k}": float(v) for k, v in self.task.evaluate(self.step).items()}
+            figures = {key: float(value) for key, value in self.task.evaluate(self.step).items()}
         self.strategy.settle()
-        if config.best:
-            key = config.best if config.best in figures else f"evaluation/{config.best}"
-            if key not in figures:
-                raise ValueError(f"best is {config.best!r}; an evaluation gives {sorted(figures)}")
-            value = self.ranks.of_first(figures[key])
-            before = read_state(self.folder / "best", self.ranks)
-            sign = 1 if config.best_is == "lower" else -1
-            if before is None or sign * value < sign * before["value"]:
-                state = {"step": self.step, "figure": key, "value": value}
-                save_checkpoint(self.folder / "best", {"modules": self._readers()}, state, self.ranks)
-        self._swap_averages()
-        self._report(figures)
+        found: dict[str, float] = self.ranks.of_first(figures)
+        return found
 
     def _is_time_to_save(self) -> bool:
         """Every rank must say the same, so several ask the first one's clock, and only when they meet anyway."""
         if self.ranks.world > 1 and self.step % self.config.log_every:
             return False
-        return bool(self.ranks.of_first(time.monotonic() - self.last_saved > self.config.checkpoint_seconds))
+        if not self.config.checkpoint_seconds:
+            return True
+        patience = max(self.config.checkpoint_seconds, 20 * self.saving_seconds)
+        return bool(self.ranks.of_first(time.monotonic() - self.last_saved > patience))
 
     def _save(self) -> None:
+        started = time.monotonic()
         self.tokens, self.own_tokens = self.tokens + sum(self.ranks.gather(self.own_tokens)), 0.0
         state = {
             "step": self.step,
             "cpu_seconds": self.cpu_seconds,
             "tokens": self.tokens,
             "seed": self.config.seed,
+            "evaluation": self.evaluated,
             "guard": self.guard.state(),
             "scaler": self.strategy.scaler_state(),
         }
         parts: dict[str, Readers] = {
-            "modules": self._readers(),
+            "modules": self._readers_of(self._tensors()),
             "optimizers": self.strategy.optimizer_state(),
-            "ema": {name: partial(self.strategy.read, tensor) for name, tensor in self.ema.items()},
+            "ema": self._readers_of(self.averages.tensors),
         }
         save_checkpoint(self.folder / "checkpoint", parts, state, self.ranks)
         self.last_saved = time.monotonic()
+        self.saving_seconds = self.last_saved - started
 
     def _load(self) -> bool:
         """The last checkpoint, in place; False where there is none."""
@@ -309,9 +333,10 @@ class _Run:
         self._load_part(folder, "modules", self._tensors())
         with open_part(folder, "optimizers") as readers:
             self.strategy.restore_optimizers(readers)
-        if self.ema:
-            self._load_part(folder, "ema", self.ema)
+        if self.averages.tensors:
+            self._load_part(folder, "ema", self.averages.tensors)
         self.step, self.cpu_seconds, self.tokens = state["step"], state["cpu_seconds"], state["tokens"]
+        self.evaluated = state.get("evaluation", {})
         self.guard.restore(state["guard"])
         self.strategy.restore_scaler(state["scaler"])
         return True
@@ -333,8 +358,7 @@ class _Run:
             if self.monitor:
                 self.monitor.alarm(bad.step - 1, bad.kind, bad.text)
             already = f" ({so_far} steps were left out before)" if so_far else ""
-            remedy = f"lower the learning rate; the last checkpoint is kept in {self.folder}"
-            raise StageError(bad.text + already, remedy)
+            raise StageError(bad.text + already, REMEDY)
         self.context.say(f"{bad.text}: back to the last checkpoint, and on without this step")
         if self.monitor:
             self.monitor.close()
@@ -358,27 +382,8 @@ class _Run:
             for key, tensor in module.state_dict(keep_vars=True).items()
         }
 
-    def _readers(self) -> Readers:
-        return {name: partial(self.strategy.read, tensor) for name, tensor in self._tensors().items()}
-
-    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._named({name: self.modules[name] for name in self.task.optimizers()["main"]})
-
-    def _initial_averages(self) -> dict[str, Tensor]:
-        named = [(name, p) for name, p in self._parameters() if p.requires_grad]
-        for _, parameter in named[:1]:
-            self.strategy.local(parameter)  # says so where a strategy cannot average
-        return {name: p.detach().clone() for name, p in named}
-
-    @torch.no_grad()
-    def _swap_averages(self) -> None:
-        """Averaged weights into the modules and theirs into the averages; a second time puts all back."""
-        weights = dict(self._parameters())
-        for name, average in self.ema.items():
-            own, other = self.strategy.local(weights[name]), self.strategy.local(average)
-            kept = own.clone()
-            own.copy_(other)
-            other.copy_(kept)
+    def _readers_of(self, tensors: Mapping[str, Tensor]) -> Readers:
+        return {name: partial(self.strategy.read, tensor) for name, tensor in tensors.items()}
 
     @staticmethod
     def _named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -398,8 +403,6 @@ class _Run:
 
     def _measured_cost(self) -> StepCost:
         """What a step costs, by trials with optimizers of their own that are forgotten afterwards."""
-        if self.config.strategy in ("zero2", "zero3") and self.ranks.world > 1:
-            raise ValueError(f"{self.config.strategy} cannot try steps out: give steps in place of minutes")
         optimizers, scaler = self.strategy.optimizers, self.strategy.scaler_state()
         self.strategy.optimizers = self._build_optimizers()
         cost = step_cost(self._update_all, self.modules, self.device)
@@ -408,6 +411,10 @@ class _Run:
         return cost
 
 
-def _size(parameter: nn.Parameter) -> int:
-    """Of the whole parameter; ZeRO 3 leaves an empty one in its place."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the set-up refuses lies in the settings: the person is told, without a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        raise StageError(str(error), exit_code=2) from error

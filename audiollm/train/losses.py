@@ -112,7 +112,11 @@ def _head_loss(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The gradient is made in the forward pass, for an upstream gradient of 1, and scaled in the backward pass."""
+    """The gradient is made in the forward pass and scaled in the backward pass.
+
+    It is made with weights of at most 1 and for an upstream gradient of 1: those of thousands of targets, which
+    add up to 1, would be lost in float16.
+    """
 
     @staticmethod
     def forward(
@@ -128,6 +132,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         grad_hidden_XC = torch.empty_like(hidden_XC) if needs[0] else None
         grad_weight_VC = torch.zeros_like(weight_VC, dtype=exact) if needs[1] else None
+        weights_XK, largest = _normalized(torch.where(targets_XK >= 0, weights_XK, 0.0).to(exact))
         sums_K = torch.zeros(targets_XK.shape[1], dtype=torch.float64, device=hidden_XC.device)
         with torch.autocast(hidden_XC.device.type, enabled=False):
             cast_VC = weight_VC.to(dtype)
@@ -141,26 +146,38 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     grad_hidden_XC[part] = grad_logits_RV @ cast_VC
                 if grad_weight_VC is not None:
                     _add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
-        ctx.save_for_backward(grad_hidden_XC, grad_weight_VC)
-        ctx.weight_dtype = weight_VC.dtype
+        ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
+        ctx.dtypes = hidden_XC.dtype, weight_VC.dtype
+        sums_K *= largest
         by_codebook_K = sums_K.to(exact)
         ctx.mark_non_differentiable(by_codebook_K)
         return sums_K.sum().to(exact), by_codebook_K
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden_XC, grad_weight_VC = ctx.saved_tensors
-        scale = upstream[0]
-        grad_hidden = None if grad_hidden_XC is None else grad_hidden_XC * scale.to(grad_hidden_XC.dtype)
-        grad_weight = None if grad_weight_VC is None else (grad_weight_VC * scale).to(ctx.weight_dtype)
+        *gradients, largest = ctx.saved_tensors
+        scale = upstream[0] * largest
+        grad_hidden, grad_weight = (
+            None if gradient is None else (gradient.to(scale.dtype) * scale).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
         return grad_hidden, grad_weight, None, None, None, None
+
+
+def _normalized(weights_XK: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights over the largest of them, and that one (1 where there is none)."""
+    if not weights_XK.numel():
+        return weights_XK, weights_XK.new_ones(())
+    largest = weights_XK.abs().max()
+    largest = torch.where(largest > 0, largest, 1.0)
+    return weights_XK / largest, largest
 
 
 def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradient: bool) -> Tensor:
     """Weighted sums of the chunk `[K]`. Overwrites the logits: with `gradient`, by the gradient of their total."""
     logits_RKV = logits_RV.unflatten(1, (targets_RK.shape[1], -1))
     index_RK1 = targets_RK.clamp_min(0)[:, :, None]
-    weights_RK1 = torch.where(targets_RK >= 0, weights_RK, 0.0).to(logits_RV.dtype)[:, :, None]
+    weights_RK1 = weights_RK[:, :, None]
     target_RK1, largest_RK1 = logits_RKV.gather(2, index_RK1), logits_RKV.amax(dim=2, keepdim=True)
     sum_RK1 = logits_RKV.sub_(largest_RK1).exp_().sum(dim=2, keepdim=True)
     each_RK1 = sum_RK1.log() + largest_RK1 - target_RK1
@@ -171,6 +188,8 @@ def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradi
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """`total += left @ right`, summed in the dtype of the total."""
+    if left.dtype == torch.float16:  # a sum over rows may leave its range, whatever the loss scale
+        left, right = left.to(total.dtype), right.to(total.dtype)
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:

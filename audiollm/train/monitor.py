@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +14,7 @@ import psutil
 import torch
 
 from audiollm.config import ConfigError
-from audiollm.files import read_jsonl, write_jsonl
+from audiollm.files import read_jsonl, write_jsonl, write_text
 from audiollm.train.options import Reporter
 
 PEAK_FLOPS: Mapping[str, float] = {
@@ -112,7 +114,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases that a resumed stage goes on with; `wandb` is asked for when it is used alone."""
+    """A run of Weights & Biases; `wandb` is asked for when it is used alone.
+
+    Its id is kept in `wandb_id`: a resumed stage goes on with its run, one that begins afresh has a new one.
+    """
 
     def __init__(self, folder: Path, resume_step: int) -> None:
         try:
@@ -122,7 +127,12 @@ class WeightsAndBiases:
                 "report_to names wandb, which is not installed", str(folder), "pip install wandb"
             ) from None
         name = f"{folder.parent.name}-{folder.name}"
-        self._run = wandb.init(project="audiollm", name=name, id=name, dir=str(folder), resume="allow")
+        kept = folder / "wandb_id"
+        if not kept.exists():
+            write_text(kept, secrets.token_hex(8))
+        self._run = wandb.init(
+            project="audiollm", name=name, id=kept.read_text(), dir=str(folder), resume="allow"
+        )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -135,11 +145,21 @@ class WeightsAndBiases:
 
 
 class Speed:
-    """Throughput since the last look: seconds a step, tokens a second, share of the device's peak, memory."""
+    """Throughput of the training steps since the last look: seconds a step, tokens a second, share of the device's
+    peak; and memory."""
 
     def __init__(self, device: torch.device, devices: int) -> None:
-        self._device, self._devices = device, devices
+        self._device, self._devices, self.paused_seconds = device, devices, 0.0
         self._started, self._steps, self._tokens, self._flops = time.monotonic(), 0, 0.0, 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done within does not count: evaluations, checkpoints."""
+        began = time.monotonic()
+        yield
+        seconds = time.monotonic() - began
+        self._started += seconds
+        self.paused_seconds += seconds
 
     def add(self, tokens: float, flops: float) -> None:
         """A step of this rank: the tokens it trained on and its floating-point operations (0: not told)."""

@@ -125,6 +125,43 @@ def update_ema(averages: Sequence[Tensor], weights: Sequence[Tensor], decay: flo
         torch._foreach_lerp_(list(averages), list(weights), 1 - decay)
 
 
+class Averages:
+    """Exponential moving averages of weights, each beside its weight: in parts where the weight is in parts.
+
+    Args:
+        parameters: by name, as the strategy left them; frozen ones are not averaged.
+        local: this rank's part of a tensor, sharing its memory.
+
+    Raises:
+        ValueError: the strategy cannot average (from `local`).
+    """
+
+    def __init__(self, parameters: NamedParameters, decay: float, local: Callable[[Tensor], Tensor]) -> None:
+        self._weights = {name: p for name, p in parameters if p.requires_grad}
+        self._decay, self._local = decay, local
+        for parameter in list(self._weights.values())[:1]:
+            local(parameter)  # says so where a strategy cannot average
+        self.tensors = {name: p.detach().clone() for name, p in self._weights.items()}
+
+    def update(self, step: int) -> None:
+        """After the update of that step, from 0. In the first steps the averages follow faster."""
+        averages, weights = self._own()
+        update_ema(averages, weights, min(self._decay, (step + 1) / (step + 10)))
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Averages into the modules and their weights into the averages; a second time puts all back."""
+        for average, weight in zip(*self._own(), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def _own(self) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's parts: looked up anew, as a strategy may move them."""
+        averages = [self._local(tensor) for tensor in self.tensors.values()]
+        return averages, [self._local(parameter) for parameter in self._weights.values()]
+
+
 def _rule_of(name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
     return next((rule for rule in rules if fnmatchcase(name, rule.pattern)), ParameterRule("*"))
 

@@ -60,7 +60,9 @@ class LoopConfig:
     """By pattern of names (`module.parameter`): other rates and decays, or no training at all."""
     schedule: ScheduleName = "cosine"
     """After the warm-up: `cosine`, `wsd` (at the peak, and down in the last fifth), `constant`."""
-    warmup_steps: int = 100
+    warmup_steps: int | None = None
+    """Fewer than the steps; None: `default_warmup_steps`, and a tenth of the steps at most."""
+    default_warmup_steps: int = 100
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
@@ -77,10 +79,14 @@ class LoopConfig:
     """Trained modules go through `torch.compile`."""
     log_every: int = 20
     evaluate_every: int = 0
+    """Steps between evaluations; the last step is always followed by one."""
+    evaluations: int = 0
+    """In place of `evaluate_every`: so many, evenly over the steps however many these are."""
     best: str = ""
     """A figure of the evaluation: its best weights are kept in `best`, and are what the run ends with."""
     best_is: Literal["lower", "higher"] = "lower"
     checkpoint_seconds: float = 20.0
+    """At least so long between checkpoints, and 20 times as long as writing one takes; 0: after every step."""
     spike_deviations: float = 0.0
     """A loss that is so many standard deviations above its moving mean spoils the step; 0: none does."""
     rollbacks: int = 3
@@ -90,5 +96,23 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if sum(budget is not None for budget in (self.steps, self.minutes, self.cpu_minutes)) != 1:
             raise ValueError("give one of steps, minutes and cpu_minutes")
-        if self.best and not self.evaluate_every:
-            raise ValueError(f"best is {self.best!r}, but evaluate_every is 0: nothing is evaluated")
+        if self.evaluate_every and self.evaluations:
+            raise ValueError("give one of evaluate_every and evaluations")
+        if self.best and not (self.evaluate_every or self.evaluations):
+            raise ValueError(
+                f"best is {self.best!r}, but evaluate_every and evaluations are 0: only the end is evaluated"
+            )
+
+    def warmup(self, steps: int) -> int:
+        """The steps of the warm-up in a run of so many."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return min(self.default_warmup_steps, max(1, steps // 10))
+
+    def is_evaluated(self, step: int, steps: int) -> bool:
+        """Whether an evaluation follows when `step` of `steps` are done."""
+        if step == steps:
+            return True
+        if self.evaluations:
+            return step * self.evaluations // steps > (step - 1) * self.evaluations // steps
+        return bool(self.evaluate_every) and step % self.evaluate_every == 0

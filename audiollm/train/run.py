@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -28,7 +30,7 @@ from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
 from audiollm.train.adapt import adapt, merge_adapter, save_adapter
-from audiollm.train.batches import Batching, BatchMaker, evaluation_packs, evenly
+from audiollm.train.batches import Batching, BatchMaker, evaluation_packs, evenly, read_usable
 from audiollm.train.checkpoint import trained_weights
 from audiollm.train.listening import Listening
 from audiollm.train.loop import train
@@ -47,12 +49,13 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
         StageError: nothing to train on, sources of different codecs, or a bad sample where `strict` is set.
     """
     sources = [open_source(source.path) for source in config.shards]
-    set_aside = SetAside(context.folder / "set_aside.jsonl", config.strict)
+    rank = "" if context.ranks.first else f"-{context.ranks.rank}"
+    set_aside = SetAside(context.folder / f"set_aside{rank}.jsonl", config.strict)
     try:
         template = _template(config, sources, set_aside, context)
         found = _survey(config, sources, template, set_aside, context)
-        task, steps = _task(config, sources, template, found, set_aside, context)
-        return _train(config, sources, template, found, task, steps, context)
+        task = _task(config, sources, template, found, set_aside, context)
+        return _train(config, sources, template, found, task, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
@@ -63,22 +66,20 @@ def _train(
     template: Template,
     found: Survey,
     task: SFTTask,
-    steps: int | None,
     context: Context,
 ) -> dict[str, Any]:
+    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     loop = config.loop_config(
-        steps,
+        config.steps_for(samples / chosen(config.batch_size)),
         50 if config.size == "tiny" else 1000,
-        evaluate_every=max(25, (steps or 1000) // config.evaluations),
+        evaluations=config.evaluations,
         best=_best(config) if config.keep_best else "",
     )
     figures = train(task, loop, context.folder, context, task.device)
-    figures |= {key: round(value, 6) for key, value in task.held_out_losses().items()}
     if context.ranks.first:
         _save(config, template, sources, found, context.folder)
     context.ranks.barrier()
     kept = {f"samples_{kind.replace(' ', '_')}": count for kind, count in found.counts().items()}
-    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     return {**figures, **kept, "vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
 
 
@@ -93,11 +94,13 @@ def _template(
     else:
         if context.ranks.first and not (folder / FILE_NAME).exists():
             with context.progress("reading texts", sum(map(len, sources))) as bar:
-                texts = list(texts_of(sources, set_aside, lambda: bar.advance(bar.task_ids[0])))
-            if not texts:
-                raise StageError("no sample of the train split in the shards", "see `compose`", 2)
+                texts = texts_of(sources, set_aside, lambda: bar.advance(bar.task_ids[0]))
+                first = next(texts, None)
+                if first is None:
+                    raise StageError("no sample of the train split in the shards", "see `compose`", 2)
+                learned = train_text_tokenizer(chain([first], texts), SIZES[config.size].vocab_size)
             folder.mkdir(exist_ok=True)
-            train_text_tokenizer(texts, SIZES[config.size].vocab_size).save(str(folder / FILE_NAME))
+            learned.save(str(folder / FILE_NAME))
         context.ranks.barrier()
         tokenizer = load_text_tokenizer(folder)
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
@@ -139,6 +142,12 @@ def _survey(
         save_survey(path, found)
     context.ranks.barrier()
     found = load_survey(path)
+    if found.digests != tuple(source.digest for source in sources):
+        raise StageError(
+            "the shards are not those that this training was begun with: samples were added, removed, moved or changed",
+            f"put them back, or remove {context.folder} to start afresh",
+            2,
+        )
     if not any(len(found.used(place, held_out=False)) for place in range(len(sources))):
         raise StageError(
             "no sample of the train split in the shards can be used", "see set_aside.jsonl, and `compose`", 2
@@ -157,17 +166,21 @@ def _task(
     found: Survey,
     set_aside: SetAside,
     context: Context,
-) -> tuple[SFTTask, int | None]:
-    """The task, and the number of steps where minutes do not decide."""
+) -> SFTTask:
     ranks, batching = context.ranks, _batching(config)
     torch.manual_seed(config.seed)
     model = _model(config, template, sources).to(default_device())
-    adapt(model, config.trained, config.lora)  # in place
-    addresses = [source.path for source in config.shards]
-    maker = BatchMaker(
-        addresses, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
-    )
-    held_out = evaluation_packs(sources, found, template, batching, ranks.rank, ranks.world)
+    try:
+        adapt(model, config.trained, config.lora)  # in place
+    except ValueError as error:  # a pattern that fits nothing
+        raise StageError(str(error), "see `trained` and `lora`", 2) from error
+    try:
+        maker = BatchMaker(
+            sources, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
+        )
+    except ValueError as error:  # weights that the sources cannot have
+        raise StageError(str(error), "see the weights of `shards`", 2) from error
+    held_out = evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world)
     task = SFTTask(
         TokenLosses(model),
         Loader(maker, config.workers),
@@ -175,15 +188,17 @@ def _task(
         {"text": config.text_weight, "audio": config.audio_weight},
         set_aside,
         ranks,
-        _listening(config, model, sources, template, found, context),
+        _listening(config, model, sources, template, found, set_aside, context),
+        config.audio_reduction,
     )
-    items = maker.mixture.items_for(config.passes) if config.passes else 0
-    return task, max(10, -(-items // chosen(config.batch_size))) if config.passes else config.steps
+    return task
 
 
 def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -> DualFFN:
     if config.start is not None:
         model = DualFFN.from_pretrained(config.start)
+        if template.tokenizer.get_vocab_size() > model.config.vocab_size:
+            raise StageError(f"text_tokenizer has more words than {config.start}", "leave it out", 2)
         shape = (template.num_codebooks, template.codebook_size + 2)
         if (model.config.num_codebooks, model.config.codebook_size) != shape:
             raise StageError(
@@ -206,21 +221,33 @@ def _listening(
     sources: Sequence[Source],
     template: Template,
     found: Survey,
+    set_aside: SetAside,
     context: Context,
 ) -> Listening | None:
-    sharded = context.ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3")
-    if config.codec is None or not config.listen or sharded or not context.ranks.first:
-        return None
+    """None on all ranks but the first, and where it cannot be; then the reason is told."""
+    obstacle = _no_listening(config, context)
     spoken: list[LoadedSample] = []
-    for place, source in enumerate(sources):
-        loaded = [source[int(index)] for index in evenly(found.used(place, held_out=True), 4 * config.listen)]
-        spoken += [each for each in loaded if is_spoken(each.sample.messages)]
+    if not obstacle and context.ranks.first:
+        for place, source in enumerate(sources):
+            some = evenly(found.used(place, held_out=True), 4 * config.listen)
+            loaded = read_usable(source, some, set_aside)
+            spoken += [each for each in loaded if is_spoken(each.sample.messages)]
+        obstacle = "" if spoken else "no held-out sample is spoken"
+    if obstacle and config.listen:
+        context.say(f"no prompts are spoken at evaluations: {obstacle}")
     if not spoken:
         return None
-    chosen_ones = [spoken[i * len(spoken) // config.listen] for i in range(min(config.listen, len(spoken)))]
-    return Listening(
-        model, load_codec(model_folder(config.codec)), template, chosen_ones, context.folder / "listening"
-    )
+    picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.listen)]
+    codec = load_codec(model_folder(chosen(config.codec)))
+    return Listening(model, codec, template, picked, context.folder / "listening")
+
+
+def _no_listening(config: TrainConfig, context: Context) -> str:
+    if context.ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
+        return f"with {config.strategy} no rank has the whole model"
+    if config.codec is None:
+        return "set `codec` to that of the shards"
+    return "" if config.listen else "listen is 0"
 
 
 def _save(

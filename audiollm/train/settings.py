@@ -38,7 +38,7 @@ class TrainingConfig(StageConfig):
     precision: Precision = "auto"
     """`auto`: bf16 on a GPU and on CPUs with bf16 matrix units, else fp32. fp16 scales its losses."""
     checkpoint_seconds: float = Field(20.0, ge=0)
-    """Time between checkpoints."""
+    """Time between checkpoints, and 20 times what writing one takes at least; 0: after every step."""
     seed: int = 0
 
     def follow_size(
@@ -75,7 +75,7 @@ class TrainingConfig(StageConfig):
 class ModelTrainingConfig(TrainingConfig):
     """Base of the settings of stages that train a language model, on any number of ranks."""
 
-    incidental: ClassVar[frozenset[str]] = TrainingConfig.incidental | {"strategy", "report_to"}
+    incidental: ClassVar[frozenset[str]] = TrainingConfig.incidental | {"strategy", "report_to", "rollbacks"}
 
     trained: Literal["all", "audio_ffn", "adapter"] | list[str] = "all"
     """What is trained: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
@@ -86,6 +86,7 @@ class ModelTrainingConfig(TrainingConfig):
     schedule: ScheduleName = "cosine"
     """After the warm-up: `cosine`, `wsd` (at the peak, and down in the last fifth), `constant`."""
     warmup_steps: int | None = Field(None, ge=1)
+    """None: by the size, and a tenth of the steps at most."""
     weight_decay: float = Field(0.05, ge=0)
     clip_norm: float = Field(1.0, gt=0)
     ema_decay: float = Field(0.99, ge=0, lt=1)
@@ -99,7 +100,7 @@ class ModelTrainingConfig(TrainingConfig):
     spike_deviations: float = Field(0.0, ge=0)
     """Leave a step out whose loss is so many standard deviations above its moving mean; 0: none."""
     rollbacks: int = Field(3, ge=0)
-    """How many steps may be left out, as a spike or not finite, before the run stops."""
+    """How many steps may be left out, as a spike or not finite, before the run stops; raised, it goes on."""
     report_to: tuple[Reporter, ...] = ("tensorboard",)
 
     @model_validator(mode="after")
@@ -113,7 +114,7 @@ class ModelTrainingConfig(TrainingConfig):
         return self
 
     def loop_config(self, steps: int | None, default_warmup_steps: int, **others: Any) -> LoopConfig:
-        """All of these settings for the loop, with what the stage adds (`evaluate_every`, `best`, ...)."""
+        """All of these settings for the loop, with what the stage adds (`evaluations`, `best`, ...)."""
         same = (
             "seed", "minutes", "cpu_minutes", "precision", "checkpoint_seconds", "rules", "schedule", "weight_decay",
             "clip_norm", "ema_decay", "strategy", "activation_checkpointing", "compile", "spike_deviations",
@@ -122,7 +123,8 @@ class ModelTrainingConfig(TrainingConfig):
         return LoopConfig(
             steps=steps,
             learning_rate=chosen(self.learning_rate),
-            warmup_steps=self.warmup_steps or default_warmup_steps,
+            warmup_steps=self.warmup_steps,
+            default_warmup_steps=default_warmup_steps,
             **{name: getattr(self, name) for name in same},
             **others,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.data.loader import SetAside
-from audiollm.data.packing import PackedBatch
+from audiollm.data.packing import AudioReduction, PackedBatch
 from audiollm.train.batches import StepBatch
 from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.flops import training_flops
@@ -35,6 +35,7 @@ class SFTTask:
         weights: of the `text` and of the `audio` loss.
         set_aside: where samples go that turn out bad.
         listen: called at every evaluation with its step.
+        audio_reduction: over codebooks, as the packs were weighed.
     """
 
     def __init__(
@@ -46,10 +47,13 @@ class SFTTask:
         set_aside: SetAside,
         ranks: Ranks = ALONE,
         listen: Callable[[int], None] | None = None,
+        audio_reduction: AudioReduction = "mean",
     ) -> None:
         self._losses, self._steps, self._held_out, self._weights = losses, steps, held_out, weights
         self._set_aside, self._ranks, self._listen = set_aside, ranks, listen
         self._forward: nn.Module = losses
+        books = losses.model.config.num_codebooks
+        self._codebook_share = 1 / books if audio_reduction == "mean" else 1.0
         self.device = next(losses.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -77,11 +81,12 @@ class SFTTask:
             for pack in batch.packs:
                 sums = self._forward(pack.to(self.device))
                 means = {kind: sums[kind] / max(counts[kind], 1.0) for kind in KINDS}
-                for kind in KINDS:
-                    if counts[
-                        kind
-                    ]:  # the loop takes the mean over ranks, and the parts of all of them add up
-                        figures[f"{kind}_loss"] += means[kind].detach() * self._ranks.world
+                # the loop takes the mean over ranks, and the parts of all of them add up
+                for kind in [kind for kind in KINDS if counts[kind]]:
+                    figures[f"{kind}_loss"] += means[kind].detach() * self._ranks.world
+                for book, value in enumerate(sums["audio_by_codebook"] if counts["audio"] else ()):
+                    part = value * self._ranks.world / (counts["audio"] * self._codebook_share)
+                    figures[f"audio_loss/{book}"] = figures.get(f"audio_loss/{book}", 0.0) + part
                 yield torch.stack([self._weights[kind] * means[kind] for kind in KINDS]).sum()
 
         yield Update(losses(), figures, losses=len(batch.packs))

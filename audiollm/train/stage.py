@@ -97,7 +97,7 @@ class TrainConfig(ModelTrainingConfig):
     """Positions of a sample; None: those of a pack."""
     too_long: Literal["cut", "refuse"] = "cut"
     """What becomes of longer samples: whole turns are left out, or the end of the first; counted either way."""
-    packing: Literal["packed", "sorted", "padded"] = "packed"
+    packing: Literal["packed", "sorted", "in_order"] = "packed"
     """First fit; or samples of similar length together; or one after the other. The objective is the same."""
     normalization: Literal["sequence", "token"] = "sequence"
     """Every sequence counts the same, or every target does."""
@@ -133,6 +133,10 @@ class TrainConfig(ModelTrainingConfig):
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
         rule, model = SIZES[self.size], self.model
+        if self.start is not None and (shape := self.model.model_fields_set - {"kind", "attention"}):
+            raise ValueError(f"model.{min(shape)} is set, but start gives a model with a shape of its own")
+        if self.start is None and self.trained in ("adapter", "audio_ffn"):
+            raise ValueError(f"trained is {self.trained!r}: give start, the model whose other weights stay")
         if 0 < sum(source.weight is not None for source in self.shards) < len(self.shards):
             raise ValueError("give every one of the shards a weight, or none")
         self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)

@@ -26,6 +26,8 @@ from audiollm.files import atomic_path
 
 Advance = Callable[[], None]
 FITTINGS = tuple(Fitting)
+VOCABULARY_TEXT = 200_000_000
+"""Characters that a vocabulary is learned from, at most: more takes long and changes little."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Survey:
     """int64 `[N]`: a place in `FITTINGS`, -1 where the sample is bad."""
     speakers: tuple[str, ...]
     """Names that the samples to train on give in their metadata."""
+    digests: tuple[str, ...]
+    """Of the sources, as they were numbered."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
@@ -51,14 +55,19 @@ class Survey:
         return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(found.items())}
 
 
-def texts_of(sources: Sequence[Source], set_aside: SetAside, advance: Advance) -> Iterator[str]:
-    """The texts and roles of all samples that are trained on, for a vocabulary."""
+def texts_of(
+    sources: Sequence[Source], set_aside: SetAside, advance: Advance, limit: int = VOCABULARY_TEXT
+) -> Iterator[str]:
+    """The texts and roles of samples that are trained on, for a vocabulary: `limit` characters and no more."""
     for _, _, loaded in _readable(sources, set_aside, advance):
         if is_held_out(loaded):
             continue
         for message in loaded.sample.messages:
-            yield from (part.text for part in message.content if isinstance(part, TextPart))
-            yield message.role
+            texts = [part.text for part in message.content if isinstance(part, TextPart)] + [message.role]
+            yield from texts
+            limit -= sum(map(len, texts))
+        if limit <= 0:
+            return
 
 
 def survey(
@@ -81,6 +90,9 @@ def survey(
     speakers: set[str] = set()
     for place, index, loaded in _readable(sources, set_aside, advance):
         try:
+            for encoding in loaded.encodings:
+                for codes_KT in encoding:
+                    template.check_codes(codes_KT)
             plan = plan_fit(template, loaded.sample.messages, frames_of(loaded), max_length, policy)
         except ValueError as error:
             set_aside.add([_bad(sources[place], index, loaded, str(error), "does not compile")])
@@ -93,7 +105,8 @@ def survey(
         speaker = loaded.sample.metadata.get("speaker")
         if speaker is not None and plan.rows and not is_held_out(loaded):
             speakers.add(str(speaker))
-    return Survey(rows, held_out, fittings, tuple(sorted(speakers)))
+    digests = tuple(source.digest for source in sources)
+    return Survey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
 
 
 def save_survey(path: Path, found: Survey) -> None:
@@ -103,18 +116,22 @@ def save_survey(path: Path, found: Survey) -> None:
         for place, array in enumerate(getattr(found, name))
     }
     with atomic_path(path) as temporary:
-        save_file(arrays, temporary, metadata={"speakers": json.dumps(found.speakers)})
+        save_file(
+            arrays,
+            temporary,
+            metadata={"speakers": json.dumps(found.speakers), "digests": json.dumps(found.digests)},
+        )
 
 
 def load_survey(path: Path) -> Survey:
     with safe_open(path, framework="numpy") as file:
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        speakers = json.loads(file.metadata()["speakers"])
+        metadata = {key: tuple(json.loads(value)) for key, value in file.metadata().items()}
     rows, held_out, fittings = (
         [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
         for kind in ("rows", "held_out", "fittings")
     )
-    return Survey(rows, held_out, fittings, tuple(speakers))
+    return Survey(rows, held_out, fittings, **metadata)
 
 
 def frames_of(loaded: LoadedSample) -> list[int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from audiollm.data.template import Kind, TokenStream
 from audiollm.files import read_json, read_jsonl, write_json
 from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
 from audiollm.recipe import Recipe
-from audiollm.runner import Context
+from audiollm.runner import Context, StageError
 from audiollm.train.checkpoint import consolidate, trained_weights
 from audiollm.train.distributed import ALONE, Ranks, first_host, join, leave, rank_environment
 from audiollm.train.loop import LoopConfig, Update, step_generator, train
@@ -149,10 +150,10 @@ def loop(**changes: object) -> LoopConfig:
     return LoopConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def run(folder: Path, task: Mixed, ranks: Ranks = ALONE, **changes: object) -> None:
+def run(folder: Path, task: Mixed, ranks: Ranks = ALONE, **changes: object) -> dict[str, Any]:
     folder.mkdir(exist_ok=True, parents=True)
     recipe = Recipe("test", Path("test.yaml"), "tiny", 0, folder, (), {})
-    train(task, loop(**changes), folder, Context(folder, recipe, Console(quiet=True), {}, ranks), CPU)
+    return train(task, loop(**changes), folder, Context(folder, recipe, Console(quiet=True), {}, ranks), CPU)
 
 
 def run_killed(folder: Path, task: Mixed, ranks: Ranks = ALONE, **changes: object) -> None:
@@ -190,12 +191,15 @@ def _rank(rank: int, work: Callable[[Path, Ranks], None], folder: str, port: int
 
 
 def first_work(folder: Path, ranks: Ranks) -> None:
-    with pytest.raises(ValueError, match="fsdp2 has one optimizer"):
+    with pytest.raises(StageError, match="fsdp2 has one optimizer"):
         run(folder / "refused", Game(), ranks, strategy="fsdp2")
     run(folder / "ddp", Mixed(), ranks, strategy="auto", best="ones")
     run(folder / "game", Game(), ranks, strategy="ddp", ema_decay=0.0)
     run(folder / "fsdp2", Mixed(), ranks, strategy="fsdp2")
-    run(folder / "bf16", Mixed(torch.float32), ranks, strategy="fsdp2", precision="bf16")
+    figures = run(folder / "bf16", Mixed(torch.float32), ranks, strategy="fsdp2", precision="bf16")
+    assert ranks.gather(figures["ones"]) == [figures["ones"]] * 2
+    again = run(folder / "bf16", Mixed(torch.float32, 0), ranks, strategy="fsdp2", precision="bf16")
+    assert again["ones"] == figures["ones"]
     run_killed(folder / "moved", Mixed(kill_at=2), ranks, strategy="fsdp2")
     torch.manual_seed(ranks.rank)  # ranks that begin differently: the first one's weights are everyone's
     for name in ("ddp", "fsdp2"):
@@ -238,6 +242,10 @@ def all_tensors(folder: Path, part: str) -> dict[str, Tensor]:
     return {k: v for path in folder.glob(f"{part}*.safetensors") for k, v in load_file(path).items()}
 
 
+def evaluations(folder: Path) -> list[float]:
+    return [r["evaluation/ones"] for r in read_jsonl(folder / "metrics.jsonl") if "evaluation/ones" in r]
+
+
 def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_jsonl(folder / "metrics.jsonl") if "loss" in row]
 
@@ -251,9 +259,7 @@ def test_two_ranks_end_with_the_weights_of_one(runs: Path, name: str) -> None:
     assert len(losses(runs / name)) == STEPS
     rows = [read_jsonl(runs / one / "metrics.jsonl") for one in (name, "one")]
     assert rows[0][2]["gradient_norm"] == pytest.approx(rows[1][2]["gradient_norm"], rel=1e-5)
-    assert [row["evaluation/ones"] for row in rows[0] if "evaluation/ones" in row] == pytest.approx(
-        [row["evaluation/ones"] for row in rows[1] if "evaluation/ones" in row], rel=1e-5
-    )
+    assert evaluations(runs / name) == pytest.approx(evaluations(runs / "one"), rel=1e-5)
     assert read_json(runs / name / "checkpoint" / "state.json")["tokens"] == STEPS * SAMPLES
 
 
@@ -288,6 +294,8 @@ def test_the_best_weights_are_kept_by_all_strategies(runs: Path) -> None:
 def test_bf16_follows_fp32(runs: Path) -> None:
     assert losses(runs / "bf16") == pytest.approx(losses(runs / "one"), rel=0.05)
     assert losses(runs / "bf16") != losses(runs / "one")
+    ends = [evaluations(runs / name)[-1] for name in ("bf16", "one")]
+    assert ends[0] == pytest.approx(ends[1], rel=0.05) and ends[0] != ends[1]
     assert {v.dtype for v in all_tensors(runs / "bf16" / "checkpoint", "modules").values()} == {torch.float32}
 
 
@@ -307,7 +315,7 @@ def zero_work(folder: Path, ranks: Ranks) -> None:
             precision="bf16",
         )
         for wrong, message in (({}, "averaged weights"), ({"minutes": 1.0, "steps": None}, "give steps")):
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(StageError, match=message):
                 run(
                     folder / "refused",
                     Mixed(torch.float32),

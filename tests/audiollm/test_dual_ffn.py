@@ -97,6 +97,17 @@ def higgs(model: DualFFN) -> torch.nn.Module:
     return peer.eval()
 
 
+@pytest.mark.parametrize("wanted", ["varlen", "flash_attn"])
+def test_a_kernel_that_was_asked_for_is_for_training_alone(model: DualFFN, wanted: Any) -> None:
+    """Evaluations are in float32, which these kernels do not take."""
+    batch, other = pack([random_stream(1), random_stream(2)]), copy_of(model)
+    other.attention = wanted
+    with torch.no_grad():
+        assert torch.equal(other(batch), model(batch))
+        with pytest.raises(ValueError, match=f"'{wanted}' cannot run here"):
+            other.train()(batch)
+
+
 def test_logits_equal_those_of_transformers(model: DualFFN) -> None:
     stream = random_stream(1)
     batch = pack([stream])

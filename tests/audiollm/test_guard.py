@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from audiollm.config import ConfigError
 from audiollm.files import read_json, read_jsonl
 from audiollm.runner import StageError
+from audiollm.train import monitor
 from audiollm.train.guard import MEMORY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop import Update, step_generator, train
 from audiollm.train.monitor import Monitor, Speed
@@ -217,11 +218,14 @@ def test_the_best_weights_end_the_run(tmp_path: Path) -> None:
         rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "evaluation/ones" in row]
         best = pick(rows, key=lambda row: row["evaluation/ones"])
         state = read_json(folder / "best" / "state.json")
-        assert (state["step"] - 1, state["figure"]) == (best["step"], "evaluation/ones")
+        assert state["step"] - 1 == best["step"] and state["figures"] == {"ones": state["value"]}
         assert task.evaluate(0)["ones"] == pytest.approx(state["value"], abs=1e-12)
-    with pytest.raises(ValueError, match=r"best is 'accuracy'; an evaluation gives \['evaluation/ones'\]"):
-        run_seeded(tmp_path / "wrong", Parts(1), best="accuracy")
-    with pytest.raises(ValueError, match="evaluate_every is 0"):
+    unborn = Parts(1)
+    unborn.kill_at = 0
+    with pytest.raises(StageError, match=r"best is 'accuracy'; an evaluation gives \['ones'\]") as caught:
+        run_seeded(tmp_path / "wrong", unborn, best="accuracy")  # before the first step
+    assert caught.value.exit_code == 2
+    with pytest.raises(ValueError, match="evaluate_every and evaluations are 0"):
         config(best="ones", evaluate_every=0)
 
 
@@ -274,20 +278,30 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         finish=lambda: calls.append(("finish",)),
     )
     monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **named: calls.append((named["id"],)) or fake)
+        sys.modules, "wandb", SimpleNamespace(init=lambda **named: calls.append(("init", named)) or fake)
     )
-    monitor = Monitor(tmp_path, report_to=("wandb",))
-    monitor.write(3, {"loss": 1.5})
-    monitor.performance(3, {"tokens_per_second": 9.0})
-    monitor.alarm(3, "collapse", "few codes")
-    monitor.close()
+    written = Monitor(tmp_path, report_to=("wandb",))
+    written.write(3, {"loss": 1.5})
+    written.performance(3, {"tokens_per_second": 9.0})
+    written.alarm(3, "collapse", "few codes")
+    written.close()
+    (_, given), *calls = calls
+    assert given["name"] == f"{tmp_path.parent.name}-{tmp_path.name}" and given["resume"] == "allow"
     assert calls == [
-        (f"{tmp_path.parent.name}-{tmp_path.name}",),
         (3, {"loss": 1.5}),
         (3, {"performance/tokens_per_second": 9.0}),
         ("alarm/collapse", "few codes"),
         ("finish",),
     ]
+    calls.clear()
+    for folder in (
+        tmp_path,
+        tmp_path / "afresh",
+    ):  # a resumed stage goes on with its run, another has its own
+        folder.mkdir(exist_ok=True)
+        Monitor(folder, report_to=("wandb",)).close()
+    resumed, afresh = (row[1]["id"] for row in calls if row[0] == "init")
+    assert resumed == given["id"] != afresh and len(afresh) >= 8
 
 
 def test_speed_adds_up_ranks_and_knows_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +315,19 @@ def test_speed_adds_up_ranks_and_knows_devices(monkeypatch: pytest.MonkeyPatch) 
     assert speed.figures(rows) == {
         "seconds_per_step": 0.5, "tokens_per_second": 200.0, "mfu": 0.5, "memory_mb": 7.0,
     }  # fmt: skip
+
+
+def test_speed_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    speed = Speed(CPU, devices=1)
+    for _ in range(4):
+        now[0] += 0.5
+        speed.add(100.0, 0.0)
+        with speed.paused():
+            now[0] += 60.0
+    assert speed.figures([speed.own()])["tokens_per_second"] == pytest.approx(200.0)
+    assert speed.paused_seconds == pytest.approx(240.0)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from audiollm.audio import encode_bytes
-from audiollm.data.loader import Loader, SetAside, read_step
+from audiollm.data.loader import Loader, SetAside
 from audiollm.data.mixture import Mixture
 from audiollm.data.sample import AudioPart, BadSample, Message, Sample, TextPart, write_samples
 from audiollm.data.shards import ShardWriter
@@ -56,17 +56,17 @@ class Batches:
     mixture: Mixture
 
     def __call__(self, step: int) -> tuple[torch.Tensor, list[str], list[BadSample]]:
-        read = read_step(self.sources, self.mixture, step, BATCH)
-        ids, values = [], []
-        for loaded in read.samples:
+        ids, values, bad = [], [], []
+        for item in self.mixture.items(step * BATCH, (step + 1) * BATCH):
             try:
+                loaded = self.sources[item.source][item.index]
                 peaks = [float(clip.load().samples_CN.max()) for clip in loaded.audio]
-            except BadSample as bad:
-                read.bad.append(bad)
+            except BadSample as error:
+                bad.append(error.with_traceback(None))
                 continue
             ids.append(loaded.sample.id)
             values.append(sum(peaks) + sum(int(codes.sum()) for row in loaded.encodings for codes in row))
-        return torch.tensor(values), ids, read.bad
+        return torch.tensor(values), ids, bad
 
 
 def batches(urls: list[str]) -> Batches:

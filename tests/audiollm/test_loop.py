@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
 
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
+from audiollm.train import loop as loop_module
 from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import LoopConfig, Update, train
+from audiollm.train.options import ParameterRule
 
 CPU = torch.device("cpu")
 
@@ -50,7 +56,7 @@ class Regression:
         yield Update(error * float("nan") if step == self.poison_at else error, {"error": error.detach()})
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        return {"ones": float(self.model(torch.ones(1, 4)))}
+        return {"ones": self.model(torch.ones(1, 4)).item()}
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
@@ -120,6 +126,87 @@ def test_minutes_become_steps_once_and_leave_no_trace(tmp_path: Path) -> None:
     budget = read_json(tmp_path / "run" / "budget.json")
     fixed = run(tmp_path / "fixed", Regression(), steps=budget["steps"], warmup_steps=2)
     assert all(torch.equal(value, fixed[key]) for key, value in task.model.state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [{}, {"best": "ones"}, {"evaluate_every": 0}, {"ema_decay": 0.0}])
+def test_it_tells_how_good_the_weights_are_that_it_ends_with(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """Of a run that was killed after its last step, too."""
+    task, folder = Regression(), tmp_path / "run"
+    folder.mkdir()
+    figures = train(task, config(**changes), folder, context_of(folder), CPU)
+    assert figures["ones"] == task.evaluate(0)["ones"] and figures["steps"] == 40
+    rows = [
+        row["evaluation/ones"] for row in read_jsonl(folder / "metrics.jsonl") if "evaluation/ones" in row
+    ]
+    assert any(figures["ones"] == pytest.approx(each, rel=1e-5) for each in rows)
+    assert len(rows) == (4 if changes.get("evaluate_every", 10) else 1)
+    again = train(Regression(kill_at=0), config(**changes), folder, context_of(folder), CPU)
+    assert again == figures
+
+
+def test_an_evaluation_without_figures_is_no_row(tmp_path: Path) -> None:
+    task = Regression()
+    task.evaluate = lambda step: {}  # type: ignore[method-assign]
+    run(tmp_path / "run", task)
+    assert all("loss" in row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+
+
+@given(steps=st.integers(1, 300), evaluations=st.integers(1, 40))
+def test_evaluations_are_even_and_the_last_step_has_one(steps: int, evaluations: int) -> None:
+    loop = config(steps=steps, evaluate_every=0, evaluations=evaluations)
+    at = [step for step in range(1, steps + 1) if loop.is_evaluated(step, steps)]
+    gaps = {after - before for before, after in pairwise([0, *at])}
+    assert len(at) == min(evaluations, steps) and at[-1] == steps
+    assert max(gaps) - min(gaps) <= 1
+    with pytest.raises(ValueError, match="one of evaluate_every and evaluations"):
+        config(evaluate_every=3, evaluations=3)
+
+
+def test_a_default_warm_up_is_a_tenth_at_most_and_one_that_was_set_must_fit(tmp_path: Path) -> None:
+    default = config(warmup_steps=None, default_warmup_steps=50)
+    assert [default.warmup(steps) for steps in (5, 40, 400, 4000)] == [1, 4, 40, 50]
+    run(tmp_path / "default", Regression(), warmup_steps=None, log_every=1, report_to=())
+    rates = [
+        row["learning_rate"] for row in read_jsonl(tmp_path / "default" / "metrics.jsonl") if "loss" in row
+    ]
+    assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01]) and max(rates) == 0.01
+    with pytest.raises(StageError, match="warmup_steps is 40, and the run has 40 steps") as caught:
+        run(tmp_path / "long", Regression(), warmup_steps=40)
+    assert caught.value.exit_code == 2
+
+
+def test_what_the_settings_ask_for_in_vain_is_told_without_a_traceback(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"rules": (ParameterRule("adio.*"),)}, "no parameter is named like"),
+        ({"activation_checkpointing": True}, "no module of this task offers"),
+    ):
+        with pytest.raises(StageError, match=message) as caught:
+            run(tmp_path / "run", Regression(kill_at=0), **changes)
+        assert caught.value.exit_code == 2
+
+
+def test_checkpoints_wait_twenty_times_as_long_as_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes a second on this clock and a checkpoint 4: one in 80 steps, and the first, and the last."""
+    now, saved = [0.0], list[float]()
+
+    def slow(*given: object) -> None:
+        now[0] += 4.0
+        saved.append(now[0])
+
+    class Ticking(Regression):
+        def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+            now[0] += 1.0
+            return super().batch(step, generator, ranks)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0])
+    monkeypatch.setattr(loop_module, "time", clock)
+    monkeypatch.setattr(loop_module, "save_checkpoint", slow)
+    run(tmp_path / "run", Ticking(), steps=200, checkpoint_seconds=10.0, report_to=())
+    assert [after - before - 4.0 for before, after in pairwise(saved)] == [81.0, 81.0, 38.0]
 
 
 def test_a_loss_that_is_not_finite_stops_the_stage(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_an_update_moves_its_own_modules_alone(tmp_path: Path) -> None:
 def test_the_same_as_a_gan_loop_in_plain_torch(tmp_path: Path) -> None:
     """Losses in turn, frozen discriminator, clipping, rates and moments, written out by hand."""
     task, plain = GAN(), GAN()
-    run(tmp_path / "run", task, ema_decay=0.0, weight_decay=0.0, clip_norm=0.5, warmup_steps=STEPS)
+    run(tmp_path / "run", task, ema_decay=0.0, weight_decay=0.0, clip_norm=0.5, warmup_steps=STEPS - 1)
     trained = list(plain.generator.layers.parameters())
     critics = list(plain.discriminator.parameters())
     adams = [torch.optim.Adam(group, betas=(0.9, 0.98)) for group in (trained, critics)]
@@ -162,7 +162,7 @@ def test_the_same_as_a_gan_loop_in_plain_torch(tmp_path: Path) -> None:
         torch.manual_seed(step_generator(1, step, "dropout").initial_seed())
         noise, real = plain.batch(step, step_generator(1, step, "batch")).split((2, 3), dim=1)
         for parameters, adam, rate in zip((trained, critics), adams, (0.01, 0.005), strict=True):
-            adam.param_groups[0]["lr"] = rate * (step + 1) / STEPS
+            adam.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / (STEPS - 1))
             plain.discriminator.requires_grad_(parameters is critics)
             fake = plain.generator(noise)
             if parameters is critics:

@@ -121,6 +121,36 @@ def test_autocast_multiplies_in_bfloat16_and_sums_in_float32() -> None:
     assert 0 < float((weight.grad - exact).norm() / exact.norm()) < 0.02
 
 
+@pytest.mark.parametrize("books", [1, 2])
+def test_float16_keeps_the_gradients_of_many_small_weights(books: int) -> None:
+    """A step of 8 packs, each of 8,000 targets, at a loss scale of 1,024: a chunk's gradient of 1 / 64,000 is lost."""
+    generator = torch.Generator().manual_seed(0)
+    rows, width, vocabulary = 8_000, 16, 512
+    hidden = torch.randn(rows, width, generator=generator).half()
+    weight = (0.2 * torch.randn(books * vocabulary, width, generator=generator)).half()
+    targets = torch.randint(vocabulary, (rows, books), generator=generator)
+    targets[rows // 2 :] = 0  # a frequent one: the sum of its rows leaves the range of float16
+    weights = torch.full((rows, books), 1 / (rows * 8), dtype=torch.float64)
+    gradients = []
+    for dtype, loss in ((torch.float16, linear_cross_entropy), (torch.float64, dense_loss)):
+        inputs = [each.to(dtype).requires_grad_() for each in (hidden, weight.abs())]
+        value = loss(*inputs, targets, weights)
+        total = value if isinstance(value, Tensor) else value.total
+        gradients.append(torch.autograd.grad(1024 * total, inputs))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours.dtype == torch.float16
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 0.01
+
+
+def test_weights_of_nothing_and_no_rows_at_all_are_a_loss_of_zero() -> None:
+    for rows in (5, 0):
+        hidden, weight, targets, weights = problem(rows, 2, 9)
+        inputs = (hidden.requires_grad_(), weight.requires_grad_())
+        total = linear_cross_entropy(*inputs, targets, 0 * weights).total
+        assert total.item() == 0
+        assert not any(bool(grad.any()) for grad in torch.autograd.grad(total, inputs))
+
+
 def test_shapes_that_do_not_fit_are_named() -> None:
     hidden, weight, targets, weights = problem(6, 2, 9)
     with pytest.raises(ValueError, match=r"\[6, 6\]"):
@@ -215,7 +245,7 @@ def arrangements(streams: list[TokenStream]) -> dict[str, list[PackedBatch]]:
         "first fit": made(planned(60, "packed")),
         "filled up": made(planned(60, "packed"), multiple=16),
         "sorted": made(planned(90, "sorted")),
-        "padded": made([pad(each) for each in planned(120, "padded")]),
+        "padded": made([pad(each) for each in planned(120, "in_order")]),
         "accumulation of 4": made([streams[start::4] for start in range(4)]),
         "many ranks, idle packs": made(planned(60, "packed", ranks=16)),
         "accumulation of 2, filled up": made([streams[:6], streams[6:]], multiple=8),

@@ -78,8 +78,8 @@ def test_a_local_file_as_read_samples_reads_it(tmp_path: Path) -> None:
             kinds.append(bad.kind)
     assert [sample.id for sample in good] == ["a", "last"]
     assert kinds[:2] == ["invalid record", "invalid record"] and "text encoding" in kinds[2:]
-    path.write_bytes(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-    assert read_samples(path)[0] == good
+    samples, bad_lines = read_samples(path)
+    assert samples == good and [bad.kind for bad in bad_lines] == kinds
     with pytest.raises(IndexError):
         manifest[len(manifest)]
 
@@ -103,11 +103,15 @@ def test_audio_is_found_beside_the_manifest_and_decoded_when_asked_for(tmp_path:
     rows = [line("a", path="sound/a.wav"), line("b", path="sound/none.wav"), line("c", path="samples.jsonl")]
     path.write_bytes(b"\n".join(rows))
     source = open_source(path)
-    assert source.lengths is None and len(source) == 3 and source.name == str(path)
+    assert len(source) == 3 and source.name == str(path)
     waveform = source[0].audio[0].load()
     assert waveform.sample_rate == 8_000
     assert torch.allclose(waveform.samples_CN, samples_1N[:, 4_000:8_000], atol=1e-4)
     assert source[0].audio[0].load(sample_rate=16_000).num_samples == 8_000
+    (first, *_), bad = read_samples(path)
+    assert not bad and first.audio_parts()[0].path == str(tmp_path / "sound/a.wav"), (
+        "as the whole file is read"
+    )
     for index in (1, 2):
         loaded = source[index]  # reading the sample decodes nothing
         with pytest.raises(BadSample, match="audio: ") as caught:

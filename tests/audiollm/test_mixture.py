@@ -141,6 +141,20 @@ def test_what_does_not_go_together(sizes: list[int], weights: list[float] | None
         Mixture(sizes, weights)
 
 
+@pytest.mark.parametrize("sizes", [[10_000_000, 20], [10**9, 3], [10**9, 1, 2, 0, 10**8, 1, 1]])
+def test_a_small_source_beside_a_huge_one_is_kept_where_nobody_weighs_them(sizes: list[int]) -> None:
+    mixed = Mixture(sizes)
+    stop = 10 * 4 * 10**6
+    shares_S = mixed.drawn(stop) / stop
+    for share, size in zip(shares_S, sizes, strict=True):
+        natural = size / sum(sizes)
+        assert share == pytest.approx(max(natural, 1e-6) if size else 0.0, rel=0.15)
+    stop = mixed.items_for(1)
+    assert (mixed.drawn(stop) >= sizes).all() and stop <= 1.1 * sum(sizes), (
+        "a pass through all is hardly longer"
+    )
+
+
 def test_sources_of_no_weight_are_left_out_and_budgets_in_passes() -> None:
     mixed = Mixture([10, 20, 0], [1, 0, 0])
     assert {item.source for item in mixed.items(0, 500)} == {0}

@@ -67,6 +67,18 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(tmp_path: Path) -> 
     assert result is not None and result.figures["resumed"] is False  # it began with an empty folder
 
 
+def test_what_was_trained_is_kept_beside_when_settings_change(tmp_path: Path) -> None:
+    """One attempt back; a stage without a checkpoint is removed."""
+    for value in (1, 2, 3):
+        run_recipe(recipe_of(tmp_path, [], {"a": value, "b": value}), QUIET)
+        (tmp_path / "a" / "checkpoint").mkdir()
+        before = tmp_path / "a.before"
+        assert not before.exists() if value == 1 else (before / "out.txt").read_text() == str(value - 1)
+    assert (before / "checkpoint").is_dir() and not (tmp_path / "b.before").exists()
+    result = read_result(tmp_path / "a")
+    assert result is not None and result.figures["resumed"] is False
+
+
 def test_a_lost_artifact_is_made_again(tmp_path: Path) -> None:
     ran: list[str] = []
     run_recipe(recipe_of(tmp_path, ran, {}), QUIET)

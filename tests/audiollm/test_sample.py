@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from audiollm.config import ConfigError
 from audiollm.data.sample import (
     AudioPart,
     BadSample,
@@ -89,9 +90,26 @@ def test_a_bad_line_is_named_and_the_others_are_read(tmp_path: Path, line: str |
     path.write_bytes(b"\n".join([_row(id="first").encode(), middle, b"", _row(id="last").encode(), b""]))
     samples, bad = read_samples(path)
     assert [sample.id for sample in samples] == ["first", "last"]
-    assert [(row.file, row.line) for row in bad] == [(str(path), 2)]
+    assert [row.place for row in bad] == [f"{path}:2"]
     assert reason in bad[0].reason
-    assert str(bad[0]).startswith(f"{path}:2  ")
+    assert str(bad[0]).startswith(f"{path}:2: ")
+
+
+def test_audio_is_found_beside_the_file_and_else_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").touch()
+    paths = ["a.wav", "none.wav", str(tmp_path / "a.wav"), ".", "s3://bucket/a.wav", "x" * 1000]
+    parts = [AudioPart(path=path) for path in paths]
+    write_samples(
+        tmp_path / "samples.jsonl", [Sample(id="a", messages=[Message(role="user", content=parts)], task="t")]
+    )
+    (sample,), _ = read_samples(tmp_path / "samples.jsonl")
+    beside = str(tmp_path / "a.wav")
+    assert [part.path for part in sample.audio_parts()] == [beside, "none.wav", beside, *paths[3:]]
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_samples(Path("no/such/samples.jsonl"))
 
 
 def test_a_span_of_no_length_is_refused() -> None:

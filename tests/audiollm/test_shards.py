@@ -26,6 +26,7 @@ from audiollm.data.sample import AudioPart, BadSample, Message, Sample, TextPart
 from audiollm.data.shards import Encodings, Shards, ShardWriter, index_shards, read_index, read_shards
 from audiollm.data.source import open_source
 from audiollm.files import write_json
+from audiollm.recipe import RecipeStage, Stage, StageConfig
 
 
 def sample(index: int) -> Sample:
@@ -163,16 +164,14 @@ def test_a_plain_webdataset_reader_reads_ours(tmp_path: Path) -> None:
         assert ("codes.npz" in row) == bool(shards[index].encodings)
 
 
-def test_every_sample_is_read_alone_and_its_lengths_are_known(tmp_path: Path) -> None:
+def test_every_sample_is_read_alone(tmp_path: Path) -> None:
     write_sound(tmp_path)
     shards = open_source(tmp_path)
     assert isinstance(shards, Shards) and len(shards) == 6 and shards.bad == ()
     for index in (5, 0, 3, 2):
         loaded = shards[index]
         assert loaded.sample == spoken(index)
-        assert shards.lengths.frames_N[index] == loaded.frames == (0 if index % 2 else 3 + index)
-        assert shards.lengths.text_bytes_N[index] == len(f"say é {index}".encode())
-        assert shards.lengths.audio_s_N[index] == pytest.approx(0.1)
+        assert loaded.frames == (0 if index % 2 else 3 + index)
         back = pickle.loads(pickle.dumps(loaded))  # noqa: S301
         assert back.sample == loaded.sample and back.audio == loaded.audio
         for ours, theirs in zip(loaded.encodings, back.encodings, strict=True):
@@ -196,7 +195,6 @@ def test_tars_of_others_are_indexed(tmp_path: Path, extension: str) -> None:
     shards = open_source(str(tmp_path / "a.tar"))
     assert len(shards) == 3
     assert shards[0].audio[0].load().num_samples == pytest.approx(RATE // 2, abs=2500)  # a lossy codec pads
-    assert shards.lengths is not None and shards.lengths.audio_s_N[0] == pytest.approx(0.5, abs=0.16)
     assert shards[1].audio == ()
     with pytest.raises(BadSample, match=r"dir/0002: has no \.json"):
         shards[2]
@@ -366,3 +364,30 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         open_source(f"pipe:touch {tmp_path}/ran")
     assert not (tmp_path / "ran").exists()
+
+
+def test_opening_tars_of_others_leaves_the_fingerprint_of_a_stage_that_reads_them(tmp_path: Path) -> None:
+    """A run that goes on finds its input as it was: the index made meanwhile is no part of it, all else is."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    foreign(shards / "a.tar", [{"json": spoken(0).model_dump(mode="json"), "flac": tone(0)}])
+    kind = Stage("train", StageConfig, lambda config, context: {}, {}, "trains")
+    stage = RecipeStage("train", kind, StageConfig(), tmp_path / "run", (), (shards,))
+    before = stage.fingerprint({})
+    assert len(open_source(shards)) == 1 and {path.name for path in shards.iterdir()} == {
+        "a.tar",
+        "index.json",
+        "index.safetensors",
+    }
+    assert stage.fingerprint({}) == before
+    foreign(shards / "b.tar", [{"json": spoken(1).model_dump(mode="json"), "flac": tone(1)}])
+    assert stage.fingerprint({}) != before
+    (shards / "b.tar").unlink()
+    assert stage.fingerprint({}) == before
+    elsewhere = tmp_path / "model"
+    elsewhere.mkdir()
+    write_json(elsewhere / "index.json", {})
+    reading = RecipeStage("train", kind, StageConfig(), tmp_path / "run", (), (elsewhere,))
+    with_index = reading.fingerprint({})
+    (elsewhere / "index.json").unlink()
+    assert reading.fingerprint({}) != with_index, "a file of that name elsewhere counts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,25 @@ def test_marks_of_a_scene_are_tokens_where_the_training_texts_use_them() -> None
     assert len(with_scene.encode(tokens.SCENE_START).ids) == 1
     assert plain.token_to_id(tokens.SCENE_START) is None
     assert plain.decode(plain.encode(scene).ids) == scene
+
+
+def test_a_vocabulary_is_learned_from_texts_that_come_once() -> None:
+    """By one look at each, in any number: an iterator does as well as a list, and its error comes through."""
+    scene = f"{tokens.SCENE_START}\nA quiet room.\n{tokens.SCENE_END}"
+    texts = [f"number {n} {'seven ' * (n % 5)}" for n in range(300)]
+    once, listed = (
+        train_text_tokenizer(iter([*texts, scene]), 400),
+        train_text_tokenizer([*texts, scene], 400),
+    )
+    assert once.to_str() == listed.to_str()
+    plain = train_text_tokenizer(iter(texts), 400)
+    marks = [tokens.SCENE_START, tokens.SCENE_END]
+    assert once.get_vocab_size() <= 400 + len(marks) and set(marks) <= set(once.get_vocab())
+    assert not set(tokens.MARKS_IN_TEXT) & set(plain.get_vocab())
+
+    def broken() -> Iterator[str]:
+        yield "seven"
+        raise ConfigError("sample 2 is bad")
+
+    with pytest.raises(ConfigError, match="sample 2 is bad"):
+        train_text_tokenizer(broken(), 400)

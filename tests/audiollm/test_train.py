@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from rich.console import Console
+from webdataset import TarWriter
 
+from audiollm.audio import load
 from audiollm.data.conditions import corrupt, hide_conditions
 from audiollm.data.loader import Loader, SetAside
 from audiollm.data.packing import pack
@@ -26,6 +31,7 @@ from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train.adapt import load_adapter, merge_adapter
 from audiollm.train.batches import Batching, BatchMaker, StepBatch, evaluation_packs
+from audiollm.train.listening import Listening, prompt_of
 from audiollm.train.losses import TokenLosses
 from audiollm.train.run import train_model
 from audiollm.train.sft import SFTTask
@@ -138,11 +144,9 @@ def batching(**changes: Any) -> Batching:
 
 
 def maker_of(folder: Path, template: Template, batching: Batching, **ranks: int) -> BatchMaker:
-    aside = SetAside(folder / "set_aside.jsonl")
-    found = survey(
-        [open_source(folder)], template, batching.max_length, batching.too_long, aside, lambda: None
-    )
-    return BatchMaker([str(folder)], None, found, template, batching, 0, **ranks)
+    aside, sources = SetAside(folder / "set_aside.jsonl"), [open_source(folder)]
+    found = survey(sources, template, batching.max_length, batching.too_long, aside, lambda: None)
+    return BatchMaker(sources, None, found, template, batching, 0, **ranks)
 
 
 def codes_in(batch: StepBatch) -> list[int]:
@@ -207,7 +211,12 @@ def test_the_step_loss_is_the_same_in_any_packs(tmp_path: Path, template: Templa
     folder = write_shards(tmp_path, 7)
     model = model_of(template).double()
     found = []
-    for changes in ({}, {"max_tokens": 60}, {"packing": "sorted"}, {"packing": "padded", "max_tokens": 120}):
+    for changes in (
+        {},
+        {"max_tokens": 60},
+        {"packing": "sorted"},
+        {"packing": "in_order", "max_tokens": 120},
+    ):
         config = batching(batch_size=4, **changes)
         maker = maker_of(folder, template, config)
         task = SFTTask(TokenLosses(model), [], {}, WEIGHTS, SetAside(tmp_path / "a.jsonl"))
@@ -217,6 +226,8 @@ def test_the_step_loss_is_the_same_in_any_packs(tmp_path: Path, template: Templa
         torch.stack(losses).sum().backward()
         assert len(losses) == update.losses == len(maker(0).packs)
         gradient = model.model.layers[0].audio_mlp.up_proj.weight.grad
+        by_codebook = [float(update.figures[f"audio_loss/{k}"]) for k in range(4)]
+        assert sum(by_codebook) / 4 == pytest.approx(float(update.figures["audio_loss"]), abs=1e-9)
         found.append((sum(loss.item() for loss in losses), gradient.clone(), len(losses)))
     assert {packs for _, _, packs in found} >= {1, 4}
     for loss, gradient, _ in found[1:]:
@@ -224,12 +235,49 @@ def test_the_step_loss_is_the_same_in_any_packs(tmp_path: Path, template: Templa
         torch.testing.assert_close(gradient, found[0][1], atol=1e-9, rtol=0)
 
 
+def test_the_ranks_add_up_to_one(tmp_path: Path, template: Template) -> None:
+    """Loss and gradients of three ranks, each over its own packs and the step's counts, to 1e-9 in float64."""
+    folder, model = write_shards(tmp_path, 9), model_of(template).double()
+    found = []
+    for world in (1, 3):
+        makers = [
+            maker_of(folder, template, batching(batch_size=5), rank=r, world=world) for r in range(world)
+        ]
+        batches = [maker(0).packs for maker in makers]
+        counts = {kind: sum(p.counts[kind] for packs in batches for p in packs) for kind in WEIGHTS}
+        sums = [TokenLosses(model)(p) for packs in batches for p in packs]
+        loss = torch.stack(
+            [WEIGHTS[kind] * each[kind] / counts[kind] for each in sums for kind in WEIGHTS]
+        ).sum()
+        model.zero_grad()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+
+
+def test_what_is_cut_stays_within_its_plan_when_text_is_hidden(tmp_path: Path, template: Template) -> None:
+    """Without its long texts, more of a conversation's turns would fit than the step was planned with."""
+    asked = SAMPLE.messages[1].model_copy(update={"content": [TextPart(text="seven " * 30)]})
+    turn = [asked, SAMPLE.messages[2]]
+    writer = ShardWriter(tmp_path, 5)
+    for i in range(4):
+        sample = SAMPLE.model_copy(update={"id": f"s{i}", "messages": turn * 3})
+        writer.write(i, sample, [[torch.full((4, 10), i).numpy()] * 3])
+    writer.close({"codec": {"num_codebooks": 4, "codebook_size": 32}})
+    longest = template.length(turn, [10]) + 10
+    maker = maker_of(tmp_path, template, batching(max_tokens=longest, text_dropout=0.99))
+    packs = [pack for step in range(4) for pack in maker(step).packs]
+    assert packs and all(pack.counts["audio"] == 1 for pack in packs)
+    assert max(pack.layout.lengths[0] for pack in packs) <= longest
+
+
 def test_evaluation_is_the_mean_over_the_held_out_samples(tmp_path: Path, template: Template) -> None:
     folder = write_shards(tmp_path, 7)
     model = model_of(template).double().eval()
     aside, source = SetAside(tmp_path / "a.jsonl"), open_source(folder)
     found = survey([source], template, 256, "cut", aside, lambda: None)
-    held_out = evaluation_packs([source], found, template, batching())
+    held_out = evaluation_packs([source], found, template, batching(), aside)
     task = SFTTask(TokenLosses(model), [], held_out, WEIGHTS, aside)
     with torch.no_grad():
         figures = task.evaluate(0)
@@ -259,6 +307,71 @@ def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, tem
         survey(
             sources, template, lengths[4], "refuse", SetAside(tmp_path / "c.jsonl", strict=True), lambda: None
         )
+
+
+def test_listening_speaks_the_same_prompts_every_time(tmp_path: Path, template: Template) -> None:
+    folder, model = write_shards(tmp_path / "shards", 4), model_of(template).eval()
+    listening = Listening(
+        model, Tones(), template, [open_source(folder)[i] for i in (1, 2)], tmp_path / "out"
+    )
+    for step in (5, 10):
+        listening(step)
+    first, second = (sorted((tmp_path / "out").glob(f"step-0000{step}/*")) for step in ("05", "10"))
+    assert [path.name for path in first] == ["s1.wav", "s2.wav"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes() and load(one).samples_CN.shape[1] >= 960
+    assert list((tmp_path / "out" / "tensorboard").glob("events*"))
+    prompt = prompt_of(open_source(folder)[1], 3)
+    assert [m.role for m in prompt.messages] == ["system", "user"] and prompt.codes == () and prompt.seed == 3
+
+
+class Tones:
+    """A codec of a level a frame."""
+
+    frame_rate, num_codebooks, codebook_size, sample_rate = 25.0, 4, 32, 24_000
+    codebook_vectors_KVD = torch.zeros(4, 32, 1)
+
+    def encode(self, samples_CN: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def decode(self, codes_KT: torch.Tensor) -> torch.Tensor:
+        return (codes_KT.sum(dim=0) / 200).repeat_interleave(960)[None].float()
+
+
+def write_odd_shards(folder: Path, cut: bytes) -> Path:
+    """One of each kind of bad sample, as others may have written them."""
+    folder.mkdir()
+    codes, long = io.BytesIO(), io.BytesIO()
+    np.savez(codes, **{"0-0": np.full((4, 5), 99)})  # type: ignore[arg-type]
+    np.savez(long, **{"0-0": np.zeros((4, 200), np.int64)})  # type: ignore[arg-type]
+    record = SAMPLE.model_dump(mode="json")
+    text = json.dumps({**record, "id": "latin", "task": "f\u00fcnf"}, ensure_ascii=False)
+    with TarWriter(str(folder / "a.tar")) as tar:
+        tar.write({"__key__": "json", "json": b"{broken"})
+        tar.write({"__key__": "latin", "json": text.encode("latin-1")})
+        impossible = json.dumps({**record, "id": "impossible"}).encode()
+        tar.write({"__key__": "impossible", "json": impossible, "codes.npz": codes.getvalue()})
+        tar.write({"__key__": "long", "json": json.dumps(record).encode(), "codes.npz": long.getvalue()})
+        tar.write({"__key__": "uncoded", "json": json.dumps({**record, "id": "uncoded"}).encode()})
+    (folder / "b.tar").write_bytes(cut)
+    return folder
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_stage_names_every_bad_sample(tmp_path: Path, strict: bool) -> None:
+    """A cut tar, wrong JSON, missing and impossible codes, another encoding, too long: named, counted, gone around."""
+    good = write_shards(tmp_path / "good", 12)
+    odd = write_odd_shards(tmp_path / "odd", (good / "shard-000001.tar").read_bytes()[:4000])
+    shards: dict[str, Any] = {"shards": [str(good), str(odd)], "model": SMALL, "too_long": "refuse"}
+    if strict:
+        with pytest.raises(StageError, match="mend or remove it"):
+            run_stage(tmp_path / "run", **shards, strict=True)
+        return
+    figures = run_stage(tmp_path / "run", **shards, max_length=128)
+    kinds = {row["kind"] for row in read_jsonl(tmp_path / "run" / "set_aside.jsonl")}
+    assert {"wrong JSON", "text encoding", "truncated tar", "too long"} <= kinds
+    assert kinds & {"missing codes", "missing audio"} and kinds & {"codes out of range", "does not compile"}
+    assert figures["steps"] == 12 and figures["samples_refused"] == 1
 
 
 def run_stage(folder: Path, shards: Any, **values: Any) -> dict[str, Any]:
