@@ -93,7 +93,7 @@ def test_a_sample_that_is_too_long_is_named(strategy: str) -> None:
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(ValueError, match="packed, sorted, padded"):
+    with pytest.raises(ValueError, match="packed, sorted, in_order"):
         plan_step([3], 10, 1, "bestfit")
 
 
