@@ -24,7 +24,8 @@ from torch import Tensor
 from audiollm.data.delay import IGNORE
 from audiollm.data.packing import PackedBatch, pack, pad, plan_step
 from audiollm.data.template import Kind, TokenStream
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.losses import TokenLosses
 
 MAXIMUM = 2048

@@ -17,7 +17,8 @@ from audiollm.data.delay import undelay
 from audiollm.data.sample import Message
 from audiollm.data.template import Kind, Template, TokenStream
 from audiollm.generation.sampling import SamplingConfig, draw, guide
-from audiollm.models.dual_ffn import Cache, DualFFN
+from audiollm.models.cache import Cache
+from audiollm.models.dual_ffn import DualFFN
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.dual_ffn import DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
 
 
 def training_flops(config: DualFFNConfig, batch: PackedBatch) -> float:

@@ -25,7 +25,8 @@ from audiollm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from audiollm.files import write_json
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError

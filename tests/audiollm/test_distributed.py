@@ -20,7 +20,8 @@ from audiollm.data.delay import IGNORE
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.template import Kind, TokenStream
 from audiollm.files import read_json, read_jsonl, write_json
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train.checkpoint import consolidate, trained_weights

@@ -13,7 +13,9 @@ from audiollm.data.delay import IGNORE
 from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.template import Kind, TokenStream
 from audiollm.models.attention import RopeScaling
-from audiollm.models.dual_ffn import Cache, DualFFN, DualFFNConfig
+from audiollm.models.cache import Cache
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.kernels import RMSNorm, silu_multiply, use_liger
 from audiollm.train.losses import token_losses
 

@@ -10,7 +10,8 @@ from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig, draw, guide, truncate
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 
 
 def generators(count: int, seed: int = 0) -> list[torch.Generator]:

@@ -14,7 +14,8 @@ from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.generation.engine import Prompt, generate_codes
 from audiollm.generation.sampling import SamplingConfig
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.losses import token_losses
 
 SIZE, BOOKS, FRAMES = 16, 2, 12

@@ -14,7 +14,8 @@ from torch.nn import functional
 from audiollm.data.delay import IGNORE
 from audiollm.data.packing import PackedBatch, idle_pack, pack, pad, plan_step
 from audiollm.data.template import Kind, TokenStream
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.losses import TokenLosses, linear_cross_entropy
 
 BOOKS, CODES = 3, 18

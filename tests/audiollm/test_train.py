@@ -26,7 +26,8 @@ from audiollm.data.source import open_source
 from audiollm.data.template import Kind, Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.files import read_json, read_jsonl
-from audiollm.models.dual_ffn import DualFFN, DualFFNConfig
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train.adapt import load_adapter, merge_adapter

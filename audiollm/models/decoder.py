@@ -1,0 +1,174 @@
+"""The layers of the DualFFN decoder: shared attention, separate norms and feed-forward for text and audio rows.
+
+Rows are sorted, text first, so that routing takes slices.
+
+Shapes: S rows, C hidden size, H heads, G key and value heads, D head dimension, X and Y chosen rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.models.attention import BackendName, RopeScaling, SegmentLayout, packed_attention, rotate
+from audiollm.models.kernels import RMSNorm, silu_multiply
+
+
+@dataclass(frozen=True)
+class DualFFNConfig:
+    """The shape of the decoder."""
+
+    vocab_size: int
+    num_codebooks: int = 8
+    codebook_size: int = 1026
+    """Codes of one codebook, BOS and EOS included (1026, as published)."""
+    hidden_size: int = 256
+    num_layers: int = 6
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    head_dim: int = 64
+    intermediate_size: int = 768
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    sliding_window: int | None = None
+    """A position sees itself and this many less one before it; None for all before it."""
+    audio_ffn_layers: tuple[int, ...] | None = None
+    """Layers with norms and a feed-forward of their own for audio; None for all. In the others audio takes the
+    text's, as with `audio_dual_ffn_layers` in Boson's release."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, dict):  # from a config.json
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, not {self.sliding_window}")
+        strange = [n for n in self.audio_ffn_layers or () if not 0 <= n < self.num_layers]
+        if strange:
+            raise ValueError(f"audio_ffn_layers: no layer {strange} among {self.num_layers}")
+
+
+class Attend(Protocol):
+    """Attention of rotated queries over keys and values, in the order of the rows."""
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        """`[S, H, D]`."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What every layer needs to know of the rows that it is given."""
+
+    num_text: int
+    """The first rows are text, the others audio."""
+    cosine_S1D: Tensor
+    sine_S1D: Tensor
+    attend: Attend
+
+
+@dataclass(frozen=True)
+class AttendPacked:
+    """Inside each sequence of a pack."""
+
+    layout: SegmentLayout
+    window: int | None
+    backend: BackendName
+
+    def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
+        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, self.window, self.backend)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, as in Llama."""
+
+    def __init__(self, config: DualFFNConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(silu_multiply(self.gate_proj(x), self.up_proj(x)))
+        return out
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: DualFFNConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def forward(self, x_SC: Tensor, rows: Rows, layer: int) -> Tensor:
+        q, k, v = (
+            project(x_SC).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = (rotate(each, rows.cosine_S1D, rows.sine_S1D) for each in (q, k))
+        out: Tensor = self.o_proj(rows.attend(layer, q, k, v).flatten(1))
+        return out
+
+
+class DualFFNLayer(nn.Module):
+    """One decoder layer: what is text takes one norm and feed-forward, what is audio the other."""
+
+    def __init__(self, config: DualFFNConfig, index: int) -> None:
+        super().__init__()
+        self.index, self.dropout = index, config.dropout
+        self.self_attn = Attention(config)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.has_audio_ffn = config.audio_ffn_layers is None or index in config.audio_ffn_layers
+        if self.has_audio_ffn:
+            self.audio_mlp = FeedForward(config)
+            self.audio_input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.audio_post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, x_SC: Tensor, rows: Rows) -> Tensor:
+        """Hidden states after this layer, rows in the same order."""
+        x_SC = x_SC + self.self_attn(self._norm_in(x_SC, rows.num_text), rows, self.index)
+        fed_SC = self._feed_forward(x_SC, rows.num_text)
+        return x_SC + (functional.dropout(fed_SC, self.dropout, self.training) if self.dropout else fed_SC)
+
+    def _norm_in(self, x_SC: Tensor, num_text: int) -> Tensor:
+        if not self.has_audio_ffn:
+            normed: Tensor = self.input_layernorm(x_SC)
+            return normed
+        return route(x_SC, num_text, self.input_layernorm, self.audio_input_layernorm)
+
+    def _feed_forward(self, x_SC: Tensor, num_text: int) -> Tensor:
+        if not self.has_audio_ffn:
+            return self._text_branch(x_SC)
+        return route(x_SC, num_text, self._text_branch, self._audio_branch)
+
+    def _text_branch(self, x_XC: Tensor) -> Tensor:
+        out: Tensor = self.mlp(self.post_attention_layernorm(x_XC))
+        return out
+
+    def _audio_branch(self, x_YC: Tensor) -> Tensor:
+        out: Tensor = self.audio_mlp(self.audio_post_attention_layernorm(x_YC))
+        return out
+
+
+def route(
+    x_SC: Tensor, num_text: int, text: Callable[[Tensor], Tensor], audio: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """`text` of the first `num_text` rows and `audio` of the others.
+
+    Training takes both, always: a pack has rows of both kinds. Generation often has audio rows alone.
+    """
+    if num_text == len(x_SC):
+        return text(x_SC)
+    if num_text == 0:
+        return audio(x_SC)
+    return torch.cat([text(x_SC[:num_text]), audio(x_SC[num_text:])])
