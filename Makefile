@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio packing loss-memory loader clean
+.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -63,7 +63,16 @@ loss-memory: $(READY)  ## peak memory of the chunked loss against the dense one
 loader: $(READY)  ## samples a second from shards, and opening a million samples: DATA=
 	@$(BIN)/python benchmarks/loader.py $(if $(DATA),--data $(DATA))
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader  ## every benchmark; each prints JSON lines
+dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forward alone: DATA=
+	@$(BIN)/python -W ignore benchmarks/dual_ffn_overhead.py $(if $(DATA),--data $(DATA))
+
+llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
+	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
+
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train  ## every benchmark; each prints JSON lines
+
+llm-generate: $(READY)  ## audio frames per second against transformers' generate, first-audio latency
+	@$(BIN)/python -W ignore benchmarks/llm_generate.py
 
 clean:  ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -35,6 +35,27 @@ class Codec(Protocol):
         """Codes to float32 `[1, frames * sample_rate / frame_rate]`."""
 
 
+class CodeStream(Protocol):
+    """Codes to sound, piece by piece."""
+
+    @property
+    def latency_s(self) -> float:
+        """The longest time from a frame's codes to the end of its sound, in the time of the sound."""
+
+    def push(self, codes_KT: Tensor) -> Tensor:
+        """Codes `[K, t]` to the samples `[1, n]` that they complete."""
+
+    def flush(self) -> Tensor:
+        """The rest of the sound; then begin anew."""
+
+
+@runtime_checkable
+class StreamedCodec(Protocol):
+    """What a codec has besides, where it can decode piece by piece; the pieces are together what `decode` gives."""
+
+    def code_stream(self) -> CodeStream: ...
+
+
 def load_codec(folder: Path) -> Codec:
     """The codec saved in `folder`, through the entry-point group `audiollm.codecs` and `model_type` in its config.
 

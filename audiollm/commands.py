@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,12 @@ from audiollm.config import ConfigError
 from audiollm.recipe import Recipe, StagePlan, find_stage, load_recipe
 from audiollm.runner import run_recipe
 from audiollm.train.distributed import Ranks, join, launch, leave
+
+DEVICE_TFLOPS = {"tiny": 0.14}
+"""What one device reaches in training, by size, in 10^12 operations a second. Two CPU cores with bf16 matrix units:
+as measured on the quickstart."""
+H100_TFLOPS = 400.0
+"""Of all other sizes: an H100 in bf16 at 40 % of its peak."""
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
@@ -70,16 +77,41 @@ def run(
 
 
 def plan(
-    recipe: RecipeArgument = None, overrides: Overrides = None, name: Name = None, runs: Runs = Path("runs")
+    recipe: RecipeArgument = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    devices: Annotated[
+        int, typer.Option("--launch", min=1, help="As for `run`: the devices that train together.")
+    ] = 1,
+    tflops: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-3,
+            help="What one of them reaches in training, in 10^12 operations a second.",
+            show_default="0.14 for tiny (2 CPU cores), else 400 (H100)",
+        ),
+    ] = None,
 ) -> None:
-    """Show what a recipe would do: stages, parameters, tokens, memory and disk. Nothing runs.
+    """Show what a recipe would do: stages, parameters, tokens, memory of a device, time and disk. Nothing runs.
 
-    The figures are estimates from the settings and from the headers of the audio files.
+    The figures are estimates from the settings and from the headers of files; inputs need not be there yet.
+
+    Example: audiollm plan recipes/tts/full.yaml language_model=~/models/Llama-3.2-3B --launch 64
     """
-    loaded = load_recipe(_required(recipe), overrides or [], name, runs)
+    absent: list[Path] = []
+    loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
     console = Console()
-    console.print(plan_table(loaded))
-    console.print(f"  run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}", highlight=False)
+    rate = tflops or DEVICE_TFLOPS.get(loaded.size, H100_TFLOPS)
+    console.print(plan_table(loaded, devices, rate))
+    notes = [
+        f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
+        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:g} TFLOP/s "
+        "(--launch, --tflops); an empty cell is not known",
+    ]
+    notes += [f"not there yet: {path}" for path in dict.fromkeys(absent)]
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def without_option(arguments: Sequence[str], option: str) -> list[str]:
@@ -94,24 +126,36 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def plan_table(recipe: Recipe) -> Table:
-    """One row a stage and one of totals."""
+def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
+    """One row a stage and one of totals.
+
+    Args:
+        devices: that train together.
+        tflops: operations a second of one of them, in 10^12.
+    """
     plans: dict[str, StagePlan] = {}
     table = Table(title=f"{recipe.name} ({recipe.path})", title_justify="left")
     table.add_column("stage")
-    for heading in ("parameters", "tokens", "memory", "disk"):
+    for heading in ("parameters", "tokens", "memory a device", "time", "disk"):
         table.add_column(heading, justify="right")
     table.add_column("what")
     for stage in recipe.stages:
-        plans[stage.name] = made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
+        made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
+        if made.seconds is None and made.flops:
+            made = replace(made, seconds=made.flops / (devices * tflops * 1e12))
+        if made.memory_mb_on is not None:
+            made = replace(made, memory_mb=made.memory_mb_on(devices))
+        plans[stage.name] = made = replace(made, artifacts=stage.artifacts)
         table.add_row(stage.name, *_cells(made), made.note or stage.stage.help)
+    known = [plan.seconds for plan in plans.values() if plan.seconds is not None]
     total = StagePlan(
         tokens=sum(p.tokens for p in plans.values()),
         memory_mb=max(p.memory_mb for p in plans.values()),
+        seconds=sum(known) if known else None,
         disk_mb=sum(p.disk_mb for p in plans.values()),
     )
     table.add_section()
-    table.add_row("all", *_cells(total), "peak memory, summed tokens and disk")
+    table.add_row("all", *_cells(total), "peak memory, summed tokens, known times and disk")
     return table
 
 
@@ -119,13 +163,21 @@ def _cells(plan: StagePlan) -> list[str]:
     def number(value: float, unit: str = "") -> str:
         if not value:
             return ""
-        for factor, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
             if value >= factor:
                 return f"{value / factor:.1f}{suffix}{unit}"
         return f"{value:.0f} {unit}".rstrip()
 
     memory, disk = (number(mb * 2**20, "B") if mb else "" for mb in (plan.memory_mb, plan.disk_mb))
-    return [number(plan.parameters), number(plan.tokens), memory, disk]
+    time = "" if plan.seconds is None else _duration(plan.seconds)
+    return [number(plan.parameters), number(plan.tokens), memory, time, disk]
+
+
+def _duration(seconds: float) -> str:
+    for factor, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
 
 
 def _joined() -> Ranks:

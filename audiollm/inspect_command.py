@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
+    from audiollm.data.features import FeatureShape
     from audiollm.data.inspection import StreamRow
     from audiollm.data.source import LoadedSample, Source
     from audiollm.data.template import Template
@@ -87,24 +88,28 @@ class _View:
 
 
 def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
+    from audiollm.data.features import heard_parts, part_audio
     from audiollm.data.inspection import stream_rows, summarize
+    from audiollm.data.sample import BadSample
     from audiollm.data.source import open_source
     from audiollm.data.template import Template
     from audiollm.data.text_tokenizer import header_style_of
 
-    address, own_tokenizer = _find(target)
+    address, own_tokenizer, encoder = _find(target)
     source = open_source(address)
     number, loaded = _pick(source, sample)
     notes = [f"set aside: {bad}" for bad in source.bad]
     vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
     codec = _codec(source, loaded)
-    codes = loaded.encodings[0] if loaded.encodings else _stand_ins(loaded, codec, notes)
+    codes = loaded.encodings[0] if loaded.encodings else []
+    if not codes and not (encoder is not None and all(heard_parts(loaded.sample))):
+        codes = _stand_ins(loaded, codec, notes)
     template = Template(
         vocabulary, int(codec["num_codebooks"]), int(codec["codebook_size"]), header_style_of(vocabulary)
     )
     try:
-        stream = template.compile(loaded.sample.messages, codes)
-    except ValueError as error:
+        stream = template.compile(loaded.sample.messages, part_audio(loaded, codes, encoder))
+    except (BadSample, ValueError) as error:
         raise ConfigError(f"sample {loaded.sample.id}: {error}", source.name) from None
     return _View(
         heading=f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}",
@@ -119,14 +124,17 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
 # ------------------------------------------------------------------------------------- what is looked at
 
 
-def _find(target: str) -> tuple[str, Path | None]:
-    """Where the samples of `target` are, and the vocabulary that a train stage has learned (even if cut short)."""
+def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
+    """Where the samples of `target` are, and of a train stage its vocabulary (even if cut short) and what it hears.
+
+    The last is None where what is heard is given as codes.
+    """
     import yaml
 
     folder = Path(target)
     for inner in ("shards", "samples.jsonl"):
         if (folder / inner).exists():
-            return str(folder / inner), None
+            return str(folder / inner), None, None
     if (folder / "config.yaml").is_file():
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         for stage in settings.values() if isinstance(settings, dict) else ():
@@ -134,11 +142,35 @@ def _find(target: str) -> tuple[str, Path | None]:
             if shards:  # of several sources the first; the others can be given by their own paths
                 learned = [folder / name for name in ("model", "vocabulary")]
                 with_one = [each for each in learned if (each / "tokenizer.json").exists()]
-                return str(shards[0]["path"]), with_one[0] if with_one else None
+                found = with_one[0] if with_one else None
+                return str(shards[0]["path"]), found, _features(folder, stage)
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )
-    return target, None
+    return target, None, None
+
+
+def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
+    """What the audio encoder of a train stage takes: by its model, by what it began from, or by its settings."""
+    from audiollm.data.features import FeatureShape
+    from audiollm.models.hub import read_config
+    from audiollm.models.layouts import LANGUAGE_MODELS, config_of
+    from audiollm.models.pretrained import model_folder
+
+    if stage.get("audio_in") != "features":
+        return None
+    for candidate in (folder, Path(stage.get("start") or folder)):
+        if any((each / "config.json").exists() for each in (candidate, candidate / "model")):
+            data = read_config(model_folder(candidate))
+            known = (
+                None
+                if data.get("model_type") in LANGUAGE_MODELS
+                else config_of(data, str(candidate)).audio_encoder
+            )
+            if known is not None:
+                return known.features
+    settings = (stage.get("model") or {}).get("audio_encoder") or {}
+    return FeatureShape(stride=settings.get("stride", 2))
 
 
 def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
@@ -287,7 +319,7 @@ def _left_out(rows: list[StreamRow], view: _View, width: int) -> Text:
     trained = all(all(row.is_target) for row in rows)
     masked = not any(any(row.is_target) for row in rows)
     state = "all targets" if trained else "all masked" if masked else "targets"
-    frames = "" if view.has_codes else f" for {len(rows) - books - 1} frames"
+    frames = "" if view.has_codes or not rows[0].codes else f" for {len(rows) - books - 1} frames"
     text = f"… {len(rows)} rows of {rows[0].kind}{frames}, {state}"
     line = Text(f"{'':>6}  {'':<9}  {text:<{width}}  {'':<{max(books, 6)}}", style="dim")
     return line.append(f"  {weight:.4f}" if weight else f"  {OFF}")

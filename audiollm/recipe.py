@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -29,6 +29,7 @@ from audiollm.config import (
     split_stage,
 )
 
+HERE = "here"
 _SHARD_INDEX = ("index.json", "index.safetensors")
 
 Value = TypeVar("Value")
@@ -42,7 +43,10 @@ def check_input(path: Path, info: ValidationInfo) -> Path:
     if str(path) in known.get("artifacts", ()):
         return path
     if not path.exists():
-        raise ValueError(f"no such file or folder: {path}")
+        if "absent" not in known:
+            raise ValueError(f"no such file or folder: {path}")
+        known["absent"].append(path)
+        return path
     known.get("inputs", []).append(path)
     return path
 
@@ -68,15 +72,26 @@ def chosen(value: Value | None) -> Value:
 
 @dataclass
 class StagePlan:
-    """What `audiollm plan` says of one stage, before anything runs. `facts` is for later stages' plans."""
+    """What `audiollm plan` says of one stage, before anything runs."""
 
     parameters: int = 0
     tokens: float = 0.0
     memory_mb: float = 0.0
+    """Of one device that does the work alone."""
+    memory_mb_on: Callable[[int], float] | None = None
+    """Of each of so many devices; None: the stage runs on one."""
     disk_mb: float = 0.0
     seconds: float | None = None
+    """As measured on CPUs, or the budget; None: by `flops`, or not known."""
+    flops: float = 0.0
+    """Floating-point operations of a training, all devices together."""
     note: str = ""
     facts: dict[str, float] = field(default_factory=dict)
+    """For later stages' plans."""
+    model: Mapping[str, Any] | None = None
+    """The config.json of the model that it makes, for stages that start from it."""
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    """Where they will be; told by who asks for the plans, for stages that read them."""
 
 
 @dataclass(frozen=True)
@@ -166,20 +181,28 @@ def find_stage(kind: str, where: str = "", key: str = "") -> Stage:
 
 
 def load_recipe(
-    path: Path, overrides: Sequence[str] = (), name: str | None = None, runs: Path = Path("runs")
+    path: Path,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    runs: Path = Path("runs"),
+    absent: list[Path] | None = None,
 ) -> Recipe:
     """Read, override, resolve and type a whole recipe.
 
     Args:
-        path: the YAML file.
+        path: the YAML file. `${here}` in it is its folder.
         overrides: `key=value` and `stage.key=value`.
         name: the run's name in place of the recipe's.
         runs: the folder of all runs.
+        absent: receives the inputs that do not exist (for a plan, which reads none); None: they are an error.
 
     Raises:
         ConfigError: anything at all that is wrong with it.
     """
     document = load_document(path)
+    if HERE in document.data:
+        raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
+    document.data[HERE] = str(path.parent)
     entries = _stage_entries(document)
     names = [entry[0] for entry in entries]
     apply_overrides(document, overrides, names)
@@ -192,9 +215,11 @@ def load_recipe(
         )
     size, seed = _size(top), _seed(top)
     folder = runs / recipe_name
-    stages = _build_stages(document, _stage_entries(document), folder, {"size": size, "seed": seed}, used)
+    stages = _build_stages(
+        document, _stage_entries(document), folder, {"size": size, "seed": seed}, used, absent
+    )
     _refuse_unused(document, used)
-    parameters = {key: value for key, value in top.data.items() if key != "stages"}
+    parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}
     return Recipe(recipe_name, path, size, seed, folder, tuple(stages), parameters)
 
 
@@ -250,7 +275,7 @@ def _seed(document: Document) -> int:
 
 
 def _refuse_unused(document: Document, used: set[str]) -> None:
-    reserved = {"name", "size", "seed", "stages", "description"}
+    reserved = {"name", "size", "seed", "stages", "description", HERE}
     for key in document.data:
         if key not in reserved and key not in used:
             raise ConfigError(
@@ -267,6 +292,7 @@ def _build_stages(
     folder: Path,
     recipe_defaults: Mapping[str, Any],
     used: set[str],
+    absent: list[Path] | None,
 ) -> list[RecipeStage]:
     stages: list[RecipeStage] = []
     made: dict[str, dict[str, str]] = {}
@@ -279,7 +305,7 @@ def _build_stages(
         for key, value in recipe_defaults.items():
             if key in stage.config.model_fields:
                 resolved.setdefault(key, value)
-        config, inputs = _typed(stage, resolved, path, document, made)
+        config, inputs = _typed(stage, resolved, path, document, made, absent)
         upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
         stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs)))
         made[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
@@ -292,14 +318,31 @@ def _typed(
     path: KeyPath,
     document: Document,
     made: Mapping[str, Mapping[str, str]],
+    absent: list[Path] | None,
 ) -> tuple[StageConfig, list[Path]]:
     inputs: list[Path] = []
     artifacts = {where for stage_artifacts in made.values() for where in stage_artifacts.values()}
+    lacking: list[Path] = []
+    known = {"artifacts": artifacts, "inputs": inputs} | ({} if absent is None else {"absent": lacking})
     try:
-        config = stage.config.model_validate(settings, context={"artifacts": artifacts, "inputs": inputs})
+        config = stage.config.model_validate(settings, context=known)
     except ValidationError as error:
         raise _explain(error, stage, path, document) from None
+    if absent is not None:
+        used = set(_paths(config.model_dump()))
+        absent += [path for path in lacking if path in used and path not in absent]
     return config, inputs
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """All paths in settings, written as a path or as an address; a setting's own words (`none`) are neither."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+        yield Path(value)
+    elif not isinstance(value, str) and isinstance(value, Iterable):
+        for inner in value:
+            yield from _paths(inner)
 
 
 def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Document) -> ConfigError:

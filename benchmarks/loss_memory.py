@@ -3,8 +3,9 @@
     python benchmarks/loss_memory.py [--rows 2048] [--hidden 256]
 
 Cases: `text`, a vocabulary of 128,256; `audio`, 8 codebooks of 1,026. Each side of a case runs in a process of its
-own; its memory is the peak resident size less what it held before the loss (inputs and weight). The gradients of
-both sides are compared, and their relative differences are printed. Time is CPU-seconds of one thread. Linux only.
+own; its memory is the peak resident size less what it held before the loss (inputs and weight). The loss and the
+gradients of both sides are compared: a relative difference above 1e-5 ends the benchmark with exit code 1. Time is
+CPU-seconds of one thread. Linux only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from audiollm.train.losses import linear_cross_entropy
 
 CASES = {"text": (1, 128_256), "audio": (8, 1026)}
 """Codebooks, and the words or codes of each."""
+TOLERANCE = 1e-5
+"""Relative difference of the loss, and of each gradient's norm."""
 
 
 def main() -> None:
@@ -55,6 +58,8 @@ def compare(case: str, rows: int, hidden: int, folder: Path) -> None:
         for key in gradients[0]
     }
     print(json.dumps({"case": case, "relative difference": differences}), flush=True)
+    if wrong := [key for key, value in differences.items() if not value <= TOLERANCE]:  # NaN is wrong too
+        raise SystemExit(f"{case}: the two sides differ by more than {TOLERANCE:g} in {', '.join(wrong)}")
 
 
 def run(case: str, side: str, rows: int, hidden: int, file: Path) -> tuple[float, float]:

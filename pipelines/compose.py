@@ -10,12 +10,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.config import nearest
-from audiollm.data.sample import Sample, write_samples
+from audiollm.data.sample import BadSample, Sample, write_samples
 from audiollm.data.tasks import TaskTemplate, load_tasks, render
-from audiollm.files import read_jsonl, write_jsonl
+from audiollm.files import write_jsonl
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
-from pipelines.compose_rows import Row, Segment, clips, conversations, read_segments, set_aside, written
+from audiollm.set_aside import read_set_aside, row_of
+from pipelines.compose_rows import Row, Segment, clips, conversations, read_segments, written
 
 
 class Config(StageConfig):
@@ -73,7 +74,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         if text or any("text" not in task.required for task in tasks):
             kept.append(segment.model_copy(update={"text": text}))
         else:
-            dropped.append(set_aside(segment.path, "no text", segment.id))
+            dropped.append(BadSample(segment.path, segment.id, "no text"))
     listing = context.folder / "set_aside.jsonl"
     _write_set_aside(config.segments, listing, dropped)
     _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
@@ -108,8 +109,8 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 def make_samples(
     segments: Sequence[Segment], tasks: Sequence[TaskTemplate], config: Config
-) -> tuple[list[Sample], dict[str, int], list[dict[str, Any]]]:
-    """All samples, task after task; how many rows lack a task's fields; what was set aside.
+) -> tuple[list[Sample], dict[str, int], list[BadSample]]:
+    """All samples, task after task; how many rows lack a task's fields; what can be made no sample of.
 
     The first task's samples bear the ids of the segments (a conversation that of its first); those of the
     others end in the task's name.
@@ -120,7 +121,7 @@ def make_samples(
     made = {"segment": clips, "conversation": conversations}
     samples: list[Sample] = []
     lacking: dict[str, int] = {}
-    bad: list[dict[str, Any]] = []
+    bad: list[BadSample] = []
     seen: set[str] = set()
     for number, task in enumerate(tasks):
         usable = 0
@@ -136,7 +137,7 @@ def make_samples(
                     raise ValueError(f"the id {name!r} is taken")
                 sample = render(task, name, fields, config.seed, _metadata(row))
             except ValueError as error:
-                bad.append(set_aside(row.segment, "malformed field", str(error)))
+                bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue
             seen.add(name)
             usable += 1
@@ -227,9 +228,10 @@ def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
         )
 
 
-def _write_set_aside(segments: Path, target: Path, dropped: Sequence[dict[str, Any]]) -> None:
-    upstream = segments.parent / "set_aside.jsonl"
-    write_jsonl(target, [*(read_jsonl(upstream) if upstream.is_file() else []), *dropped])
+def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample]) -> None:
+    """What the segments' stage set aside, then what this one does."""
+    upstream = read_set_aside(segments.parent / "set_aside.jsonl")
+    write_jsonl(target, [*upstream, *(row_of(bad, "compose") for bad in dropped)])
 
 
 def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:

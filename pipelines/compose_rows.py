@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from audiollm.data.sample import AudioPart
-from audiollm.data.scene import dialogue_text, sound_tags, voices, without_sound_tags
+from audiollm.data.sample import AudioPart, BadSample
+from audiollm.data.scene import dialogue_text, voices, without_sound_tags
 from audiollm.data.tasks import FieldValue, TaskTemplate
-from audiollm.data.text import spoken_form
+from audiollm.data.text import prompt_form
 
 CONVERSATION_GAP_S = 2.0
 """A longer pause ends a conversation."""
@@ -74,10 +74,10 @@ class Row:
         return {**{name: value for name, value in read.items() if value is not None}, **self.fields}
 
 
-def read_segments(path: Path) -> tuple[list[Segment], list[dict[str, Any]]]:
-    """The usable rows of a `segments.jsonl`, and a set-aside row for each of the others."""
+def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
+    """The usable rows of a `segments.jsonl`, and what the others are."""
     segments: list[Segment] = []
-    bad: list[dict[str, Any]] = []
+    bad: list[BadSample] = []
     seen: set[str] = set()
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
@@ -87,12 +87,12 @@ def read_segments(path: Path) -> tuple[list[Segment], list[dict[str, Any]]]:
             segment = Segment.model_validate_json(line)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            detail = f"{where}  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            bad.append(set_aside(str(path), "malformed segment", detail))
+            reason = f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            bad.append(BadSample(where, "", reason, "malformed segment"))
             continue
         if segment.end_s <= segment.start_s or segment.id in seen:
-            detail = "its id was used before" if segment.id in seen else "it ends before it starts"
-            bad.append(set_aside(segment.path, "malformed segment", f"{where}  {detail}"))
+            reason = "its id was used before" if segment.id in seen else "it ends before it starts"
+            bad.append(BadSample(where, segment.id, reason, "malformed segment"))
             continue
         seen.add(segment.id)
         segments.append(segment)
@@ -101,7 +101,7 @@ def read_segments(path: Path) -> tuple[list[Segment], list[dict[str, Any]]]:
 
 def written(text: str, normalize: bool) -> str:
     """A transcript as prompts show it: single spaces and, on demand, numbers as words, sounds as Higgs's tags."""
-    return " ".join((sound_tags(spoken_form(text)) if normalize else text).split())
+    return prompt_form(text) if normalize else " ".join(text.split())
 
 
 def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
@@ -149,10 +149,6 @@ def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
         words = " ".join(without_sound_tags(segment.text) for segment in group)
         rows.append(Row(first.id, first.split, ", ".join(speakers), first.id, words, fields, columns))
     return rows
-
-
-def set_aside(path: str, reason: str, detail: str) -> dict[str, Any]:
-    return {"path": path, "stage": "compose", "reason": reason, "detail": detail}
 
 
 class _References:

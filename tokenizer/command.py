@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +19,8 @@ from audiollm.config import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
-    from audiollm.data.sample import Sample
+    from audiollm.data.sample import BadSample, Sample
+    from audiollm.set_aside import Row
     from tokenizer.corpus import Advance, Coding, Corpus
 
 TOKENIZE_RECORD, DETOKENIZE_RECORD = "tokenize.json", "detokenize.json"
@@ -158,7 +159,7 @@ class Inputs:
     """Samples from folders, files and lists: each file once, each id once."""
 
     samples: list[Sample] = field(default_factory=list)
-    bad: list[dict[str, str]] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
     others: int = 0
     """Files in the folders that are not sound."""
     _files: set[Path] = field(default_factory=set)
@@ -192,17 +193,17 @@ class Inputs:
 
     def add_samples(self, listing: Path) -> None:
         """The samples of a .jsonl."""
-        from audiollm.data.sample import read_samples
+        from audiollm.data.sample import BadSample, read_samples
 
         samples, bad = read_samples(listing)
-        rows = [(str(listing), str(row)) for row in bad]
+        self.bad += bad
         for sample in samples:
             if sample.id in self._ids:
-                rows.append((str(listing), f"id {sample.id!r} was used by another input"))
+                reason = f"id {sample.id!r} was used by another input"
+                self.bad.append(BadSample(str(listing), sample.id, reason, "doubled id"))
             else:
                 self._ids.add(sample.id)
                 self.samples.append(sample)
-        self.bad += [{"path": path, "stage": "tokenize", "reason": reason} for path, reason in rows]
 
     def add_table(self, listing: Path) -> None:
         """The files of a .csv, relative to it."""
@@ -233,7 +234,7 @@ def read_inputs(given: Sequence[str]) -> Inputs:
             else:
                 inputs.add_file(path, path.stem)
     if not inputs.samples:
-        reason = f": {inputs.bad[0]['reason']}" if inputs.bad else ""
+        reason = f": {inputs.bad[0]}" if inputs.bad else ""
         raise ConfigError(f"no sound to encode{reason}", "INPUT", "give folders, files or lists of sound")
     return inputs
 
@@ -355,10 +356,9 @@ def _warn_of_long(codec: Codec, corpus: Corpus, console: Console) -> None:
         console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _print_set_aside(rows: Iterable[dict[str, str]], out: Path, console: Console) -> None:
-    rows = list(rows)
+def _print_set_aside(rows: Sequence[Row], out: Path, console: Console) -> None:
     for row in rows[:SHOWN]:
-        text = f"set aside  {row['path']}: {row['reason']}"
+        text = f"set aside  {row['place']}: {row['reason']}"
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if rows:
         where = out / "set_aside.jsonl"

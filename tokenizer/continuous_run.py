@@ -11,6 +11,7 @@ from audiollm.audio import save
 from audiollm.files import write_json
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
+from audiollm.set_aside import SetAside
 from audiollm.train.loop import LoopConfig, train
 from audiollm.train.optim import default_device
 from tokenizer.continuous import AudioVAE, VAEConfig
@@ -62,7 +63,9 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     model.cpu().save_pretrained(context.folder / "model")
     figures["latent_rate"] = model.latent_rate
     _write_examples(model, stores["test"], context.folder)
-    return figures
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
+    set_aside.add(clips.bad)
+    return {**figures, "set_aside": len(set_aside.rows)}
 
 
 def _shape(config: TrainVAEConfig) -> VAEConfig:

@@ -9,12 +9,11 @@ Shapes: C channels, N samples, K codebooks, T frames, V codes a codebook, D dime
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -31,10 +30,11 @@ from audiollm.audio import AudioError, probe
 from audiollm.audio_stream import stream_mono
 from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
-from audiollm.data.sample import AudioPart, Sample
+from audiollm.data.sample import AudioPart, BadSample, Sample
 from audiollm.data.shards import ShardWriter
-from audiollm.files import atomic_path, folder_digest, read_json, write_json, write_jsonl
+from audiollm.files import atomic_path, folder_digest, read_json, write_json
 from audiollm.runner import StageError
+from audiollm.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
 from audiollm.threads import one_thread
 
 LONG_S = 600.0
@@ -45,7 +45,6 @@ PEAK = 0.99
 CODED_AUDIO = "coded_audio"
 """The key of a sample's metadata that holds a `CodedAudio` for each audio part."""
 
-Row = dict[str, str]
 Advance = Callable[[float], None]
 """Called with seconds of audio that are done."""
 
@@ -86,11 +85,11 @@ class Coding:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is to be encoded: samples, their durations as far as headers tell, and the rows that held none."""
+    """What is to be encoded: samples, their durations as far as headers tell, and what is none."""
 
     samples: Sequence[Sample]
     durations_s: Sequence[float]
-    bad: Sequence[Row] = ()
+    bad: Sequence[BadSample] = ()
 
     @property
     def digest(self) -> str:
@@ -117,17 +116,14 @@ class Coded:
     codes: list[np.ndarray]
 
 
-class SetAside:
-    """`set_aside.jsonl`: what could not be used and why, written line by line, so that a kill loses none."""
+def begin_set_aside(path: Path, bad: Iterable[BadSample], again: Container[str]) -> SetAside:
+    """The list for an attempt of `tokenize`: the lines that are no samples, and what an earlier attempt found.
 
-    def __init__(self, path: Path, stage: str, rows: Iterable[Row] = ()) -> None:
-        self._path, self._stage, self.rows = path, stage, list(rows)
-        write_jsonl(path, self.rows)
-
-    def add(self, sample_id: str, path: str, reason: str) -> None:
-        self.rows.append({"id": sample_id, "path": path, "stage": self._stage, "reason": reason})
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self.rows[-1], ensure_ascii=False) + "\n")
+    Args:
+        again: ids of samples that are encoded now; what was said of them holds no more.
+    """
+    kept = [row for row in read_set_aside(path) if row["id"] and row["id"] not in again]
+    return SetAside(path, "tokenize", [*(row_of(one, "tokenize") for one in bad), *kept])
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -176,20 +172,18 @@ def tokenize_corpus(
     writer = ShardWriter(folder, samples_per_shard)
     todo = [index for index in range(len(samples)) if not writer.has(index)]
     again = {samples[index].id for index in todo}
-    kept = [row for row in _read_rows(folder / "set_aside.jsonl") if row.get("id", "") not in {"", *again}]
-    set_aside = SetAside(folder / "set_aside.jsonl", "tokenize", [*corpus.bad, *kept])
+    set_aside = begin_set_aside(folder / "set_aside.jsonl", corpus.bad, again)
     advance(sum(durations_s) - sum(durations_s[index] for index in todo))
     if strict and corpus.bad:
-        raise _stop(corpus.bad[0]["path"], corpus.bad[0]["reason"])
+        raise _stop(corpus.bad[0])
     try:
         for index, result in _encode_all(codec, corpus, todo, coding, workers, advance):
             if isinstance(result, Coded):
                 writer.write(index, result.sample, [result.codes])
             else:
-                place = ", ".join(part.path for part in samples[index].audio_parts()) or samples[index].id
-                set_aside.add(samples[index].id, place, result)
+                set_aside.add([result])
                 if strict:
-                    raise _stop(place, result)
+                    raise _stop(result)
             writer.has(index + 1)  # a shard that is full is written now, not with the next sample
         _write_vectors(folder / "codebooks.safetensors", codec, coding)
         counts = writer.close({"codec": _facts(codec, coding), "inputs": corpus.digest})
@@ -216,20 +210,9 @@ def _part_seconds(part: AudioPart) -> float:
     return max(0.0, min(ends_s, default=0.0) - part.start_s)
 
 
-def _read_rows(path: Path) -> list[Row]:
-    """The rows of an earlier attempt; a last line that a kill cut short is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
-
-
-def _stop(place: str, reason: str) -> StageError:
+def _stop(bad: BadSample) -> StageError:
     remedy = "mend it or leave it out; without --strict it is set aside and the rest goes on"
-    return StageError(f"{place}: {reason}", remedy, exit_code=2)
+    return StageError(f"{bad.place}: {bad.reason}", remedy, exit_code=2)
 
 
 def _write_vectors(path: Path, codec: Codec, coding: Coding) -> None:
@@ -252,7 +235,7 @@ def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
 
 def _encode_all(
     codec: Codec, corpus: Corpus, todo: Sequence[int], coding: Coding, workers: int, advance: Advance
-) -> Iterator[tuple[int, Coded | str]]:
+) -> Iterator[tuple[int, Coded | BadSample]]:
     """The samples `todo` in order, each with its codes or with the reason why it has none."""
     if workers > 1:
         for index, result in _encode_in_processes(corpus.samples, todo, coding, workers):
@@ -274,16 +257,17 @@ def _encode_all(
             yield index, result
 
 
-def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> Coded | str:
+def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> Coded | BadSample:
     parts = sample.audio_parts()
+    place = ", ".join(part.path for part in parts) or sample.id
     if not parts:
-        return "holds no audio part"
+        return BadSample(place, sample.id, "holds no audio part", "no audio")
     try:
         pairs = [_encode_part(codec, part, coding, advance) for part in parts]
     except AudioError as error:
-        return error.reason
+        return BadSample(place, sample.id, error.reason, UNREADABLE)
     except ValueError as error:  # the codec refuses it: too short, or too long
-        return f"cannot be encoded: {error}"
+        return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
     metadata = {**sample.metadata, CODED_AUDIO: [about.model_dump() for _, about in pairs]}
     return Coded(sample.model_copy(update={"metadata": metadata}), [codes_KT for codes_KT, _ in pairs])
 
@@ -330,12 +314,12 @@ def _gain_to_level(pieces_1N: Iterable[Tensor], level_dbfs: float) -> float:
 
 def _encode_in_processes(
     samples: Sequence[Sample], todo: Sequence[int], coding: Coding, workers: int
-) -> Iterator[tuple[int, Coded | str]]:
+) -> Iterator[tuple[int, Coded | BadSample]]:
     """In order, a few samples ahead of the one that is waited for."""
     # spawned: the fork of a process with torch's threads can hang
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker, (coding,))
-    ahead: deque[tuple[int, Future[Coded | str]]] = deque()
+    ahead: deque[tuple[int, Future[Coded | BadSample]]] = deque()
     try:
         for index in todo:
             ahead.append((index, pool.submit(_work, samples[index])))
@@ -362,6 +346,6 @@ def _start_worker(coding: Coding) -> None:
     _worker = (load_codec(coding.codec), coding)
 
 
-def _work(sample: Sample) -> Coded | str:
+def _work(sample: Sample) -> Coded | BadSample:
     codec, coding = _worker
     return _attempt(codec, sample, coding, lambda seconds: None)

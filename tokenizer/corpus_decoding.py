@@ -25,9 +25,10 @@ from audiollm.data.shards import CodedSample, Shards, read_index
 from audiollm.files import folder_digest
 from audiollm.models.pretrained import model_folder
 from audiollm.runner import StageError
+from audiollm.set_aside import Row, SetAside
 from audiollm.threads import one_thread
 from tokenizer.checks import check_codes
-from tokenizer.corpus import CODED_AUDIO, Advance, CodedAudio, Row, SetAside, StreamingCodec
+from tokenizer.corpus import CODED_AUDIO, Advance, CodedAudio, StreamingCodec
 
 _UNSAFE = re.compile(r"[^\w\-+=@,()\[\] .]")
 _MAX_NAME_BYTES, _MAX_FOLDERS = 200, 8
@@ -83,13 +84,12 @@ def detokenize_shards(
     set_aside = SetAside(out / "set_aside.jsonl", "detokenize")
     with one_thread():
         source = Shards(shards)
-        for bad in source.bad:
-            set_aside.add(bad.id, bad.place, bad.reason)
+        set_aside.add(source.bad)
         for index in range(len(source)):
             try:
                 coded = source.coded(index)
             except BadSample as bad:
-                set_aside.add(bad.id, bad.place, bad.reason)
+                set_aside.add([bad])
                 continue
             try:
                 for path, codes_KT, about in _parts(coded, names):
@@ -102,7 +102,8 @@ def detokenize_shards(
             except AudioError as error:
                 raise StageError(str(error), "the same command goes on from here") from error
             except ValueError as error:
-                set_aside.add(coded.sample.id, str(shards), f"cannot be decoded: {error}")
+                reason = f"cannot be decoded: {error}"
+                set_aside.add([BadSample(str(shards), coded.sample.id, reason, "cannot be decoded")])
     return counts, set_aside.rows
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
-from audiollm.data.sample import read_samples
+from audiollm.data.sample import BadSample, read_samples
+from audiollm.set_aside import UNREADABLE
 
 LONGEST_S = 60.0
 """About the longest clip of a folder: longer files are taken in parts."""
@@ -38,11 +39,11 @@ class Clip:
 
 
 class Clips(NamedTuple):
-    """What there is to train on, to hold out, and what cannot be read (path and reason)."""
+    """What there is to train on, to hold out, and what cannot be read."""
 
     train: list[Clip]
     test: list[Clip]
-    set_aside: list[dict[str, str]]
+    bad: list[BadSample]
 
 
 def find_clips(audio: Path) -> Clips:
@@ -58,20 +59,18 @@ def find_clips(audio: Path) -> Clips:
         for part in sample.audio_parts():
             clip = Clip(Path(part.path), part.start_s, part.end_s)
             spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
-    return Clips(
-        list(spans["train"]), list(spans["test"]), [{"path": str(audio), "reason": str(row)} for row in bad]
-    )
+    return Clips(list(spans["train"]), list(spans["test"]), bad)
 
 
 def _clips_of_folder(folder: Path) -> Clips:
     files, _ = find_audio(folder)
     clips: dict[Path, list[Clip]] = {}
-    set_aside = []
+    bad = []
     for path in files:
         try:
             duration_s = probe(path).duration_s
         except AudioError as error:
-            set_aside.append({"path": str(path), "reason": error.reason})
+            bad.append(BadSample(str(path), "", error.reason, UNREADABLE))
             continue
         clips[path] = _parts(path, duration_s)
     by_chance = sorted(
@@ -81,7 +80,7 @@ def _clips_of_folder(folder: Path) -> Clips:
     return Clips(
         [clip for path in clips if path not in held_out for clip in clips[path]],
         [clip for path in clips if path in held_out for clip in clips[path]],
-        set_aside,
+        bad,
     )
 
 
@@ -103,13 +102,17 @@ class ClipStore:
             [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips],
             dtype=torch.float64,
         ).cumsum(0)
-        self.set_aside: dict[str, str] = {}
-        """Path and reason of what could not be read when it was drawn."""
+        self._unread: dict[str, str] = {}
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
         self._room = int(cache_mb * 2**20 / 4)
 
     def __len__(self) -> int:
         return len(self.clips)
+
+    @property
+    def bad(self) -> list[BadSample]:
+        """What could not be read when it was drawn."""
+        return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
 
     @property
     def duration_s(self) -> float:
@@ -119,7 +122,7 @@ class ClipStore:
     def draw(self, generator: torch.Generator) -> Tensor:
         """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other.
 
-        A clip that cannot be read is kept in `set_aside`, and another is drawn.
+        A clip that cannot be read is named in `bad`, and another is drawn.
 
         Raises:
             AudioError: nearly none can be read.
@@ -128,7 +131,7 @@ class ClipStore:
             try:
                 return self._draw_once(generator)
             except AudioError as error:
-                self.set_aside[str(error.path)] = failure = error.reason
+                self._unread[str(error.path)] = failure = error.reason
         raise AudioError(str(self.clips[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
 
     def _draw_once(self, generator: torch.Generator) -> Tensor:
@@ -144,7 +147,7 @@ class ClipStore:
             try:
                 yield self.clips[index], self[index]
             except AudioError as error:
-                self.set_aside[str(error.path)] = error.reason
+                self._unread[str(error.path)] = error.reason
 
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[N]`, float32.

@@ -237,6 +237,10 @@ class AudioTokenizer(nn.Module):
                 yield decoder.push(part_KT)
         yield decoder.flush()
 
+    def code_stream(self) -> StreamingDecoder:
+        """Decodes codes that come in pieces of any size; what it gives out is together what `decode` gives."""
+        return StreamingDecoder(self)
+
     def decode_batch(self, codes_BKT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `encode_batch`: waveforms `[B, N]`, zero beyond the end, and their lengths `[B]`."""
         audio = [self.decode(codes[:, mask])[0] for codes, mask in zip(codes_BKT, mask_BT, strict=True)]

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, save
 from audiollm.codec import Codec, load_codec
-from audiollm.data.sample import Sample, read_samples
+from audiollm.data.sample import BadSample, Sample, read_samples
 from audiollm.data.shards import ShardWriter
-from audiollm.files import atomic_path, write_json, write_jsonl
+from audiollm.files import atomic_path, write_json
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
+from audiollm.set_aside import UNREADABLE, SetAside
 from audiollm.threads import one_thread
 from audiollm.train.loop import LoopConfig, step_generator, train
 from audiollm.train.optim import default_device
+from tokenizer.corpus import begin_set_aside
 from tokenizer.data import DITHER, Clip, ClipStore, augment, find_clips, load_levelled
 from tokenizer.discriminators import TINY, DiscriminatorConfig
 from tokenizer.higgs import HiggsTokenizer, new_higgs
@@ -67,13 +69,9 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
     _write_examples(model, stores["test"], context.folder)
-    unread = [
-        {"path": path, "reason": reason}
-        for store in stores.values()
-        for path, reason in store.set_aside.items()
-    ]
-    write_jsonl(context.folder / "set_aside.jsonl", [*clips.set_aside, *unread])
-    return {**figures, "set_aside": len(clips.set_aside) + len(unread)}
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
+    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
+    return {**figures, "set_aside": len(set_aside.rows)}
 
 
 def _teacher(
@@ -159,21 +157,22 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
     codec = load_codec(config.codec)
     samples, bad = read_samples(config.samples)
-    set_aside = [{"path": str(config.samples), "stage": "tokenize", "reason": str(row)} for row in bad]
     folder = context.folder / "shards"
     writer = ShardWriter(folder, config.samples_per_shard)
+    todo = [index for index in range(len(samples)) if not writer.has(index)]
+    set_aside = begin_set_aside(
+        context.folder / "set_aside.jsonl", bad, {samples[index].id for index in todo}
+    )
     with context.progress("encoding", len(samples)) as bar, one_thread():
-        for index, sample in enumerate(samples):
+        bar.advance(bar.task_ids[0], len(samples) - len(todo))
+        for index in todo:
             bar.advance(bar.task_ids[0])
-            if writer.has(index):
-                continue
             try:
-                encodings = _encode_sample(codec, sample, config, index)
+                encodings = _encode_sample(codec, samples[index], config, index)
             except AudioError as error:
-                set_aside.append({"path": sample.id, "stage": "tokenize", "reason": str(error)})
+                set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
                 continue
-            writer.write(index, sample, encodings)
-    write_jsonl(context.folder / "set_aside.jsonl", set_aside)
+            writer.write(index, samples[index], encodings)
     with atomic_path(folder / "codebooks.safetensors") as temporary:
         save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
     shape = {
@@ -182,7 +181,7 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     counts = writer.close({"codec": {**shape, "path": str(config.codec)}})
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
-    return {**counts, "set_aside": len(set_aside)}
+    return {**counts, "set_aside": len(set_aside.rows)}
 
 
 def _encode_sample(

@@ -7,13 +7,14 @@ of an audio part whose end is gone. Those are left out, so that a cut clip never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from torch import Tensor
 
 from audiollm.data.delay import IGNORE
+from audiollm.data.features import FeatureWindow, PartAudio, PartSize, size_of
 from audiollm.data.sample import AudioPart, Message
 from audiollm.data.template import Kind, Span, Template, TokenStream
 
@@ -40,14 +41,18 @@ class FitPlan:
 
 
 def plan_fit(
-    template: Template, messages: Sequence[Message], frames: Sequence[int], max_length: int, policy: Policy
+    template: Template,
+    messages: Sequence[Message],
+    sizes: Sequence[PartSize],
+    max_length: int,
+    policy: Policy,
 ) -> FitPlan:
-    """How the sample fits into `max_length` rows, from its text and numbers of code frames alone.
+    """How the sample fits into `max_length` rows, from its text and the sizes of its audio parts alone.
 
     `cut` first leaves out whole turns from the end, up to the end of an assistant's turn. Where its first turn
     is too long already, the rows end at `max_length`. What has nothing left to learn is refused.
     """
-    spans = template.layout(messages, frames)
+    spans = template.layout(messages, sizes)
     rows = sum(span.rows for span in spans)
     if rows <= max_length:
         return FitPlan(Fitting.WHOLE, rows, len(messages))
@@ -63,31 +68,47 @@ def plan_fit(
 
 
 def fit(
-    template: Template, messages: Sequence[Message], codes: Sequence[Tensor], max_length: int, policy: Policy
+    template: Template,
+    messages: Sequence[Message],
+    audio: Sequence[PartAudio],
+    max_length: int,
+    policy: Policy,
 ) -> tuple[TokenStream | None, FitPlan]:
     """The stream of `template.compile` in at most `max_length` rows, and what was done; None where it is refused.
 
     Raises:
         ValueError: as `Template.compile`.
     """
-    plan = plan_fit(template, messages, [codes_KT.shape[1] for codes_KT in codes], max_length, policy)
+    plan = plan_fit(template, messages, [size_of(part) for part in audio], max_length, policy)
     if plan.fitting == Fitting.REFUSED:
         return None, plan
     kept = messages[: plan.num_messages]
-    heard = sum(isinstance(part, AudioPart) for message in kept for part in message.content)
-    stream = template.compile(kept, codes[:heard])
+    parts = sum(isinstance(part, AudioPart) for message in kept for part in message.content)
+    stream = template.compile(kept, audio[:parts])
     return (_cut(stream, plan.rows, template.audio_eos) if len(stream) > plan.rows else stream), plan
 
 
 def _cut(stream: TokenStream, rows: int, audio_eos: int) -> TokenStream:
     """The first rows; where they end inside of an audio part, its EOS are no targets."""
-    kept = TokenStream(*(getattr(stream, field.name)[:rows].clone() for field in fields(stream)))
+    cut = {name: value[:rows].clone() for name, value in stream.__dict__.items() if isinstance(value, Tensor)}
+    heard = int((stream.kinds_S[:rows] == Kind.FEATURE).sum())
+    kept = TokenStream(**cut, features=_first_windows(stream.features, heard))
     if int(stream.kinds_S[rows]) == Kind.AUDIO_OUT == int(stream.kinds_S[rows - 1]):
         others = (kept.kinds_S != Kind.AUDIO_OUT).nonzero()
         start = int(others[-1]) + 1 if len(others) else 0
         part_FK = kept.audio_targets_SK[start:]
         part_FK[part_FK == audio_eos] = IGNORE
     return kept
+
+
+def _first_windows(windows: Sequence[FeatureWindow], rows: int) -> tuple[FeatureWindow, ...]:
+    """The windows of the first rows; of the last one, its first rows alone are given to the model."""
+    kept: list[FeatureWindow] = []
+    for window in windows:
+        if rows > 0:
+            kept.append(window._replace(rows=min(window.rows, rows)))
+            rows -= window.rows
+    return tuple(kept)
 
 
 def _turn_ends(messages: Sequence[Message], spans: Sequence[Span]) -> dict[int, int]:

@@ -17,12 +17,17 @@ from audiollm.data.delay import IGNORE
 from audiollm.data.packing import pack
 from audiollm.data.template import Kind, Template, TokenStream
 
-KIND_NAMES = {Kind.TEXT: "text", Kind.AUDIO_IN: "audio in", Kind.AUDIO_OUT: "audio out"}
+KIND_NAMES = {
+    Kind.TEXT: "text",
+    Kind.AUDIO_IN: "audio in",
+    Kind.AUDIO_OUT: "audio out",
+    Kind.FEATURE: "features",
+}
 
 
 @dataclass(frozen=True)
 class StreamRow:
-    """One position. `is_target` and `weights` have one entry for text and K for audio."""
+    """One position. `is_target` and `weights` have one entry for text and features, and K for audio codes."""
 
     position: int
     kind: str
@@ -30,7 +35,7 @@ class StreamRow:
     token: str
     """Readable: control characters escaped; of audio the placeholder's name."""
     codes: tuple[str, ...]
-    """Numbers, `BOS` or `EOS`, one a codebook; empty for text."""
+    """Numbers, `BOS` or `EOS`, one a codebook; empty for text and features."""
     is_target: tuple[bool, ...]
     weights: tuple[float, ...]
     """Of the target at this position, when the sample is packed alone; 0 where it is masked."""
@@ -64,16 +69,16 @@ def stream_rows(template: Template, stream: TokenStream) -> list[StreamRow]:
     )
     rows = []
     for position, (kind, text_id, codes, text, audio, text_weight, audio_weights) in enumerate(columns):
-        is_text = kind == Kind.TEXT
+        has_codes = kind in (Kind.AUDIO_IN, Kind.AUDIO_OUT)
         rows.append(
             StreamRow(
                 position=position,
                 kind=KIND_NAMES[Kind(kind)],
                 text_id=text_id,
                 token=readable_token(template.tokenizer, text_id),
-                codes=() if is_text else tuple(marks.get(code, str(code)) for code in codes),
-                is_target=(text,) if is_text else tuple(audio),
-                weights=(text_weight,) if is_text else tuple(audio_weights),
+                codes=tuple(marks.get(code, str(code)) for code in codes) if has_codes else (),
+                is_target=tuple(audio) if has_codes else (text,),
+                weights=tuple(audio_weights) if has_codes else (text_weight,),
             )
         )
     return rows
@@ -87,15 +92,15 @@ def summarize(template: Template, stream: TokenStream) -> list[KindSummary]:
         chosen_S = stream.kinds_S == kind
         if not bool(chosen_S.any()):
             continue
-        is_text = kind == Kind.TEXT
-        targets = (stream.text_targets_S if is_text else stream.audio_targets_SK)[chosen_S]
+        has_codes = kind in (Kind.AUDIO_IN, Kind.AUDIO_OUT)
+        targets = (stream.audio_targets_SK if has_codes else stream.text_targets_S)[chosen_S]
         summaries.append(
             KindSummary(
                 kind=name,
                 rows=int(chosen_S.sum()),
                 targets=int((targets != IGNORE).sum()),
-                eos_targets=0 if is_text else int((targets == template.audio_eos).sum()),
-                weight=float((text_weights_S if is_text else audio_weights_SK)[chosen_S].sum()),
+                eos_targets=int((targets == template.audio_eos).sum()) if has_codes else 0,
+                weight=float((audio_weights_SK if has_codes else text_weights_S)[chosen_S].sum()),
             )
         )
     return summaries
@@ -137,7 +142,7 @@ def elide(rows: Sequence[StreamRow], ends: int) -> Iterator[StreamRow | list[Str
         stop = start
         while stop < len(rows) and rows[stop].kind == rows[start].kind:
             stop += 1
-        if rows[start].codes and stop - start > 2 * ends + 1:
+        if rows[start].kind != KIND_NAMES[Kind.TEXT] and stop - start > 2 * ends + 1:
             yield from rows[start : start + ends]
             yield list(rows[start + ends : stop - ends])
             yield from rows[stop - ends : stop]

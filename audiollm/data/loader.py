@@ -6,22 +6,16 @@ A step is a pure function of its number, so there is no state to keep: a run tha
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
+import torch
 import torch.utils.data
 
-from audiollm.data.sample import BadSample
-from audiollm.files import write_text
-
 T = TypeVar("T")
-
-
-# Ahead of time
 
 
 class Loader(Generic[T]):
@@ -73,51 +67,6 @@ class Loader(Generic[T]):
             self._loader._iterator = None  # torch has no public way to end them
 
 
-# Bad samples
-
-
-class SetAside:
-    """`set_aside.jsonl`: each bad sample once, over all passes and attempts of a run.
-
-    Args:
-        path: the file; rows of earlier attempts are kept.
-        strict: raise at the first one instead.
-    """
-
-    def __init__(self, path: Path, strict: bool = False) -> None:
-        self._path, self._strict = path, strict
-        self.counts: Counter[str] = Counter()
-        """Bad samples by kind."""
-        self._seen: set[tuple[str, str, str]] = set()
-        rows = list(_whole_rows(path))
-        for row in rows:
-            self._count(row)
-        if path.exists():  # a last line that a kill cut short would spoil the next one
-            write_text(path, "".join(_line(row) for row in rows))
-
-    def add(self, bad: Iterable[BadSample]) -> None:
-        """Write down those that are not there yet.
-
-        Raises:
-            BadSample: the first one, where `strict` is set; it is written down all the same.
-        """
-        for sample in bad:
-            if self._count(sample.row()):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(_line(sample.row()))
-            if self._strict:
-                raise sample
-
-    def _count(self, row: dict[str, str]) -> bool:
-        key = (row["place"], row["id"], row["kind"])
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        self.counts[row["kind"]] += 1
-        return True
-
-
 # Private
 
 
@@ -146,7 +95,9 @@ def _start(
 ) -> torch.utils.data.DataLoader[T]:
     # not fork: that of a process with threads can hang. The server loads the modules once, for all workers.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["audiollm.data.loader", "audiollm.audio", "audiollm.data.shards"])
+    context.set_forkserver_preload(
+        ["audiollm.data.loader", "audiollm.audio", "audiollm.data.shards", make.__module__]
+    )
     return torch.utils.data.DataLoader(
         _Steps(make),
         sampler=steps,
@@ -156,21 +107,22 @@ def _start(
         prefetch_factor=max(1, -(-ahead // workers)),
         persistent_workers=True,
         multiprocessing_context=context,
+        worker_init_fn=_end_with_parent,
+        generator=torch.Generator(),  # else it draws from the global one, and dropout after it is another
     )
+
+
+def _end_with_parent(worker: int) -> None:
+    """Torch looks after its parent between steps alone: handing one over that nobody takes, a worker would stay."""
+    threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
+
+
+def _wait_for_end_of_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _as_it_is(made: T) -> T:
     return made
-
-
-def _whole_rows(path: Path) -> Iterator[dict[str, str]]:
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
-        try:
-            row: dict[str, Any] = json.loads(line)
-            yield {key: str(row[key]) for key in ("place", "id", "reason", "kind")}
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue
-
-
-def _line(row: dict[str, str]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"

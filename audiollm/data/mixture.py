@@ -115,23 +115,6 @@ class Mixture:
             counts_S += np.bincount(sources_B[: k % self.block], minlength=len(self.sizes))
         return counts_S
 
-    def items_for(self, passes: float) -> int:
-        """The fewest items in which every source is passed through `passes` times: a budget in epochs."""
-        wanted_S = np.array([math.ceil(passes * size) if share else 0 for size, share in self._shared()])
-        low, high = 0, self.block
-        while (self.drawn(high) < wanted_S).any():
-            high *= 2
-        while low < high:
-            middle = (low + high) // 2
-            if (self.drawn(middle) < wanted_S).any():
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _shared(self) -> zip[tuple[int, float]]:
-        return zip(self.sizes, self._shares_S.tolist(), strict=True)
-
     def _before(self, block: int) -> np.ndarray:
         """Items of each source before a block."""
         periods, place = divmod(block, len(self._counts_PS))

@@ -3,14 +3,14 @@
 The objective of an optimizer step is the same whatever its packs: weights add up to 1 for every sequence (or are
 1 for every target), every pack says how many it has in `counts`, and the step divides by their sum once.
 
-Shapes: B sequences, S positions of the pack, X and Y rows of some kind, K codebooks.
+Shapes: B sequences, S positions of the pack, X and Y rows of some kind, K codebooks, M mel bins, F mel frames.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.delay import IGNORE
+from audiollm.data.features import FeatureShape, PackedFeatures, silence
 from audiollm.data.template import Kind, TokenStream
 from audiollm.models.attention import SegmentLayout
 
@@ -29,14 +30,14 @@ Pack = list[int]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences end to end, their rows sorted into text first and audio after.
+    """Sequences end to end, their rows sorted into text first, then features, then audio codes.
 
-    The model's feed-forwards then take two slices and nothing is gathered for them; attention, which gathers
-    anyway, finds the order of each sequence in `layout`. Targets are already those of the position before (the
-    shift is made in `pack`, once): row p holds what the logits at p must predict.
+    The model's feed-forwards then take two slices (features go with the text) and nothing is gathered for them;
+    attention, which gathers anyway, finds the order of each sequence in `layout`. Targets are already those of the
+    position before (the shift is made in `pack`, once): row p holds what the logits at p must predict.
 
-    There is at least one text row, one audio row and one target of each (of no weight, where no stream has one):
-    no parameter is ever without a gradient.
+    There is at least one text row, one audio row and one target of each (of no weight, where no stream has one), and
+    for a model with an audio encoder a row of features: no parameter is ever without a gradient.
     """
 
     text_ids_X: Tensor
@@ -58,10 +59,19 @@ class PackedBatch:
     audio_weights_XK: Tensor
     counts: Mapping[str, float]
     """What the weighted sums of `text` and of `audio` are means over, once added up over the whole step."""
+    features: PackedFeatures | None = None
+    """Windows of mel frames, whose rows lie between those of text and of audio; None: there are no such rows."""
+
+    @property
+    def num_text(self) -> int:
+        """The rows that take the text's branch: text, and features after it."""
+        return len(self.text_ids_X) + (sum(self.features.rows) if self.features else 0)
 
     def to(self, device: torch.device) -> PackedBatch:
         moved: dict[str, Any] = {
-            key: value.to(device) for key, value in self.__dict__.items() if key != "counts"
+            key: value if value is None else value.to(device)
+            for key, value in self.__dict__.items()
+            if key != "counts"
         }
         return PackedBatch(**moved, counts=self.counts)
 
@@ -71,6 +81,7 @@ def pack(
     multiple: int = 1,
     normalization: Normalization = "sequence",
     audio_reduction: AudioReduction = "mean",
+    encoder: FeatureShape | None = None,
 ) -> PackedBatch:
     """Concatenate streams, shift their targets by one inside each, and weigh them.
 
@@ -81,6 +92,7 @@ def pack(
         normalization: `sequence`: the text targets of a sequence weigh 1 together, however many, and so do its
             audio targets; `token`: every target weighs the same, and so long sequences more.
         audio_reduction: over codebooks, the `mean` or the `sum`.
+        encoder: what the model's audio encoder takes, where it has one.
 
     Raises:
         ValueError: no stream (see `idle_pack`).
@@ -88,12 +100,12 @@ def pack(
     if not streams:
         raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
     num_codebooks = streams[0].codes_SK.shape[1]
-    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction)
+    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction, encoder)
 
 
-def idle_pack(num_codebooks: int, multiple: int = 1) -> PackedBatch:
+def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | None = None) -> PackedBatch:
     """A pack without samples, for a rank that has none left while others have: all weights and counts are 0."""
-    return _assemble([], num_codebooks, multiple, "sequence", "mean")
+    return _assemble([], num_codebooks, multiple, "sequence", "mean", encoder)
 
 
 def pad(streams: Sequence[TokenStream]) -> list[TokenStream]:
@@ -108,7 +120,6 @@ def plan_step(
     capacity: int,
     ranks: int = 1,
     strategy: str = "packed",
-    multiple: int = 1,
 ) -> list[list[Pack]]:
     """Which samples of one optimizer step share a pack, and which rank has it: a function of the lengths alone.
 
@@ -121,7 +132,6 @@ def plan_step(
         strategy: `packed` (first fit), `sorted` (samples of similar length together, as in LongAlign,
             arXiv 2401.18058) or `in_order` (one after the other); the last two hold no more than `capacity`
             positions even where each sample is padded to the longest of its pack.
-        multiple: the number of packs of a rank is a multiple of this.
 
     Returns:
         By rank, its packs. Some are empty (`idle_pack`) where there are fewer samples than packs.
@@ -132,7 +142,7 @@ def plan_step(
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: no {strategy!r}; there are {', '.join(STRATEGIES)}")
     packs = STRATEGIES[strategy](lengths, capacity)
-    wanted = max(-(-len(packs) // (ranks * multiple)), 1) * ranks * multiple
+    wanted = max(-(-len(packs) // ranks), 1) * ranks
     spread = _spread(lengths, capacity, wanted) if strategy == "packed" else None
     packs = spread or _split(packs, lengths, wanted)
     return _deal(packs, lengths, ranks)
@@ -179,11 +189,14 @@ def _assemble(
     multiple: int,
     normalization: Normalization,
     audio_reduction: AudioReduction,
+    encoder: FeatureShape | None,
 ) -> PackedBatch:
-    streams = [*streams, *_idle_streams(streams, num_codebooks, multiple)]
+    streams = [*streams, *_idle_streams(streams, num_codebooks, multiple, encoder)]
     lengths = [len(stream) for stream in streams]
-    is_text_S = torch.cat([stream.kinds_S for stream in streams]) == Kind.TEXT
-    order_S = torch.cat([is_text_S.nonzero()[:, 0], (~is_text_S).nonzero()[:, 0]])
+    kinds_S = torch.cat([stream.kinds_S for stream in streams])
+    is_text_S, is_feature_S = kinds_S == Kind.TEXT, kinds_S == Kind.FEATURE
+    is_audio_S = ~(is_text_S | is_feature_S)
+    order_S = torch.cat([chosen_S.nonzero()[:, 0] for chosen_S in (is_text_S, is_feature_S, is_audio_S)])
     layout = SegmentLayout.of(lengths, order_S)
     sequence_S = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor(lengths))
     text_S = torch.cat([_shift(stream.text_targets_S) for stream in streams])
@@ -196,7 +209,7 @@ def _assemble(
     share = num_codebooks if audio_reduction == "mean" else 1
     return PackedBatch(
         text_ids_X=torch.cat([stream.text_ids_S for stream in streams])[is_text_S],
-        codes_YK=torch.cat([stream.codes_SK for stream in streams])[~is_text_S],
+        codes_YK=torch.cat([stream.codes_SK for stream in streams])[is_audio_S],
         positions_S=torch.cat([torch.arange(length) for length in lengths])[order_S],
         row_of_S=layout.row_of_S,
         layout=layout,
@@ -207,18 +220,41 @@ def _assemble(
         audio_targets_XK=_fill(audio_SK[audio_index], multiple),
         audio_weights_XK=_fill(audio_weights_XK / share, multiple),
         counts={"text": text_count, "audio": audio_count},
+        features=PackedFeatures.of([window for stream in streams for window in stream.features]),
     )
 
 
-def _idle_streams(streams: Sequence[TokenStream], num_codebooks: int, multiple: int) -> list[TokenStream]:
-    """Rows without targets, so that there are some of each kind and their number is a multiple."""
-    idle = []
-    for kind in (Kind.TEXT, Kind.AUDIO_OUT):
-        present = sum(int(((s.kinds_S == Kind.TEXT) == (kind == Kind.TEXT)).sum()) for s in streams)
-        missing = -max(present, 1) % multiple + (present == 0)
-        if missing:
-            idle.append(_idle_stream(missing, kind, num_codebooks))
+def _idle_streams(
+    streams: Sequence[TokenStream], num_codebooks: int, multiple: int, encoder: FeatureShape | None
+) -> list[TokenStream]:
+    """Rows without targets, so that there are some of each kind and their number is a multiple.
+
+    Rows of features count by themselves, for the encoder, and together with those of text, whose branch they take.
+    Windows that the encoder fills up are added where there is none, and never for the sake of the multiple.
+    """
+    present = {kind: sum(int((stream.kinds_S == kind).sum()) for stream in streams) for kind in Kind}
+    features = present[Kind.FEATURE]
+    idle_features = 0
+    if encoder is not None:
+        idle_features = int(features == 0) if encoder.padded else _missing(features, multiple)
+    idle_text = _missing(present[Kind.TEXT] + features + idle_features, multiple)
+    if not present[Kind.TEXT] + idle_text:
+        idle_text = multiple
+    idle_audio = _missing(present[Kind.AUDIO_IN] + present[Kind.AUDIO_OUT], multiple)
+    idle = [
+        _idle_stream(rows, kind, num_codebooks)
+        for kind, rows in ((Kind.TEXT, idle_text), (Kind.AUDIO_OUT, idle_audio))
+        if rows
+    ]
+    if encoder is not None and idle_features:
+        rows_of_features = _idle_stream(idle_features, Kind.FEATURE, num_codebooks)
+        idle.append(replace(rows_of_features, features=silence(idle_features, encoder)))
     return idle
+
+
+def _missing(present: int, multiple: int) -> int:
+    """Rows up to the next multiple, the least of which is not 0."""
+    return max(present, 1) + -max(present, 1) % multiple - present
 
 
 def _idle_stream(rows: int, kind: Kind, num_codebooks: int) -> TokenStream:
@@ -228,10 +264,12 @@ def _idle_stream(rows: int, kind: Kind, num_codebooks: int) -> TokenStream:
 
 
 def _join(first: TokenStream, second: TokenStream) -> TokenStream:
-    fields: dict[str, Any] = {
-        key: torch.cat([value, second.__dict__[key]]) for key, value in first.__dict__.items()
+    joined: dict[str, Any] = {
+        key: torch.cat([value, second.__dict__[key]])
+        for key, value in first.__dict__.items()
+        if isinstance(value, Tensor)
     }
-    return TokenStream(**fields)
+    return TokenStream(**joined, features=first.features + second.features)
 
 
 def _fill(rows: Tensor, multiple: int) -> Tensor:

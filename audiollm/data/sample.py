@@ -86,7 +86,7 @@ class BadSample(Exception):
         return f"{self.place}: {self.id and f'sample {self.id!r}: '}{self.reason}"
 
     def row(self) -> dict[str, str]:
-        """What `set_aside.jsonl` says of it."""
+        """Its four texts by name; `set_aside.row_of` adds who could not use it."""
         return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}
 
 

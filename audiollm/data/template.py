@@ -21,6 +21,7 @@ from torch import Tensor
 from audiollm.config import ConfigError
 from audiollm.data import text_tokenizer as tokens
 from audiollm.data.delay import IGNORE, delay, delay_targets, delayed_length
+from audiollm.data.features import ClipFeatures, FeatureRows, FeatureWindow, PartAudio, PartSize, size_of
 from audiollm.data.sample import Message, TextPart
 
 ROLES = ("system", "user", "assistant")
@@ -32,6 +33,8 @@ class Kind(IntEnum):
     TEXT = 0
     AUDIO_IN = 1
     AUDIO_OUT = 2
+    FEATURE = 3
+    """Heard audio through an encoder, as continuous features."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class TokenStream:
     kinds_S: Tensor
     text_targets_S: Tensor
     audio_targets_SK: Tensor
+    features: tuple[FeatureWindow, ...] = ()
+    """The windows whose rows are those of the kind `FEATURE`, in their order."""
 
     def __len__(self) -> int:
         return len(self.text_ids_S)
@@ -51,7 +56,7 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one kind in succession: a piece of text, or the delayed frames of an audio part."""
+    """Rows of one kind in succession: a piece of text, the delayed frames or the features of an audio part."""
 
     kind: Kind
     ids: list[int]
@@ -70,7 +75,8 @@ class Template:
 
     The published form of Higgs Audio V2 (boson-ai/higgs-audio, `prepare_chatml_sample`): heard audio is
     `<|audio_bos|><|AUDIO|>…<|audio_eos|>` in system and user turns, spoken audio
-    `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself.
+    `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself. A heard part is given
+    as codes or as features of an encoder (`audiollm.data.features`), which have no rows of delay.
 
     Args:
         tokenizer: the text vocabulary, special tokens included.
@@ -111,16 +117,17 @@ class Template:
         if int(low) < 0 or int(high) >= self.codebook_size:
             raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
 
-    def layout(self, messages: Sequence[Message], frames: Sequence[int]) -> list[Span]:
-        """What rows the messages take, without their codes.
+    def layout(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> list[Span]:
+        """What rows the messages take, without their codes and features.
 
         Args:
-            frames: code frames T of each audio part, in order of appearance.
+            sizes: of each audio part, in order of appearance: its code frames T, or the rows of its features.
 
         Raises:
-            ValueError: not as many as audio parts, none in one of them, or a text that holds a control token.
+            ValueError: not as many as audio parts, none in one of them, features of what the assistant says, or a
+                text that holds a control token.
         """
-        style, remaining = self._style, list(frames)
+        style, remaining = self._style, list(sizes)
         spans = [self._mark(style.begin, 0)] if style.begin else []
         for number, message in enumerate(messages):
             speaking = message.role == "assistant"
@@ -131,47 +138,50 @@ class Template:
                     spans.append(Span(Kind.TEXT, ids, len(ids), speaking, True, number))
                     continue
                 if not remaining:
-                    raise ValueError("more audio parts than codes")
+                    raise ValueError("more audio parts than codes or features")
                 spans += self._audio(remaining.pop(0), speaking, number)
             spans.append(self._mark(self._ending(messages, number), number, speaking))
             if style.after_turn:
                 spans.append(self._mark(style.after_turn, number))
         if remaining:
-            raise ValueError("more codes than audio parts")
+            raise ValueError("more codes or features than audio parts")
         return spans
 
-    def length(self, messages: Sequence[Message], frames: Sequence[int]) -> int:
-        """Rows that `compile` would make, from the text and the numbers of code frames alone."""
-        return sum(span.rows for span in self.layout(messages, frames))
+    def length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int:
+        """Rows that `compile` would make, from the text and the sizes of the audio parts alone."""
+        return sum(span.rows for span in self.layout(messages, sizes))
 
-    def compile(self, messages: Sequence[Message], codes: Sequence[Tensor]) -> TokenStream:
-        """All messages, with the codes `[K, T]` of their audio parts in order of appearance.
+    def compile(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> TokenStream:
+        """All messages, with the codes `[K, T]` or features of their audio parts in order of appearance.
 
         Raises:
-            ValueError: not as many codes as audio parts, codes of another shape or range, or a text that holds
-                a control token.
+            ValueError: not as many as audio parts, codes of another shape or range, features of what the assistant
+                says, or a text that holds a control token.
         """
-        for codes_KT in codes:
-            self.check_codes(codes_KT)
-        return self._fill(self.layout(messages, [codes_KT.shape[1] for codes_KT in codes]), codes)
+        return self._fill(self._checked_layout(messages, audio), audio)
 
-    def prompt(self, messages: Sequence[Message], codes: Sequence[Tensor] = ()) -> TokenStream:
+    def prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
         """The messages, then an opened assistant turn that is about to speak: ends with `<|audio_out_bos|>`."""
-        return self._opened(messages, codes, tokens.AUDIO_OUT_BOS)
+        return self._opened(messages, audio, tokens.AUDIO_OUT_BOS)
 
-    def text_prompt(self, messages: Sequence[Message], codes: Sequence[Tensor] = ()) -> TokenStream:
+    def text_prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
         """The messages, then an opened assistant turn that is about to write: ends with its header."""
-        return self._opened(messages, codes, "")
+        return self._opened(messages, audio, "")
 
-    def _opened(self, messages: Sequence[Message], codes: Sequence[Tensor], opening: str) -> TokenStream:
-        for codes_KT in codes:
-            self.check_codes(codes_KT)
-        spans = self.layout(messages, [codes_KT.shape[1] for codes_KT in codes])
+    def _opened(self, messages: Sequence[Message], audio: Sequence[PartAudio], opening: str) -> TokenStream:
+        spans = self._checked_layout(messages, audio)
         opened = [self._style.header("assistant"), *([opening] if opening else [])]
-        return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], codes)
+        return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
 
-    def _fill(self, spans: Iterable[Span], codes: Sequence[Tensor]) -> TokenStream:
-        spans, remaining = list(spans), list(codes)
+    def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[Span]:
+        for part in audio:
+            if not isinstance(part, ClipFeatures):
+                self.check_codes(part)
+        return self.layout(messages, [size_of(part) for part in audio])
+
+    def _fill(self, spans: Iterable[Span], audio: Sequence[PartAudio]) -> TokenStream:
+        spans, remaining = list(spans), list(audio)
+        features: list[FeatureWindow] = []
         text_ids: list[int] = []
         text_targets: list[int] = []
         for span in spans:
@@ -184,24 +194,31 @@ class Template:
         start = 0
         for span in spans:
             end = start + span.rows
-            if span.kind != Kind.TEXT:
-                codes_KT = remaining.pop(0)
-                kinds_S[start:end] = int(span.kind)
-                codes_SK[start:end] = delay(codes_KT, self.audio_bos, self.audio_eos)
+            part = None if span.kind == Kind.TEXT else remaining.pop(0)
+            kinds_S[start:end] = int(span.kind)
+            if isinstance(part, ClipFeatures):
+                features += part.windows
+            elif part is not None:
+                codes_SK[start:end] = delay(part, self.audio_bos, self.audio_eos)
                 if span.is_target:
-                    audio_targets_SK[start:end] = delay_targets(codes_KT, self.audio_eos)
+                    audio_targets_SK[start:end] = delay_targets(part, self.audio_eos)
             start = end
         text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
-        return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK)
+        return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features))
 
-    def _audio(self, frames: int, speaking: bool, message: int) -> list[Span]:
+    def _audio(self, size: PartSize, speaking: bool, message: int) -> list[Span]:
+        featured = isinstance(size, FeatureRows)
+        frames = size.rows if isinstance(size, FeatureRows) else size
         if frames < 1:
             raise ValueError("an audio part has no frames")
+        if speaking and featured:
+            raise ValueError("what the assistant says is given as codes, never as features")
         if speaking:
             opening, kind, placeholder = tokens.AUDIO_OUT_BOS, Kind.AUDIO_OUT, tokens.AUDIO_OUT
         else:
-            opening, kind, placeholder = tokens.AUDIO_BOS, Kind.AUDIO_IN, tokens.AUDIO_IN
-        rows = delayed_length(frames, self.num_codebooks)
+            kind = Kind.FEATURE if featured else Kind.AUDIO_IN
+            opening, placeholder = tokens.AUDIO_BOS, tokens.AUDIO_IN
+        rows = frames if featured else delayed_length(frames, self.num_codebooks)
         return [
             self._mark(opening, message, speaking),
             Span(kind, self._mark_ids[placeholder], rows, speaking, True, message),

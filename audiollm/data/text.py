@@ -5,27 +5,53 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from audiollm.data import normalize
+from audiollm.data.scene import sound_tags
+
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w-])-)?(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?"
     r"(?P<ordinal>(?:st|nd|rd|th)\b)?",
     re.IGNORECASE,
 )
+_DIGIT = re.compile("[0-9]")
+_HAN_DIGITS = str.maketrans("0123456789", "零一二三四五六七八九")
 _LONGEST_NUMBER = 15
 """Digits; what is longer (an account, a telephone) is read digit by digit, as is what begins with a zero."""
 
 
-def spoken_form(text: str, language: str = "en") -> str:
-    """Digits as words (`"take 7"` -> `"take seven"`, `"3rd"` -> `"third"`); everything else is kept.
+def spoken_form(text: str, language: str | None = None) -> str:
+    """The text as it is spoken: `"Dr. Li paid $5 on 3/4/2024"` -> `"doctor Li paid five dollars on the fourth of ..."`.
+
+    English, Chinese and Japanese by the grammars of `audiollm.data.normalize`; of other languages, and of what the
+    grammars leave, digits by num2words. Words, markup and white space are kept, and no ASCII digit is left outside
+    of markup.
 
     Args:
-        language: a language code of num2words; ordinals by suffix are read in English only.
+        language: `en`, `zh`, `ja`, or another language code of num2words; by the script where it is not given.
 
     Raises:
         ValueError: num2words knows no such language.
     """
-    if not any(character in "0123456789" for character in text):
+    language = language or language_of(text)
+    if language in normalize.LANGUAGES:
+        text = normalize.normalize(text, language)
+    if not _DIGIT.search(text):
         return text
-    return _NUMBER.sub(lambda match: _say_number(match, language), text)
+    parts = normalize.MARKUP.split(text)
+    return "".join(part if kept % 2 else _say_numbers(part, language) for kept, part in enumerate(parts))
+
+
+def prompt_form(text: str, language: str | None = None) -> str:
+    """What a model is shown of a text to be said, in training and afterwards: `spoken_form`, sounds as Higgs's tags
+    (`[laugh]` as `<SE>[Laughter]</SE>`), single spaces."""
+    return " ".join(sound_tags(spoken_form(text, language)).split())
+
+
+def language_of(text: str) -> str:
+    """`ja` where there are kana, `zh` where there are Han characters, else `en`."""
+    if re.search(r"[\u3041-\u30ff]", text):
+        return "ja"
+    return "zh" if re.search(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]", text) else "en"
 
 
 def recognition_form(text: str) -> str:
@@ -37,6 +63,12 @@ def recognition_form(text: str) -> str:
     kept = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     words = (word.strip("'") for word in kept.split())
     return " ".join(word for word in words if word)
+
+
+def _say_numbers(text: str, language: str) -> str:
+    if language in ("zh", "ja"):
+        return text.translate(_HAN_DIGITS)
+    return _NUMBER.sub(lambda match: _say_number(match, language), text)
 
 
 def _say_number(match: re.Match[str], language: str) -> str:

@@ -34,6 +34,8 @@ MARKS_IN_TEXT = (SCENE_START, SCENE_END, INSTRUCTION_START, INSTRUCTION_END)
 FILE_NAME = "tokenizer.json"
 SPEAKERS_FILE = "speakers.json"
 """Beside it: the speaker names of the training data."""
+TRAINED_FILE = "trained.json"
+"""Beside it: `longest_positions`, those of the longest sample that was trained on."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,23 @@ def load_text_tokenizer(folder: Path, style: str | None = None) -> Tokenizer:
     Raises:
         ConfigError: none there, one that cannot be read, or one without the special tokens.
     """
+    tokenizer, path = read_text_tokenizer(folder), folder / FILE_NAME
+    missing = missing_tokens(tokenizer, style or header_style_of(tokenizer, str(path)))
+    if missing:
+        raise ConfigError(
+            f"the vocabulary lacks {' '.join(missing)}",
+            str(path),
+            "audiollm.data.text_tokenizer.add_special_tokens appends them (the embedding grows with it)",
+        )
+    return tokenizer
+
+
+def read_text_tokenizer(folder: Path) -> Tokenizer:
+    """As `load_text_tokenizer`, of any language model: the special tokens may be missing.
+
+    Raises:
+        ConfigError: none there, or one that cannot be read.
+    """
     path = folder / FILE_NAME
     if not path.exists():
         raise ConfigError(
@@ -178,11 +197,4 @@ def load_text_tokenizer(folder: Path, style: str | None = None) -> Tokenizer:
     # a file may bring settings of the batches that it was trained with; a stream is neither cut nor filled up
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    missing = missing_tokens(tokenizer, style or header_style_of(tokenizer, str(path)))
-    if missing:
-        raise ConfigError(
-            f"the vocabulary lacks {' '.join(missing)}",
-            str(path),
-            "audiollm.data.text_tokenizer.add_special_tokens appends them (the embedding grows with it)",
-        )
     return tokenizer

@@ -145,6 +145,20 @@ class ClipClassifier:
                 answers[i] = (self.labels[label], probability)
         return answers
 
+    def logits(self, samples_CN: Tensor, sample_rate: int) -> Tensor:
+        """The scores of the labels for one clip, `[K]`.
+
+        Raises:
+            ValueError: the clip is silent.
+        """
+        power_TM = mel_power(samples_CN, sample_rate, self._filters_FM)
+        if not len(power_TM):
+            raise ValueError("the clip is silent")
+        power_BTM, frames_B = pad([power_TM])
+        with torch.inference_mode():
+            logits_BK: Tensor = self.network(log_features(power_BTM), frames_B)
+        return logits_BK[0].clone()
+
     def save(self, folder: Path) -> None:
         """Write `classifier.safetensors`, then `classifier.json` (its presence says that both are whole)."""
         with atomic_path(folder / "classifier.safetensors") as temporary:

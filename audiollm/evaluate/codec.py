@@ -24,7 +24,8 @@ from torch.nn import functional
 from audiollm.audio import AudioError, Waveform, load, probe, resample
 from audiollm.codec import Codec
 from audiollm.evaluate.codec_measures import Judges, Reference, score_clip
-from audiollm.evaluate.codec_scores import METRICS, Row, RowStore, count_codes, pack_counts, summarize
+from audiollm.evaluate.codec_scores import METRICS, CodecRows, count_codes, pack_counts, summarize
+from audiollm.evaluate.store import Row
 from audiollm.files import file_digest
 
 Kind = Literal["speech", "sound", "music", "unknown"]
@@ -76,7 +77,7 @@ def evaluate_codec(
     codecs: Mapping[str, Codec],
     clips: Sequence[EvaluationClip],
     evaluation: Evaluation,
-    store: RowStore | None = None,
+    store: CodecRows | None = None,
     advance: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Code and decode every clip with every codec, one clip at a time, and summarize.
@@ -92,7 +93,7 @@ def evaluate_codec(
     Returns:
         The content of `results.json`; see `codec_scores.summarize`.
     """
-    store = store or RowStore(None, {})
+    store = store or CodecRows(None, {})
     rows: list[Row] = []
     set_aside: list[SetAside] = []
     warm: set[str] = set()
@@ -188,7 +189,11 @@ def fit(decoded_1M: Tensor, sample_rate: int, reference: Waveform) -> Tensor:
 
 
 def _clip_rows(
-    codecs: Mapping[str, Codec], clip: EvaluationClip, evaluation: Evaluation, store: RowStore, warm: set[str]
+    codecs: Mapping[str, Codec],
+    clip: EvaluationClip,
+    evaluation: Evaluation,
+    store: CodecRows,
+    warm: set[str],
 ) -> Iterator[Row]:
     """The row of the original and of each codec; the file is read only if one of them is missing."""
     content = _content_key(clip, evaluation) if store.path else ""

@@ -5,11 +5,9 @@ Shapes: C channels, N samples, D embedding dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,23 +17,8 @@ from audiollm.audio import Waveform
 from audiollm.data.text import recognition_form, spoken_form
 from audiollm.evaluate import signal_metrics
 from audiollm.evaluate.codec_scores import METRICS
+from audiollm.evaluate.hearing import Recognizer, VoiceJudge, failures_of
 from audiollm.evaluate.signal_metrics import MetricError
-
-
-class Recognizer(Protocol):
-    """`PocketsphinxRecognizer`, or `codec_judges.PretrainedRecognizer`."""
-
-    name: str
-
-    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str: ...
-
-
-class SpeakerJudge(Protocol):
-    """`codec_judges.PretrainedSpeakerJudge`."""
-
-    name: str
-
-    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +26,7 @@ class Judges:
     """Who hears words and voices; without one, its metric is n/a."""
 
     recognizer: Recognizer | None = None
-    speaker: SpeakerJudge | None = None
+    speaker: VoiceJudge | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +80,7 @@ def _speaker_similarity(reference: Reference, decoded_1N: Tensor) -> float:
     if judge is None:
         raise MetricError("no judge given")
     _need_finite(decoded_1N)
-    with _failures_of(judge.name):
+    with failures_of(judge.name):
         embedding_D = judge.embed(decoded_1N, reference.wave.sample_rate)
         return float(functional.cosine_similarity(reference.embedding, embedding_D, dim=0))
 
@@ -112,7 +95,7 @@ def _word_error_rate(reference: Reference, decoded_1N: Tensor) -> float:
     if not reference.num_words:
         raise MetricError("no transcript")
     _need_finite(decoded_1N)
-    with _failures_of(judge.name):
+    with failures_of(judge.name):
         heard = judge.recognize(decoded_1N, reference.wave.sample_rate)
     return float(wer(reference.text, recognition_form(spoken_form(heard))))
 
@@ -120,15 +103,6 @@ def _word_error_rate(reference: Reference, decoded_1N: Tensor) -> float:
 def _need_finite(samples_1N: Tensor) -> None:
     if not bool(torch.isfinite(samples_1N).all()):
         raise MetricError("the decoded sound holds NaN or infinity")
-
-
-@contextmanager
-def _failures_of(judge: str) -> Iterator[None]:
-    """Turns whatever a judge raises on a clip into the reason for n/a."""
-    try:
-        yield
-    except Exception as error:
-        raise MetricError(f"{judge} failed: {type(error).__name__}: {error}") from error
 
 
 def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Callable[[Reference, Tensor], float]:

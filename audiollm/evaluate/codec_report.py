@@ -5,29 +5,26 @@ Shapes: N samples, M mel bands, T frames.
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from markupsafe import Markup, escape
 
-from audiollm.audio import AudioError, Waveform, encode_bytes, load
+from audiollm.audio import AudioError, Waveform, load
 from audiollm.codec import Codec
 from audiollm.evaluate.codec import COMPARISON_RATE, EvaluationClip, fit
 from audiollm.evaluate.codec_scores import METRICS
+from audiollm.evaluate.page import MOST_SOUND_BYTES, loudest_db, player, render
 from audiollm.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXAMPLE_S = 8.0
-MOST_SOUND_BYTES = 16_000_000
 COLOURS = 6
 """Codecs with a colour of their own; they repeat after that."""
 _INK, _LINE = "#010203", "#010204"
@@ -72,14 +69,9 @@ def write_report(
         result: what `evaluate_codec` returned.
         clips: those that were scored; up to `num_examples` of them are coded again, 8 s of each.
     """
-    import jinja2
-
     colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(
-        files("audiollm.evaluate").joinpath("codec_report.html").read_text(encoding="utf-8")
-    )
-    page = template.render(
+    page = render(
+        "codec_report.html",
         result=result,
         colours=colours,
         tables=[score_table(result, kind) for kind in result["clips"]],
@@ -299,39 +291,16 @@ def _in_turns(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
 
 def _sounds(recording: Waveform, codecs: Mapping[str, Codec]) -> list[dict[str, Any]]:
     reference = recording.resample(COMPARISON_RATE)
-    loudest = _decibels(reference.samples_CN[0].numpy()).max()
-    sounds: list[dict[str, Any]] = [{"name": "original", **_player(reference.samples_CN, loudest)}]
+    loudest = loudest_db(reference.samples_CN)
+    sounds: list[dict[str, Any]] = [
+        {"name": "original", **player(reference.samples_CN, COMPARISON_RATE, loudest)}
+    ]
     for name, codec in codecs.items():
         try:
             with torch.no_grad():
                 codes_KT = codec.encode(recording.resample(codec.sample_rate).samples_CN)
                 decoded_1N = fit(codec.decode(codes_KT).cpu(), codec.sample_rate, reference)
-            sounds.append({"name": name, **_player(decoded_1N, loudest)})
+            sounds.append({"name": name, **player(decoded_1N, COMPARISON_RATE, loudest)})
         except Exception as error:  # counted in the scores, too
             sounds.append({"name": name, "problem": f"{type(error).__name__}: {error}"})
     return sounds
-
-
-def _player(samples_1N: torch.Tensor, loudest: float) -> dict[str, str]:
-    """FLAC, so that nothing is coded twice, and a picture of 80 dB below the original's loudest point."""
-    from matplotlib import colormaps
-    from PIL import Image
-
-    flac = base64.b64encode(encode_bytes(samples_1N, COMPARISON_RATE, "flac")).decode()
-    level_FT = np.clip(1 + (_decibels(samples_1N[0].numpy()) - loudest) / 80, 0, 1)
-    picture = Image.fromarray(np.rint(level_FT[::-1] * 255).astype(np.uint8), "P")
-    picture.putpalette(np.rint(colormaps["magma"](np.arange(256))[:, :3] * 255).astype(np.uint8).tobytes())
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    image = base64.b64encode(buffer.getvalue()).decode()
-    return {"audio": f"data:audio/flac;base64,{flac}", "image": f"data:image/png;base64,{image}"}
-
-
-def _decibels(samples_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """STFT power in dB, `[193, T]`, at most some 400 frames."""
-    import librosa
-
-    hop = max(96, len(samples_N) // 400)
-    spectrum_FT = librosa.stft(samples_N, n_fft=384, hop_length=hop, pad_mode="constant")
-    decibels_FT: np.ndarray[Any, Any] = 20 * np.log10(np.maximum(np.abs(spectrum_FT), 1e-6))
-    return decibels_FT

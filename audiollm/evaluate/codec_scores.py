@@ -6,10 +6,8 @@ Shapes: K codebooks, V codebook size, T frames.
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.files import write_jsonl
+from audiollm.evaluate.statistics import metric_table
+from audiollm.evaluate.store import Row, RowStore
 
-Row = dict[str, Any]
-"""One clip through one codec. `scores[prefix][metric]` is a number, or the reason why there is none."""
 KINDS = ("speech", "sound", "music", "unknown")
 VERSION = 1
 """Of the rows: raise it when a metric's definition changes, so that old rows are not taken for new ones."""
@@ -53,43 +50,27 @@ METRICS: dict[str, Metric] = {
 }
 
 
-class RowStore:
-    """Rows by what they depend on, appended to a JSONL file as they come; `path=None` keeps nothing.
+class CodecRows:
+    """Rows by codec and clip, kept in a `RowStore`; `path=None` keeps nothing.
 
     Args:
-        path: the file; a last line that was cut short is dropped.
+        path: the file of rows.
         fingerprints: of each codec and, as `""`, of everything else that rows depend on (the judges).
     """
 
     def __init__(self, path: Path | None, fingerprints: Mapping[str, str]) -> None:
-        self.path, self._fingerprints = path, fingerprints
-        self._rows: dict[str, Row] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    row = json.loads(line)
-                    self._rows[row["key"]] = row
-                except (json.JSONDecodeError, KeyError, TypeError):
-                    continue
-            write_jsonl(path, self._rows.values())
+        self.path, self._store, self._fingerprints = path, RowStore(path), fingerprints
 
     def get(self, codec: str, content: str, prefixes: Sequence[int]) -> Row | None:
         """The finished row, under the codec's present name; None where it is not there."""
-        row = self._rows.get(self._key(codec, content, prefixes)) if self.path else None
+        row = self._store.get(*self._depends_on(codec, content, prefixes))
         return None if row is None else {**row, "codec": codec}
 
     def add(self, codec: str, content: str, prefixes: Sequence[int], row: Row) -> None:
-        if self.path is None:
-            return
-        key = self._key(codec, content, prefixes)
-        self._rows[key] = row = {"key": key, **row}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._store.add(row, *self._depends_on(codec, content, prefixes))
 
-    def _key(self, codec: str, content: str, prefixes: Sequence[int]) -> str:
-        parts = [VERSION, self._fingerprints.get(codec), self._fingerprints.get(""), content, list(prefixes)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    def _depends_on(self, codec: str, content: str, prefixes: Sequence[int]) -> list[Any]:
+        return [VERSION, self._fingerprints.get(codec), self._fingerprints.get(""), content, list(prefixes)]
 
 
 def count_codes(codes_KT: Tensor, codebook_size: int) -> NDArray[np.int64]:
@@ -188,21 +169,9 @@ def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[s
 
 
 def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
-    scored = [(row["scores"][prefix][name], row["words"]) for row in rows]
-    values = [(value, words) for value, words in scored if not isinstance(value, str)]
-    reasons = Counter(value for value, _ in scored if isinstance(value, str))
-    mean = median = None
-    if values:
-        weights = [words for _, words in values] if name == "word_error_rate" else None
-        numbers = [value for value, _ in values]
-        mean, median = float(np.average(numbers, weights=weights)), float(np.median(numbers))
-    return {
-        "mean": mean,
-        "median": median,
-        "n": len(values),
-        "not_available": len(scored) - len(values),
-        "reasons": dict(reasons.most_common()),
-    }
+    """Of a row, `scores[prefix][metric]` is a number, or the reason why there is none."""
+    weights = [row["words"] for row in rows] if name == "word_error_rate" else None
+    return metric_table([row["scores"][prefix][name] for row in rows], weights)
 
 
 def _clips(rows: Sequence[Row]) -> dict[str, Any]:

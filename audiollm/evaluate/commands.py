@@ -1,34 +1,24 @@
-"""The commands `evaluate ...`; another one joins through the entry-point group, as `evaluate.NAME`."""
+"""The command `evaluate codec`; another one joins the group through the entry points, as `evaluate.NAME`."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from audiollm.config import ConfigError, nearest
+from audiollm.evaluate.suite import bar, spread, step
 from audiollm.files import folder_digest
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
+    from audiollm.evaluate.choosing import Chosen
     from audiollm.evaluate.codec import EvaluationClip, Kind
-    from audiollm.evaluate.codec_measures import Judges
-
-POCKETSPHINX = "pocketsphinx"
 
 
 def codec(
@@ -55,7 +45,7 @@ def codec(
         str | None, typer.Option(help="Judge of words: pocketsphinx, or the folder of a Hugging Face model.")
     ] = None,
     speaker_judge: Annotated[
-        Path | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
+        str | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
     ] = None,
     codebooks: Annotated[
         str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
@@ -82,26 +72,23 @@ def codec(
     folders = name_codecs(codecs)
 
     from audiollm.codec import load_codec
+    from audiollm.evaluate.choosing import choose_recognizer, choose_speaker_judge
     from audiollm.evaluate.codec import Evaluation, evaluate_codec, split_clips
+    from audiollm.evaluate.codec_measures import Judges
     from audiollm.evaluate.codec_report import write_report
-    from audiollm.evaluate.codec_scores import RowStore
+    from audiollm.evaluate.codec_scores import CodecRows
     from audiollm.files import write_json
 
     loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
-    judges = _judges(recognizer, speaker_judge)
+    words, voices = choose_recognizer(recognizer), choose_speaker_judge(speaker_judge)
+    judges = Judges(words.judge if words else None, voices.judge if voices else None)
     fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
-    fingerprints[""] = _surroundings(recognizer, speaker_judge)
+    fingerprints[""] = _surroundings(words, voices)
     pieces, unreadable = split_clips(clips, max_seconds)
     evaluation = Evaluation(chosen, judges, prefixes)
-    store = RowStore(out / "rows.jsonl", fingerprints)
-    with _bar(console, "scoring", len(pieces) * (len(loaded) + 1)) as progress:
-        result = evaluate_codec(
-            loaded,
-            pieces,
-            evaluation,
-            store,
-            lambda what: progress.update(_only(progress), advance=1, what=what),
-        )
+    store = CodecRows(out / "rows.jsonl", fingerprints)
+    with bar(console, "scoring", len(pieces) * (len(loaded) + 1)) as progress:
+        result = evaluate_codec(loaded, pieces, evaluation, store, lambda what: step(progress, what))
     result["set_aside"] = [*(vars(item) for item in unreadable), *result["set_aside"]]
     result["judges"] = {
         "recognizer": judges.recognizer.name if judges.recognizer else None,
@@ -162,13 +149,6 @@ def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
         yield EvaluationClip(path, kind=own, text=row.get("text") or None)
 
 
-def spread(clips: list[EvaluationClip], limit: int | None) -> list[EvaluationClip]:
-    """At most `limit` clips, evenly over the list."""
-    if limit is None or limit >= len(clips):
-        return clips
-    return [clips[index * len(clips) // limit] for index in range(limit)]
-
-
 def name_codecs(given: Sequence[str]) -> dict[str, Path]:
     """Names and folders of codecs; a name that is not given is the end of the path that tells it apart.
 
@@ -225,48 +205,13 @@ def _kind(given: str, where: str) -> Kind:
     return cast("Kind", given)
 
 
-def _judges(recognizer: str | None, speaker_judge: Path | None) -> Judges:
-    from audiollm.evaluate.codec_judges import PretrainedRecognizer, PretrainedSpeakerJudge
-    from audiollm.evaluate.codec_measures import Judges
-    from audiollm.evaluate.recognizers import PocketsphinxRecognizer
-
-    words = None
-    if recognizer is not None:
-        words = (
-            PocketsphinxRecognizer() if recognizer == POCKETSPHINX else PretrainedRecognizer(Path(recognizer))
-        )
-    return Judges(words, PretrainedSpeakerJudge(speaker_judge) if speaker_judge else None)
-
-
-def _surroundings(recognizer: str | None, speaker_judge: Path | None) -> str:
+def _surroundings(*judges: Chosen | None) -> str:
     """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
-    words = recognizer
-    if recognizer is not None and recognizer != POCKETSPHINX:
-        words = folder_digest(Path(recognizer))
-    voices = folder_digest(speaker_judge) if speaker_judge else None
-    return f"{words} {voices} pesq={importlib.util.find_spec('pesq') is not None}"
+    known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
+    return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"
 
 
 # ------------------------------------------------------------------------------------------------ console
-
-
-@contextmanager
-def _bar(console: Console, description: str, total: int) -> Iterator[Progress]:
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[what]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(description, total=total, what="")
-        yield progress
-
-
-def _only(progress: Progress) -> Any:
-    return progress.task_ids[0]
 
 
 def _print(result: dict[str, Any], console: Console) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
+
+Z = 1.959963984540054
+"""The 97.5th percentile of the normal distribution."""
 
 NOTHING = "(nothing)"
 """The last column of a confusion matrix: nothing was heard, or there was nothing to hear."""
@@ -11,13 +17,68 @@ NOTHING = "(nothing)"
 
 def share(correct: Sequence[bool]) -> dict[str, Any]:
     """How many are right: `accuracy` with its 95 % Wilson interval `low` to `high`, of `n`; None of none."""
-    from scipy.stats import binomtest
+    table = mean_of_shares([float(right) for right in correct])
+    return {"accuracy": table.pop("mean"), **table}
 
-    if not correct:
-        return {"accuracy": None, "low": None, "high": None, "n": 0}
-    test = binomtest(sum(correct), len(correct))
-    interval = test.proportion_ci(confidence_level=0.95, method="wilson")
-    return {"accuracy": test.statistic, "low": interval.low, "high": interval.high, "n": len(correct)}
+
+def mean_of_shares(values: Sequence[float]) -> dict[str, Any]:
+    """The `mean` of values in [0, 1] with its 95 % Wilson interval `low` to `high`, of `n`; None of none.
+
+    For values that are 0 or 1 it is Wilson's interval. For values between (half a point for a tie) it is a wide
+    one: no variable in [0, 1] has a larger variance than mean * (1 - mean).
+    """
+    n = len(values)
+    if not n:
+        return {"mean": None, "low": None, "high": None, "n": 0}
+    mean = sum(values) / n
+    middle, spread = mean + Z**2 / (2 * n), Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2))
+    low, high = (middle - spread) / (1 + Z**2 / n), (middle + spread) / (1 + Z**2 / n)
+    return {"mean": mean, "low": max(0.0, low), "high": min(1.0, high), "n": n}
+
+
+def metric_table(values: Sequence[float | str], weights: Sequence[float] | None = None) -> dict[str, Any]:
+    """`mean` (weighted), `median`, `n` of the values that are there; the others are reasons, counted."""
+    numbers = [
+        (value, weight)
+        for value, weight in zip(values, weights or [1.0] * len(values), strict=True)
+        if not isinstance(value, str)
+    ]
+    reasons = Counter(value for value in values if isinstance(value, str))
+    mean = median = None
+    if numbers:
+        mean = sum(value * weight for value, weight in numbers) / sum(weight for _, weight in numbers)
+        median = float(statistics.median(value for value, _ in numbers))
+    return {
+        "mean": mean,
+        "median": median,
+        "n": len(numbers),
+        "not_available": len(values) - len(numbers),
+        "reasons": dict(reasons.most_common()),
+    }
+
+
+def bootstrap_ratio(
+    parts: Sequence[float], wholes: Sequence[float], draws: int = 2000, seed: int = 0
+) -> tuple[float, float] | None:
+    """The 95 % percentile interval of sum(parts) / sum(wholes) when the pairs are drawn anew; None of fewer than 2.
+
+    For word errors over words: the pairs are utterances, so that words of one utterance stay together
+    (Bisani and Ney, 2004).
+    """
+    import numpy as np
+
+    n = len(parts)
+    if n < 2 or sum(wholes) <= 0:
+        return None
+    pairs_N2 = np.stack([np.asarray(parts, dtype=float), np.asarray(wholes, dtype=float)], axis=1)
+    random = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(draws):
+        part, whole = pairs_N2[random.integers(n, size=n)].sum(axis=0)
+        if whole > 0:
+            ratios.append(part / whole)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def shares_by(keys: Sequence[Hashable], correct: Sequence[bool]) -> dict[str, dict[str, Any]]:

@@ -1,71 +1,323 @@
-"""The command `generate`: say a text with a trained model."""
+"""The command `generate`: say a text or a dialogue with a trained model."""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from audiollm.config import ConfigError, nearest
+from audiollm.config import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.generation.speak import Speech
+    from audiollm.generation.speech_stream import SpeechStream
+
+STDIO = Path("-")
+BAR_AFTER_S = 3.0
 
 
 def generate(
-    model: Annotated[Path, typer.Option(help="A train stage's folder, or a saved model's.")],
-    text: Annotated[str, typer.Option(help="What to say.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The sound file to write (.wav, .flac, .ogg).")],
+    model: Annotated[
+        Path, typer.Option(help="A train stage's folder, or a saved model's.", show_default=False)
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The sound file to write (.wav, .flac, .ogg, .mp3); - with --stream.",
+            show_default=False,
+        ),
+    ],
+    text: Annotated[str | None, typer.Option(help="What to say.")] = None,
+    text_file: Annotated[
+        Path | None, typer.Option(help="A file with what to say; - reads it from the input.")
+    ] = None,
+    dialogue: Annotated[
+        Path | None,
+        typer.Option(help="A script: lines like `[SPEAKER0] Hello.` or `Ann: Hello.`; - as above."),
+    ] = None,
+    speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A recording of the voice to speak with. Of a dialogue, one for each speaker: NAME=FILE (a name, "
+            "a tag or a number), or in the order in which they first speak.",
+            show_default=False,
+        ),
+    ] = None,
+    reference_text: Annotated[
+        list[str] | None,
+        typer.Option(help="The words of each --reference, in the same order.", show_default=False),
+    ] = None,
+    scene: Annotated[str | None, typer.Option(help="Place and mood, as in 'a quiet room'.")] = None,
     codec: Annotated[
         Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
-    speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, another take.")] = 0,
+    together: Annotated[
+        bool, typer.Option("--together", help="A dialogue in one go and not turn by turn.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Write a .wav (or - for the output) while it is made.")
+    ] = False,
+    takes: Annotated[
+        int, typer.Option(min=1, max=1000, help="So many files, with seeds one after the other.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Another seed, another take.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many codes only; 0 from all.")] = 0,
     top_p: Annotated[
         float, typer.Option(min=1e-6, max=1.0, help="Draw from the most likely codes only.")
     ] = 0.9,
+    ras_window: Annotated[
+        int,
+        typer.Option(
+            "--ras", min=0, help="Repetition-aware sampling looks back so many frames (Higgs: 7); 0 is none."
+        ),
+    ] = 0,
     text_guidance: Annotated[
         float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")
     ] = 3.0,
-    speaker_guidance: Annotated[float, typer.Option(min=0.0, help="The same for the speaker.")] = 2.0,
-    max_duration_s: Annotated[float, typer.Option(min=0.04, help="The longest it may speak.")] = 10.0,
+    speaker_guidance: Annotated[float, typer.Option(min=0.0, help="The same for --speaker.")] = 2.0,
+    max_duration_s: Annotated[
+        float | None,
+        typer.Option(help="The longest it may speak.", show_default="three times what the text should take"),
+    ] = None,
 ) -> None:
-    """Say a text with a trained model.
+    """Say a text or a dialogue with a trained model.
 
-    Example: audiollm generate --model runs/quickstart/train --text seven --speaker aria -o seven.wav
+    The voice is a speaker of the training data (--speaker), that of a recording (--reference), or the
+    model's own choice. Numbers, dates, units and abbreviations are said as words. A long text is said in
+    parts that keep the voice.
+
+    Examples:
+
+    audiollm generate --model runs/quickstart/train --text seven --speaker anna -o seven.wav
+
+    audiollm generate --model m/train --text-file story.txt --reference me.wav --reference-text "My words." -o a.flac
+
+    audiollm generate --model m/train --dialogue talk.txt --reference Ann=ann.wav --reference Bob=b.wav -o talk.wav
+
+    audiollm generate --model m/train --text "Good morning." --stream -o - | ffplay -nodisp -
     """
-    from audiollm.audio import save
-    from audiollm.data.sample import Message, TextPart
-    from audiollm.data.text import spoken_form
-    from audiollm.generation.engine import Prompt
-    from audiollm.generation.run import Generator
-    from audiollm.generation.sampling import SamplingConfig
-    from audiollm.models.pretrained import model_folder
+    words = _words(text, text_file, dialogue)
+    _check_out(out, stream)
+    _check_numbers(temperature, top_p, text_guidance, speaker_guidance, max_duration_s)
+    if stream and (takes > 1 or dialogue):
+        raise ConfigError("a stream is one take of a text", "--stream", "leave out --takes and --dialogue")
+    if dialogue and speaker:
+        raise ConfigError("the script names its speakers", "--speaker", "leave it out, or give --text")
+    if together and not dialogue:
+        raise ConfigError("there is one speaker", "--together", "leave it out, or give --dialogue")
 
-    folder = model_folder(model)
-    codec = codec or folder.parent.parent / "train_tokenizer"
-    if not codec.is_dir():
-        raise ConfigError(
-            f"no codec at {codec}", "--codec", "give the folder of the codec it was trained with"
-        )
-    generator = Generator.from_pretrained(folder, codec)
-    if speaker is not None and generator.speakers and speaker not in generator.speakers:
-        raise ConfigError(
-            f"{speaker}: not a speaker of this model", "--speaker", nearest(speaker, generator.speakers)
-        )
-    system = "Generate audio following instruction." + (f"\n\nSpeaker: {speaker}" if speaker else "")
-    messages = [
-        Message(role="system", content=[TextPart(text=system)]),
-        Message(role="user", content=[TextPart(text=spoken_form(text))]),
-    ]
-    sampling = SamplingConfig(
-        temperature=temperature,
-        top_p=top_p,
-        text_guidance=text_guidance,
-        speaker_guidance=speaker_guidance if speaker else 1.0,
+    named = _references(reference or [], reference_text or [], words if dialogue else None)
+
+    from audiollm.generation.dialogue import converse, converse_together, parse_script
+    from audiollm.generation.generator import Generator
+    from audiollm.generation.sampling import SamplingConfig
+    from audiollm.generation.speak import speak
+    from audiollm.generation.speech_stream import SpeechStream
+
+    sampling = SamplingConfig(temperature, top_k, top_p, text_guidance, speaker_guidance, ras_window)
+    generator = Generator.from_pretrained(model, codec)
+    voices = {name: generator.voice(path, said) for name, (path, said) in named.items()}
+    manner = generator.manner(
+        speaker=speaker,
+        reference=voices.get(""),
+        scene=scene,
+        seed=seed,
+        sampling=sampling,
+        max_duration_s=max_duration_s,
     )
-    samples_1N, stopped = generator.speak([Prompt(messages, seed)], sampling, max_duration_s)[0]
-    save(out, samples_1N, generator.codec.sample_rate)
-    seconds = samples_1N.shape[1] / generator.codec.sample_rate
-    note = "" if stopped else f" (cut at --max-duration-s {max_duration_s:g})"
-    Console().print(f"{out}: {seconds:.2f} s{note}", highlight=False)
+    if stream:
+        _write_stream(SpeechStream(generator, words, manner), out)
+        return
+    for take in range(takes):
+        manner = replace(manner, seed=seed + take)
+        with _bar(words) as on_seconds:
+            if dialogue:
+                say_all = converse_together if together else converse
+                speech = say_all(generator, parse_script(words), voices, manner, on_seconds)
+            else:
+                speech = speak(generator, words, manner, on_seconds)
+        _save(speech, out if takes == 1 else out.with_stem(f"{out.stem}_{take + 1}"), show_notes=take == 0)
+
+
+# Private: what a person may have mistyped, said before the model is loaded where that is possible
+
+
+def _words(text: str | None, text_file: Path | None, dialogue: Path | None) -> str:
+    given = {"--text": text, "--text-file": text_file, "--dialogue": dialogue}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) != 1:
+        problem = "there is nothing to say" if not named else f"{' and '.join(named)}: which is it to be?"
+        raise ConfigError(problem, "generate", f"give one of {', '.join(given)}")
+    option, path = named[0], text_file or dialogue
+    words = text if path is None else _read(path, option)
+    if not words or not words.strip():
+        raise ConfigError("there is no text", option, "give the words to say, in quotes")
+    return words
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return sys.stdin.read() if path == STDIO else path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = (
+            "is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+        )
+        raise ConfigError(f"{path}: {problem}", option, "give a text file") from None
+
+
+def _check_out(out: Path, stream: bool) -> None:
+    """Raises: ConfigError: no file of that name can be written as sound."""
+    import torch
+
+    from audiollm.audio import AudioError, encode_bytes
+
+    if out == STDIO and stream:
+        return
+    if stream and out.suffix.lower() != ".wav":
+        raise ConfigError(
+            f"{out}: a stream is written as .wav", "--out", "give a name that ends in .wav, or -"
+        )
+    if out.is_dir():
+        raise ConfigError(f"{out}: is a folder", "--out", "give the name of a file, for example seven.wav")
+    try:  # a moment of silence, in memory
+        encode_bytes(torch.zeros(1, 1000), 24_000, out.suffix.lower().removeprefix("."))
+    except AudioError as error:
+        raise ConfigError(f"{out}: {error.reason}", "--out") from error
+
+
+def _check_numbers(
+    temperature: float,
+    top_p: float,
+    text_guidance: float,
+    speaker_guidance: float,
+    max_duration_s: float | None,
+) -> None:
+    from audiollm.generation.speak import LONGEST_S
+
+    numbers = {
+        "--temperature": temperature,
+        "--top-p": top_p,
+        "--text-guidance": text_guidance,
+        "--speaker-guidance": speaker_guidance,
+        "--max-duration-s": max_duration_s or 0.0,
+    }
+    for option, value in numbers.items():
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"{value}: not a number that can be used", option, "give another, or leave it out"
+            )
+    if max_duration_s is not None and not 0 < max_duration_s <= LONGEST_S:
+        problem = f"{max_duration_s:g} s: more than 0 and at most {LONGEST_S:g} s can be spoken"
+        raise ConfigError(problem, "--max-duration-s", "say a long text in parts, or leave it out")
+
+
+def _references(
+    references: Sequence[str], texts: Sequence[str], script: str | None
+) -> dict[str, tuple[str, str | None]]:
+    """(file, its words) by the name of the speaker; of a text, there is one without a name."""
+    from audiollm.generation.dialogue import parse_script
+
+    if len(texts) > len(references):
+        raise ConfigError("more texts than references", "--reference-text", "give each after its --reference")
+    if script is None and len(references) > 1:
+        raise ConfigError("a text is said in one voice", "--reference", "give one, or --dialogue")
+    speakers = (
+        list(dict.fromkeys(turn.speaker for turn in parse_script(script))) if script is not None else [""]
+    )
+    words: list[str | None] = [*texts, *([None] * (len(references) - len(texts)))]
+    named: dict[str, tuple[str, str | None]] = {}
+    for place, (reference, said) in enumerate(zip(references, words, strict=True)):
+        name, mark, path = reference.partition("=")
+        if script is None or not mark or Path(reference).exists():
+            if place >= len(speakers):
+                problem = f"{len(references)} references for {len(speakers)} speakers"
+                raise ConfigError(problem, "--reference", "give one for each at most")
+            name, path = speakers[place], reference
+        if not Path(path).is_file():
+            raise ConfigError(f"{path}: no such file", "--reference", "give a recording of a voice")
+        if name in named:
+            raise ConfigError(f"{name} has two references", "--reference", "give one for each speaker")
+        named[name] = (path, said)
+    return named
+
+
+# Private: what is shown and written
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[Callable[[float], None]]:
+    """Takes the seconds of speech so far; there is a bar once it has taken `BAR_AFTER_S`."""
+    import time
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from audiollm.generation.long_text import spoken_seconds
+
+    columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:.1f} s"), TimeElapsedColumn())
+    begun, started = time.perf_counter(), False
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("speaking", total=spoken_seconds(words))
+
+    def on_seconds(seconds: float) -> None:
+        nonlocal started
+        if not started and time.perf_counter() - begun > BAR_AFTER_S:
+            bar.start()
+            started = True
+        bar.update(task, completed=seconds)
+
+    try:
+        yield on_seconds
+    finally:
+        if started:
+            bar.stop()
+
+
+def _save(speech: Speech, out: Path, show_notes: bool) -> None:
+    from audiollm.audio import AudioError, save
+
+    try:
+        save(out, speech.samples_1N, speech.sample_rate)
+    except AudioError as error:
+        raise ConfigError(str(error), "--out") from error
+    _tell(speech, out, Console(soft_wrap=True), show_notes)
+
+
+def _tell(speech: Speech | SpeechStream, out: Path, console: Console, show_notes: bool = True) -> None:
+    for note in speech.notes if show_notes else ():
+        console.print(f"note: {note}", highlight=False, markup=False)
+    cut = "" if speech.stopped else ", cut where it did not end by itself"
+    factor = speech.seconds / speech.duration_s if speech.duration_s else math.nan
+    first = f"{speech.first_audio_s:.2f} s" if speech.first_audio_s is not None else "never"
+    console.print(
+        f"{out}: {speech.duration_s:.2f} s{cut} (made in {speech.seconds:.2f} s, real-time factor {factor:.2f}, "
+        f"first audio after {first})",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _write_stream(stream: SpeechStream, out: Path) -> None:
+    from audiollm.generation.wav_stream import WavWriter
+
+    try:
+        with WavWriter(None if out == STDIO else out, stream.sample_rate) as writer:
+            for piece in stream:
+                writer.write(piece.samples_CN)
+    except BrokenPipeError:
+        raise ConfigError("the player has closed the stream", "--out", "") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{out}: {error.strerror}", "--out", "give a name in a folder that can be written"
+        ) from error
+    _tell(stream, out, Console(stderr=True, soft_wrap=True))

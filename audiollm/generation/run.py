@@ -4,74 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from audiollm.audio import load, save
-from audiollm.codec import Codec, load_codec
+from audiollm.audio import save
 from audiollm.data.conditions import is_spoken
-from audiollm.data.sample import AudioPart, Message, Sample, read_samples
-from audiollm.data.template import Template
-from audiollm.data.text_tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
-from audiollm.files import read_json, read_jsonl, safe_name, write_jsonl
-from audiollm.generation.engine import Prompt, generate_codes
+from audiollm.data.sample import Sample, read_samples
+from audiollm.files import read_jsonl, safe_name, write_jsonl
+from audiollm.generation.generator import Generator
+from audiollm.generation.request import Limits, Request
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.generation.stage import GenerateConfig
-from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.pretrained import model_folder
 from audiollm.runner import Context, StageError
-from audiollm.train.optim import default_device
-
-
-class Generator:
-    """A trained model and a codec that speak."""
-
-    def __init__(
-        self, model: DualFFN, codec: Codec, template: Template, speakers: Sequence[str] = ()
-    ) -> None:
-        self.model, self.codec, self.template = model.eval(), codec, template
-        self.speakers = list(speakers)
-        """The speaker names that the model was trained on."""
-
-    @classmethod
-    def from_pretrained(cls, model: Path | str, codec: Path | str) -> Generator:
-        """Both from folders (a model's or a stage's)."""
-        folder = model_folder(Path(model))
-        loaded = DualFFN.from_pretrained(folder).to(default_device())
-        loaded_codec = load_codec(model_folder(Path(codec)))
-        tokenizer = load_text_tokenizer(folder)
-        template = Template(
-            tokenizer, loaded_codec.num_codebooks, loaded_codec.codebook_size, header_style_of(tokenizer)
-        )
-        if (loaded.config.num_codebooks, loaded.config.codebook_size) != (
-            template.num_codebooks,
-            template.codebook_size + 2,
-        ):
-            raise StageError(f"{folder} was trained on the codes of another codec than {codec}")
-        return cls(loaded, loaded_codec, template, read_json(folder / SPEAKERS_FILE))
-
-    def speak(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, max_duration_s: float
-    ) -> list[tuple[Tensor, bool]]:
-        """Each prompt's waveform `[1, N]` at the codec's rate, and whether it ended by itself.
-
-        Recordings in a prompt (a voice to speak with) that come without codes are encoded from their files.
-        """
-        max_frames = max(1, round(max_duration_s * self.codec.frame_rate))
-        heard = [replace(prompt, codes=prompt.codes or self._codes(prompt.messages)) for prompt in prompts]
-        spoken = generate_codes(self.model, self.template, heard, sampling, max_frames)
-        return [(self.codec.decode(each.codes_KT), each.stopped) for each in spoken]
-
-    def _codes(self, messages: Sequence[Message]) -> list[Tensor]:
-        parts = [part for message in messages for part in message.content if isinstance(part, AudioPart)]
-        clips = [
-            load(part.path, part.start_s, part.end_s, self.codec.sample_rate, mono=True).samples_CN
-            for part in parts
-        ]
-        return [self.codec.encode(samples_1N) for samples_1N in clips]
 
 
 def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
@@ -108,6 +51,7 @@ def sampling_of(config: GenerateConfig) -> SamplingConfig:
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
+        ras_window=config.ras_window,
         text_guidance=config.text_guidance,
         speaker_guidance=config.speaker_guidance,
     )
@@ -120,10 +64,17 @@ def _speak_batch(
     limit_s: float,
     context: Context,
 ) -> list[dict[str, Any]]:
-    prompts = [Prompt(list(sample.messages[:-1]), _seed(config.seed, sample, take)) for sample, take in batch]
+    limits = Limits(max_frames=max(1, round(limit_s * generator.codec.frame_rate)))
+    requests = []
+    for sample, take in batch:
+        messages = sample.messages[:-1]
+        seed = _seed(config.seed, sample, take)
+        audio = generator.audio_of(messages)
+        requests.append(Request(messages, seed, audio, sampling_of(config), limits, "audio"))
     rows = []
-    spoken = generator.speak(prompts, sampling_of(config), limit_s)
-    for (sample, take), (samples_1N, stopped) in zip(batch, spoken, strict=True):
+    answers = generator.answer_all(requests)
+    for (sample, take), answer in zip(batch, answers, strict=True):
+        samples_1N = generator.codec.decode(answer.codes_KT)
         text, speaker = _said(sample)
         name = safe_name(f"{sample.id}_{take}")
         save(context.folder / "audio" / f"{name}.wav", samples_1N, generator.codec.sample_rate)
@@ -135,7 +86,7 @@ def _speak_batch(
                 "speaker": speaker,
                 "prompt_index": take,
                 "duration_s": samples_1N.shape[1] / generator.codec.sample_rate,
-                "stopped": stopped,
+                "stopped": answer.stopped,
             }
         )
     return rows

@@ -1,6 +1,9 @@
-"""From logits to codes: classifier-free guidance, temperature, top-k, top-p, and draws that are each prompt's own.
+"""From logits to codes: classifier-free guidance, temperature, top-k, top-p, repetition-aware sampling.
 
-Shapes: B prompts, K codebooks, V codes.
+What is drawn depends on a prompt's own logits and its own uniform numbers alone, never on its batch: one number a
+codebook picks from the cumulated shares, in the order of the codes.
+
+Shapes: B prompts, K codebooks, V codes, W rows of the recent past.
 """
 
 from __future__ import annotations
@@ -9,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+LIKELY = 128
+"""Codes that are sorted first on a CPU: they nearly always hold the share that top-p asks for."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,16 @@ class SamplingConfig:
     """Keep the smallest set of codes whose probability reaches this."""
     text_guidance: float = 3.0
     speaker_guidance: float = 2.0
+    ras_window: int = 0
+    """Repetition-aware sampling of codes looks back so many rows; 0 for none, 7 as in Higgs Audio V2."""
+    ras_repeats: int = 2
+    """A code that a codebook had so often in the window is drawn again, from all codes and at temperature 1."""
+
+    @property
+    def branches(self) -> list[tuple[bool, bool]]:
+        """What is hidden, `(text, speaker)`, from each copy of a prompt that the guidance compares."""
+        without_text = [(True, False)] if self.text_guidance != 1 else []
+        return [(False, False), *without_text, *([(False, True)] if self.speaker_guidance != 1 else [])]
 
 
 def guide(full: Tensor, no_text: Tensor | None, no_speaker: Tensor | None, config: SamplingConfig) -> Tensor:
@@ -40,23 +56,52 @@ def guide(full: Tensor, no_text: Tensor | None, no_speaker: Tensor | None, confi
 
 
 def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Set what top-k and top-p leave out to -inf; the most likely code always stays."""
-    if 0 < top_k < logits.shape[-1]:
-        least = logits.topk(top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p < 1.0:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        shares = ordered.softmax(dim=-1)
-        beyond = shares.cumsum(dim=-1) - shares >= top_p
-        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
-    return logits
+    """Set what top-k and top-p leave out to -inf; the most likely code always stays, and so do ties with the last."""
+    size = logits.shape[-1]
+    if 0 < top_k < size:
+        best = logits.topk(top_k, dim=-1).values
+        logits = logits.masked_fill(logits < best[..., -1:], -torch.inf)
+    if top_p >= 1.0:
+        return logits
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    most = top_k if 0 < top_k < size else size
+    # a GPU sorts all of them sooner than the host could ask whether that is needed
+    for count in (most,) if logits.is_cuda or most <= LIKELY else (LIKELY, most):
+        best = logits.topk(count, dim=-1).values
+        shares = (best - total).exp()
+        before = shares.cumsum(dim=-1) - shares
+        if count == most or bool((before[..., -1] >= top_p).all()):
+            break
+    before[..., 0] = 0.0
+    least = best.masked_fill(before >= top_p, torch.inf).amin(dim=-1, keepdim=True)
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
-def draw(logits_BKV: Tensor, config: SamplingConfig, generators: list[torch.Generator]) -> Tensor:
-    """One code a codebook, `[B, K]`. Row b depends on its own generator alone, whatever the batch."""
+def draw(
+    logits_BKV: Tensor, config: SamplingConfig, uniform_B2K: Tensor, recent_BWK: Tensor | None = None
+) -> Tensor:
+    """One code a codebook, `[B, K]`.
+
+    Repetition-aware sampling is that of VALL-E 2 (arXiv 2406.05370, section 3.2) as Higgs Audio V2 has it
+    (`_sample_audio_tokens` in boson-ai/higgs-audio): a code that occurs `ras_repeats` times in the window is
+    replaced by one from the whole distribution at temperature 1. A temperature of 0 stays greedy.
+
+    Args:
+        uniform_B2K: numbers in [0, 1); the first row of each draws, the second draws again.
+        recent_BWK: each codebook's last codes, for repetition-aware sampling; -1 where there was none.
+    """
     if config.temperature == 0:
         return logits_BKV.argmax(dim=-1)
-    logits_BKV = truncate(logits_BKV.float() / config.temperature, config.top_k, config.top_p)
-    uniform = torch.stack([torch.rand(logits_BKV.shape[1:], generator=g) for g in generators])
-    gumbel_BKV = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))  # the Gumbel-max trick
-    return (logits_BKV + gumbel_BKV.to(logits_BKV.device)).argmax(dim=-1)
+    kept_BKV = truncate(logits_BKV / config.temperature, config.top_k, config.top_p)
+    codes_BK = pick(kept_BKV.softmax(dim=-1), uniform_B2K[:, 0])
+    if recent_BWK is None:
+        return codes_BK
+    repeated_BK = (recent_BWK == codes_BK[:, None]).sum(dim=1) >= config.ras_repeats
+    return torch.where(repeated_BK, pick(logits_BKV.softmax(dim=-1), uniform_B2K[:, 1]), codes_BK)
+
+
+def pick(shares: Tensor, uniform: Tensor) -> Tensor:
+    """The first code at which the cumulated shares exceed a uniform number: each with its own probability."""
+    cumulated = shares.cumsum(dim=-1)
+    wanted = uniform[..., None].clamp(max=1 - 1e-6) * cumulated[..., -1:]
+    return torch.searchsorted(cumulated, wanted, right=True)[..., 0]

@@ -30,6 +30,8 @@ class GenerateConfig(StageConfig):
     temperature: float = Field(0.7, ge=0)
     top_k: int = Field(0, ge=0)
     top_p: float = Field(0.9, gt=0, le=1)
+    ras_window: int = Field(0, ge=0)
+    """Repetition-aware sampling looks back so many frames (Higgs Audio V2: 7); 0 is none."""
     text_guidance: float = Field(3.0, ge=0)
     """Classifier-free guidance on the text; 1 is none."""
     speaker_guidance: float = Field(2.0, ge=0)

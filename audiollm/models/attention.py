@@ -107,11 +107,12 @@ def packed_attention(
     return attended_SHD.index_select(0, layout.order_S)
 
 
-def cached_attention(q_BHQD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, visible_BQL: Tensor) -> Tensor:
+def cached_attention(q_BHQD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, visible_BQL: Tensor | None) -> Tensor:
     """Attention of new positions over a cache, `[B, H, Q, D]`; `visible` is true where a query may look."""
     grouped = q_BHQD.shape[1] != k_BGLD.shape[1]
+    mask_B1QL = None if visible_BQL is None else visible_BQL[:, None]
     return functional.scaled_dot_product_attention(
-        q_BHQD, k_BGLD, v_BGLD, attn_mask=visible_BQL[:, None], enable_gqa=grouped
+        q_BHQD, k_BGLD, v_BGLD, attn_mask=mask_B1QL, enable_gqa=grouped
     )
 
 

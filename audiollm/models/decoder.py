@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.models.attention import BackendName, RopeScaling, SegmentLayout, packed_attention, rotate
+from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.kernels import RMSNorm, silu_multiply
 
 
@@ -42,10 +43,20 @@ class DualFFNConfig:
     audio_ffn_layers: tuple[int, ...] | None = None
     """Layers with norms and a feed-forward of their own for audio; None for all. In the others audio takes the
     text's, as with `audio_dual_ffn_layers` in Boson's release."""
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias, as in Qwen2."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head, before they are rotated, as in Qwen3."""
+    max_position_embeddings: int = 2048
+    """Positions of the longest sample in training, as far as known: a statement, nothing is cut there."""
+    audio_encoder: AudioEncoderConfig | None = None
+    """For continuous features of what is heard; None: it is heard as codes alone."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rope_scaling, dict):  # from a config.json
             object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
+        if isinstance(self.audio_encoder, dict):
+            object.__setattr__(self, "audio_encoder", AudioEncoderConfig(**self.audio_encoder))
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window must be at least 1, not {self.sliding_window}")
         strange = [n for n in self.audio_ffn_layers or () if not 0 <= n < self.num_layers]
@@ -98,21 +109,28 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions; with biases (Qwen2) or normalised heads (Qwen3) if asked."""
 
     def __init__(self, config: DualFFNConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.num_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        wide, narrow = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, wide, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
+        self.normalizes_heads = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(self, x_SC: Tensor, rows: Rows, layer: int) -> Tensor:
         q, k, v = (
             project(x_SC).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.normalizes_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(each, rows.cosine_S1D, rows.sine_S1D) for each in (q, k))
         out: Tensor = self.o_proj(rows.attend(layer, q, k, v).flatten(1))
         return out
@@ -171,4 +189,7 @@ def route(
         return text(x_SC)
     if num_text == 0:
         return audio(x_SC)
-    return torch.cat([text(x_SC[:num_text]), audio(x_SC[num_text:])])
+    text_XC, audio_YC = x_SC.split(
+        (num_text, len(x_SC) - num_text)
+    )  # whose backward pass is one copy, not two
+    return torch.cat([text(text_XC), audio(audio_YC)])

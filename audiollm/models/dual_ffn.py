@@ -9,9 +9,10 @@ and EOS, X and Y chosen rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from audiollm.data.packing import PackedBatch
 from audiollm.models.attention import BackendName, attention_backend, rotary_angles
-from audiollm.models.cache import Cache, attend_cached
+from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
+from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
 from audiollm.models.kernels import RMSNorm, compute_dtype
-from audiollm.models.pretrained import load_model, save_model
 
-MODEL_TYPE = "audiollm_dual_ffn"
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from audiollm.models.model_card import ModelCard
 
 
 class Head(nn.Linear):
@@ -47,7 +51,8 @@ class AudioEmbedding(nn.Module):
         self.embed_audio_tokens = nn.Embedding(
             config.num_codebooks * config.codebook_size, config.hidden_size
         )
-        offsets = torch.arange(config.num_codebooks) * config.codebook_size
+        # on the CPU even where a model is built on the meta device to be loaded: no file holds it
+        offsets = torch.arange(config.num_codebooks, device="cpu") * config.codebook_size
         self.register_buffer("offsets_K", offsets, persistent=False)
         self.offsets_K: Tensor
 
@@ -86,14 +91,38 @@ class DualFFN(nn.Module):
         for name, weight in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(weight, std=0.02 / (2 * config.num_layers) ** 0.5)
+        if config.audio_encoder is not None:
+            self.add_audio_encoder(config.audio_encoder)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
-        x_SC = self._embed(batch.text_ids_X, batch.codes_YK)
-        wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
-        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
-        attend = AttendPacked(batch.layout, self.config.sliding_window, backend.name)
-        return self._layers(x_SC, self._rows(len(batch.text_ids_X), batch.positions_S, attend))
+        x_SC = self.embed_rows(batch)
+        attend = self._attend_packed(batch, x_SC)
+        return self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
+
+    def add_audio_encoder(self, config: AudioEncoderConfig) -> None:
+        """An encoder of random weights, with a projector, for what is heard (`load_tower` gives it published ones)."""
+        self.config = replace(self.config, audio_encoder=config)
+        like = self.model.embed_tokens.weight
+        self.audio_tower = AudioTower(config).to(like)
+        self.audio_encoder_proj = Projector(config, self.config.hidden_size).to(like)
+
+    def embed_rows(self, batch: PackedBatch) -> Tensor:
+        """What the first layer takes, `[S, C]`, in the batch's order of rows.
+
+        Raises:
+            ValueError: features for a model without an audio encoder.
+        """
+        if batch.features is None:
+            return self._embed(batch.text_ids_X, batch.codes_YK)
+        if self.config.audio_encoder is None:
+            raise ValueError(
+                "the batch has features of recordings, and this model no audio encoder: give codes"
+            )
+        heard_FC = self.audio_encoder_proj(self.audio_tower(batch.features))
+        text_XC = self.model.embed_tokens(batch.text_ids_X)
+        audio_YC = self.model.embed_audio_tokens(batch.codes_YK)
+        return torch.cat([text_XC, heard_FC.to(text_XC.dtype), audio_YC])
 
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
         """`[X, vocabulary]`."""
@@ -105,50 +134,74 @@ class DualFFN(nn.Module):
         logits: Tensor = self.audio_lm_head(hidden_XC)
         return logits.unflatten(-1, (self.config.num_codebooks, self.config.codebook_size))
 
-    def extend(
-        self, text_ids_BQ: Tensor, codes_BQK: Tensor, is_audio_BQ: Tensor, new_B: Tensor, cache: Cache
-    ) -> Tensor:
-        """Append Q positions to every sequence's cache; returns hidden states `[B, Q, C]`.
+    def prefill(self, batch: PackedBatch, cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Fill rows of a cache with the first sequences of a pack.
 
         Args:
-            new_B: how many of the Q positions are real; the rest is padding at the end, which is overwritten
-                by the next call and never looked at.
+            rows: the cache row of each; what it held before is forgotten.
+            lengths: positions of each; what the pack has beyond them (idle rows) is not kept.
         """
-        batch, new = text_ids_BQ.shape
-        is_audio_S = is_audio_BQ.flatten()
-        order_S = torch.cat([(~is_audio_S).nonzero()[:, 0], is_audio_S.nonzero()[:, 0]])
-        row_of_S, num_text = order_S.argsort(), int((~is_audio_S).sum())
-        positions_BQ = cache.lengths_B[:, None] + torch.arange(new, device=order_S.device)
-        attend = attend_cached(cache, positions_BQ, row_of_S, order_S, self.config.sliding_window)
-        codes_SK = codes_BQK.flatten(0, 1)
-        x_SC = self._embed(text_ids_BQ.flatten()[order_S[:num_text]], codes_SK[order_S[num_text:]])
-        hidden_SC = self._layers(x_SC, self._rows(num_text, positions_BQ.flatten()[order_S], attend))
-        cache.lengths_B += new_B
-        return hidden_SC[row_of_S].unflatten(0, (batch, new))
+        x_SC = self.embed_rows(batch)
+        attend = fill_cache(cache, batch, rows, lengths, self._attend_packed(batch, x_SC))
+        self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
+
+    def extend(
+        self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
+    ) -> Tensor:
+        """One position more in each of the first X + Y rows of a cache; hidden states, text first, then audio.
+
+        Args:
+            order_R: the cache row of each text id, then of each row of codes; None: rows 0, 1, 2, ...
+
+        Raises:
+            ValueError: a row of the cache is full.
+        """
+        attend = attend_cached(cache, len(text_ids_X) + len(codes_YK), order_R)
+        x_RC = self._embed(text_ids_X, codes_YK)
+        cosine, sine = (table[attend.place_X] for table in (cache.cosine_LD, cache.sine_LD))
+        return self._layers(x_RC, Rows(len(text_ids_X), cosine[:, None], sine[:, None], attend))
 
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
         self.activation_checkpointing = True
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`."""
-        save_model(folder, self, MODEL_TYPE, self.config)
+    def save_pretrained(
+        self, folder: Path | str, tokenizer: Tokenizer | None = None, card: ModelCard | None = None
+    ) -> None:
+        """Write a folder in Hugging Face's layout: see `hub.save_pretrained`."""
+        from audiollm.models.hub import save_pretrained  # which builds models of this class
+
+        save_pretrained(self, folder, tokenizer, card)
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> DualFFN:
-        """Load what `save_pretrained` wrote, or a `train` stage's folder.
+    def from_pretrained(cls, folder: Path | str, dtype: torch.dtype | None = torch.float32) -> DualFFN:
+        """Load a folder, ours, Hugging Face's or Boson's, or a `train` stage's: see `hub.load_pretrained`."""
+        from audiollm.models.hub import load_pretrained
 
-        Raises:
-            ConfigError: nothing there, or another kind of model.
-        """
-        config, weights = load_model(Path(folder), MODEL_TYPE, DualFFNConfig)
-        model = cls(config)
-        model.load_state_dict(weights)
-        return model.eval()
+        return load_pretrained(folder, dtype)
+
+    @classmethod
+    def from_language_model(
+        cls,
+        folder: Path | str,
+        num_codebooks: int = 8,
+        codebook_size: int = 1026,
+        audio_ffn_layers: Iterable[int] | None = None,
+        dtype: torch.dtype | None = torch.float32,
+    ) -> DualFFN:
+        """Build on a plain Llama, Qwen2 or Qwen3: see `hub.from_language_model`."""
+        from audiollm.models.hub import from_language_model
+
+        return from_language_model(folder, num_codebooks, codebook_size, audio_ffn_layers, dtype)
 
     def _embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
         """Text rows, then audio rows."""
         return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
+
+    def _attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
+        wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
+        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
+        return AttendPacked(batch.layout, self.config.sliding_window, backend.name)
 
     def _rows(self, num_text: int, positions_S: Tensor, attend: Attend) -> Rows:
         config = self.config
@@ -167,3 +220,5 @@ class DualFFN(nn.Module):
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

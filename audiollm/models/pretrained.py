@@ -1,11 +1,17 @@
-"""Saved models: `config.json` (with a `model_type`) beside `model.safetensors`, checked when they are loaded."""
+"""Saved models: `config.json` (with a `model_type`) beside safetensors, in one file or in shards, checked when loaded.
+
+Only safetensors are read: a pickle can run any code when it is opened.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -13,12 +19,13 @@ from audiollm.config import ConfigError, nearest
 from audiollm.files import atomic_path, read_json, write_json
 
 Config = TypeVar("Config")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def save_model(folder: Path, module: nn.Module, model_type: str, config: Any) -> None:
     """Write the weights and the dataclass `config`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_path(folder / "model.safetensors") as temporary:
+    with atomic_path(folder / WEIGHTS) as temporary:
         save_file({key: value.contiguous() for key, value in module.state_dict().items()}, temporary)
     write_json(folder / "config.json", {"model_type": model_type, **asdict(config)})
 
@@ -42,7 +49,7 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
         if key not in known:
             raise ConfigError(f"{key}: no such setting of {model_type}", where, nearest(key, known))
     shape = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return config_type(**shape), load_file(folder / "model.safetensors")
+    return config_type(**shape), load_file(weight_files(folder)[0])
 
 
 def model_folder(folder: Path) -> Path:
@@ -55,3 +62,131 @@ def model_folder(folder: Path) -> Path:
         if (candidate / "config.json").exists():
             return candidate
     raise ConfigError("no model here: config.json is missing", str(folder), "give a trained model's folder")
+
+
+class StoredWeights:
+    """The tensors in the safetensors files of a model's folder by name, read one at a time.
+
+    Raises:
+        ConfigError: see `weight_files`; or a damaged file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, list[int]] = {}
+        for path in weight_files(folder):
+            try:
+                with safe_open(str(path), framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118  a method, not a mapping
+                        self._files[name] = path
+                        self._shapes[name] = list(opened.get_slice(name).get_shape())
+            except SafetensorError as error:
+                raise ConfigError(f"not whole: {error}", str(path), "download or write it again") from error
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def shape(self, name: str) -> list[int]:
+        return list(self._shapes[name])
+
+    def read(self, name: str) -> Tensor:
+        """In memory of its own. The file is closed again: while it is mapped, what was read of it counts as used."""
+        with safe_open(str(self._files[name]), framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor.clone()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model: those that the index names, or the one.
+
+    Raises:
+        ConfigError: some are missing or named outside of the folder, or there are pickles alone.
+    """
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    for name in names:
+        if Path(name).name != name:
+            raise ConfigError(
+                f"{name!r} is no name of a file in this folder", str(folder / INDEX), "do not trust it"
+            )
+    absent = [name for name in names if not (folder / name).exists()]
+    if not absent:
+        return [folder / name for name in names]
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles and names == [WEIGHTS]:
+        raise ConfigError(
+            f"the weights are pickled ({pickles[0]}), which can run any code when it is opened; {WEIGHTS} is missing",
+            str(folder),
+            "take the model's safetensors; or, if you trust its author, load it with transformers and save it again",
+        )
+    some = ", ".join(absent[:3])
+    raise ConfigError(
+        f"{len(absent)} of {len(names)} weight files missing: {some}", str(folder), "download them all"
+    )
+
+
+def save_shards(folder: Path, state: Mapping[str, Tensor], max_shard_size: int | str) -> None:
+    """Write `model.safetensors`, or as many files and an index as it takes; other weights there are removed."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = split_torch_state_dict_into_shards(dict(state), max_shard_size=max_shard_size)
+    for name, keys in plan.filename_to_tensors.items():
+        with atomic_path(folder / name) as temporary:
+            save_file({key: state[key].contiguous() for key in keys}, temporary, metadata={"format": "pt"})
+    if plan.is_sharded:
+        write_json(folder / INDEX, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
+    for path in [*folder.glob("model*.safetensors"), *folder.glob(INDEX)]:
+        if path.name not in plan.filename_to_tensors and not (plan.is_sharded and path.name == INDEX):
+            path.unlink()
+
+
+def fill(
+    model: nn.Module,
+    sources: Mapping[str, Sequence[str]],
+    weights: StoredWeights,
+    dtype: torch.dtype | None,
+    where: str,
+    optional: Sequence[str] = (),
+) -> None:
+    """Give a model that was built on the meta device its weights.
+
+    Args:
+        sources: which tensors of the files, one below the other, each of the model's is made of.
+        dtype: of floating-point weights; None: as they are stored.
+        optional: tensors that the files may lack; they stay on the meta device.
+
+    Raises:
+        ConfigError: tensors are missing or surplus, or of other shapes.
+    """
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing = [name for name in wanted if name not in sources and name not in optional]
+    surplus = [name for name in sources if name not in wanted]
+    if missing or surplus:
+        counted = [
+            f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            for kind, names in (("missing", missing), ("surplus", surplus))
+            if names
+        ]
+        raise ConfigError(
+            f"the weights do not fit config.json: {', '.join(counted)}",
+            where,
+            "config.json and the weights must be of one model; download or save both again",
+        )
+    state = {}
+    for name, parts in sources.items():
+        joined, *others = [weights.shape(part) for part in parts]
+        for shape in others:
+            joined[0] += shape[0]
+        if joined != wanted[name]:
+            raise ConfigError(
+                f"{name} is {joined}, config.json says {wanted[name]}",
+                where,
+                "config.json and the weights must be of one model",
+            )
+        tensors = [weights.read(part) for part in parts]
+        tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        state[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    model.load_state_dict(state, strict=False, assign=True)

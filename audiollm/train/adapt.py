@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from audiollm.config import ConfigError
 from audiollm.train.options import LoRASettings, Trained
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ AUDIO_PATTERNS = (
     "*audio_lm_head.*",
 )
 """What a DualFFN adds to the language model that it is built on."""
+ENCODER_PATTERNS = ("audio_tower.*", "audio_encoder_proj.*")
+"""And where it has an encoder of what it hears."""
 
 
 def adapt(model: nn.Module, trained: Trained, lora: LoRASettings | None = None) -> nn.Module:
@@ -38,7 +39,7 @@ def adapt(model: nn.Module, trained: Trained, lora: LoRASettings | None = None) 
         return model
     if trained == "adapter":
         return add_lora(model, lora or LoRASettings())
-    train_only(model, AUDIO_PATTERNS if trained == "audio_ffn" else trained)
+    train_only(model, _audio_patterns(model) if trained == "audio_ffn" else trained)
     return model
 
 
@@ -80,20 +81,6 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     model.save_pretrained(str(folder), safe_serialization=True)
 
 
-def load_adapter(model: nn.Module, folder: Path) -> PeftModel:
-    """Put a saved adapter into a model.
-
-    Raises:
-        ConfigError: there is none, or only as a pickle.
-    """
-    from peft import PeftModel
-
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / name).exists():
-            raise ConfigError(f"no adapter here: {name} is missing", str(folder), "give an adapter's folder")
-    return PeftModel.from_pretrained(model, str(folder))
-
-
 def merge_adapter(model: PeftModel) -> nn.Module:
     """The model with the adapter added into its weights and gone: it has its own names and structure again."""
     merged: nn.Module = model.merge_and_unload()
@@ -118,3 +105,8 @@ def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:
         )
     for module in able:
         module.gradient_checkpointing_enable()  # type: ignore[operator]
+
+
+def _audio_patterns(model: nn.Module) -> tuple[str, ...]:
+    has_encoder = any(fnmatchcase(name, ENCODER_PATTERNS[0]) for name, _ in model.named_parameters())
+    return AUDIO_PATTERNS + (ENCODER_PATTERNS if has_encoder else ())

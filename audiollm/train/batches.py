@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from audiollm.data.conditions import corrupt, hide_conditions
+from audiollm.data.features import FeatureShape, part_audio
 from audiollm.data.fitting import Policy, fit
-from audiollm.data.loader import SetAside
 from audiollm.data.mixture import Mixture
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
 from audiollm.data.sample import BadSample
 from audiollm.data.source import LoadedSample, Source
 from audiollm.data.template import Template, TokenStream
+from audiollm.set_aside import SetAside
 from audiollm.train.survey import Survey
 from audiollm.train.task import step_generator
 
@@ -50,6 +51,8 @@ class Batching:
     text_dropout: float = 0.0
     speaker_dropout: float = 0.0
     corrupt_codes: float = 0.0
+    encoder: FeatureShape | None = None
+    """What is heard is given as features for the model's audio encoder; None: as codes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class BatchMaker:
         packs = [self._pack(own, first, items, bad) for own in plan[self._rank]]
         return StepBatch(packs, bad)
 
+    def passes(self, steps: int) -> list[float]:
+        """How often so many steps go through each source."""
+        drawn_S = self.mixture.drawn(steps * self._batching.batch_size)
+        return [float(n) / max(1, len(used)) for n, used in zip(drawn_S, self._used, strict=True)]
+
     def _pack(
         self, own: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
     ) -> PackedBatch:
@@ -124,7 +132,8 @@ class BatchMaker:
         codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
         hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
         messages = hide_conditions(loaded.sample.messages, *hidden)
-        stream, _ = fit(self._template, messages, codes, int(self._rows[source][index]), config.too_long)
+        audio = part_audio(loaded, codes, config.encoder)
+        stream, _ = fit(self._template, messages, audio, int(self._rows[source][index]), config.too_long)
         assert stream is not None, "the survey leaves out what is refused"
         share = dice[3] * config.corrupt_codes
         return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
@@ -143,13 +152,13 @@ def evaluation_packs(
     streams: dict[str, list[TokenStream]] = {}
     for place, source in enumerate(sources):
         for loaded in read_usable(source, evenly(survey.used(place, held_out=True), EVALUATED), set_aside):
-            stream, _ = fit(
-                template,
-                loaded.sample.messages,
-                (loaded.encodings or [[]])[0],
-                batching.max_length,
-                batching.too_long,
-            )
+            try:
+                audio = part_audio(loaded, (loaded.encodings or [[]])[0], batching.encoder)
+            except BadSample as bad:
+                set_aside.add([bad])
+                continue
+            messages, length = loaded.sample.messages, batching.max_length
+            stream, _ = fit(template, messages, audio, length, batching.too_long)
             if stream is not None:
                 streams.setdefault(loaded.sample.task, []).append(stream)
     found = {}
@@ -171,8 +180,8 @@ def read_usable(source: Source, numbers: np.ndarray, set_aside: SetAside) -> Ite
 def packed(streams: Sequence[TokenStream], template: Template, batching: Batching) -> PackedBatch:
     """One pack of them; an idle one of none."""
     if not streams:
-        return idle_pack(template.num_codebooks, ROWS_MULTIPLE)
-    return pack(streams, ROWS_MULTIPLE, batching.normalization, batching.audio_reduction)
+        return idle_pack(template.num_codebooks, ROWS_MULTIPLE, batching.encoder)
+    return pack(streams, ROWS_MULTIPLE, batching.normalization, batching.audio_reduction, batching.encoder)
 
 
 def evenly(numbers: np.ndarray, most: int) -> np.ndarray:

@@ -28,7 +28,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audiollm.files import write_json
 from audiollm.runner import StageError
 from audiollm.train.distributed import ALONE, Ranks
 
@@ -137,6 +136,8 @@ class Best:
 def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
     """The weights of one module that a run ended with, by the names of its `state_dict`.
 
+    No process group is needed, whatever the strategy was: the tensors in checkpoints are whole.
+
     Args:
         folder: the stage's folder. The best checkpoint counts if there is one, else the last, averaged weights
             in place of the others where there are any.
@@ -157,29 +158,6 @@ def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
     if not weights:
         raise StageError(f"{source} has no module {module!r}", "give the name of one that was trained")
     return weights
-
-
-def consolidate(
-    folder: Path,
-    module: str,
-    target: Path,
-    config: Mapping[str, Any] | None = None,
-    max_shard_size: str = "5GB",
-) -> None:
-    """Write a trained module as a Hugging Face folder: `model.safetensors`, in several files where it is large.
-
-    No process group and no model is needed: the tensors in checkpoints are whole.
-
-    Args:
-        folder, module: as for `trained_weights`.
-        config: what goes into `config.json`, if anything.
-    """
-    from huggingface_hub import save_torch_state_dict
-
-    target.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(trained_weights(folder, module), target, max_shard_size=max_shard_size)
-    if config is not None:
-        write_json(target / "config.json", dict(config))
 
 
 def _own_share(readers: Readers, ranks: Ranks) -> dict[str, Tensor]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+from audiollm.data.features import PackedFeatures
 from audiollm.data.packing import PackedBatch
+from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 
 
 def training_flops(config: DualFFNConfig, batch: PackedBatch) -> float:
-    """Of forward and backward over a pack: 6 for every weight that a row meets, 12 for every pair it attends to.
+    """Of the decoder, forward and backward over a pack: 6 for every weight that a row meets, 12 for every pair that
+    it attends to. An audio encoder comes on top of it (`encoder_flops`).
 
     As PaLM counts (arXiv 2204.02311, appendix B), but for the causal half of the pairs alone, a row's own
     feed-forward, and the heads where there are targets. Recomputed activations do not count.
@@ -21,3 +26,26 @@ def training_flops(config: DualFFNConfig, batch: PackedBatch) -> float:
     audio_head = len(batch.audio_targets_XK) * config.num_codebooks * config.codebook_size
     weights = config.num_layers * layer * rows + config.hidden_size * (text_head + audio_head)
     return float(6 * weights + 12 * config.num_layers * attended * pairs)
+
+
+def encoder_flops(
+    config: AudioEncoderConfig, hidden_size: int, features: PackedFeatures, trained: bool
+) -> float:
+    """Of an audio encoder over the windows of a pack, and of its projector, counted in the same way.
+
+    Every position of a window attends to the whole window. A mel frame meets the first convolution, two to a position.
+
+    Args:
+        trained: whether the encoder is, and not its projector alone: otherwise it has no backward pass.
+    """
+    window = 2 * config.max_source_positions
+    positions = [(window if config.padded else frames) // 2 for frames in features.frames]
+    width = config.d_model
+    convolutions = 3 * width * (2 * config.num_mel_bins + width)
+    layer = width * (4 * width + 2 * config.encoder_ffn_dim)
+    weights = (convolutions + config.encoder_layers * layer) * sum(positions)
+    pairs = 2 * config.encoder_layers * width * sum(each**2 for each in positions)
+    given = width * (config.stride if config.reduction == "concat" else 1)
+    sizes = [given, *([config.projector_size] if config.projector_size else []), hidden_size]
+    projector = sum(features.rows) * sum(into * out for into, out in pairwise(sizes))
+    return float((6 if trained else 2) * (weights + pairs) + 6 * projector)

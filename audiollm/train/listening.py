@@ -7,11 +7,14 @@ from pathlib import Path
 
 from audiollm.audio import save
 from audiollm.codec import Codec
+from audiollm.data.features import part_audio
+from audiollm.data.sample import Sample
 from audiollm.data.source import LoadedSample
 from audiollm.data.template import Template
-from audiollm.files import safe_name
-from audiollm.generation.engine import Prompt, generate_codes
-from audiollm.generation.sampling import SamplingConfig
+from audiollm.files import safe_name, write_jsonl
+from audiollm.generation.engine import Engine
+from audiollm.generation.request import Limits, Request
+from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.survey import frames_of
 
@@ -20,7 +23,9 @@ LONGEST_S = 10.0
 
 
 class Listening:
-    """Speaks held-out prompts into `folder/step-000100/<sample>.wav` and into TensorBoard.
+    """Speaks held-out prompts into `folder/step-000100/<name>.wav` and into TensorBoard.
+
+    `folder/prompts.jsonl` says what they are: the `name` of each one's files, its sample's `id`, `text`, `speaker`.
 
     Args:
         samples: spoken ones; the last turn of each is what is to be said.
@@ -31,18 +36,18 @@ class Listening:
     ) -> None:
         self._model, self._codec, self._template, self._folder = model, codec, template, folder
         self._samples = [loaded.sample for loaded in samples]
-        self._prompts = [prompt_of(loaded, seed) for seed, loaded in enumerate(samples)]
         longest = max(sum(frames_of(loaded)) for loaded in samples)
-        self._max_frames = min(2 * longest, round(LONGEST_S * codec.frame_rate))
+        limits = Limits(max_frames=min(2 * longest, round(LONGEST_S * codec.frame_rate)))
+        encoder = model.config.audio_encoder
+        self._requests = [request_of(loaded, seed, limits, encoder) for seed, loaded in enumerate(samples)]
+        write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
 
     def __call__(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        spoken = generate_codes(
-            self._model, self._template, self._prompts, SamplingConfig(), self._max_frames
-        )
+        engine = Engine.sized_for(self._model, self._template, self._requests)
         writer = SummaryWriter(str(self._folder / "tensorboard"))
-        for sample, each in zip(self._samples, spoken, strict=True):
+        for sample, each in zip(self._samples, engine.run(self._requests), strict=True):
             samples_1N = self._codec.decode(each.codes_KT).cpu()
             name = safe_name(sample.id)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
@@ -50,8 +55,18 @@ class Listening:
         writer.close()
 
 
-def prompt_of(loaded: LoadedSample, seed: int) -> Prompt:
-    """What comes before the last turn, with the codes of the recordings in it."""
+def _described(sample: Sample) -> dict[str, str]:
+    """By the metadata where it tells, else what the user wrote, and nobody."""
+    text = str(sample.metadata.get("text", " ".join(sample.texts("user"))))
+    speaker = str(sample.metadata.get("speaker") or "")
+    return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
+
+
+def request_of(
+    loaded: LoadedSample, seed: int, limits: Limits, encoder: AudioEncoderConfig | None = None
+) -> Request:
+    """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
     messages = loaded.sample.messages[:-1]
-    heard = sum(part.type == "audio" for message in messages for part in message.content)
-    return Prompt(list(messages), seed, tuple(loaded.encodings[0][:heard]))
+    before = sum(part.type == "audio" for message in messages for part in message.content)
+    audio = part_audio(loaded, loaded.encodings[0], encoder.features if encoder else None)
+    return Request(messages, seed, audio[:before], limits=limits)

@@ -13,33 +13,40 @@ from safetensors.torch import load_file
 
 from audiollm.codec import load_codec
 from audiollm.data.conditions import is_spoken
-from audiollm.data.loader import Loader, SetAside
+from audiollm.data.features import FeatureShape
+from audiollm.data.loader import Loader
 from audiollm.data.sample import BadSample
 from audiollm.data.source import LoadedSample, Source, open_source
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import (
     FILE_NAME,
     SPEAKERS_FILE,
+    TRAINED_FILE,
     header_style_of,
     load_text_tokenizer,
     train_text_tokenizer,
 )
 from audiollm.files import write_json
-from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.attention import attention_backend
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import is_language_model
+from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
 from audiollm.runner import Context, StageError
+from audiollm.set_aside import SetAside, read_set_aside
 from audiollm.train.adapt import adapt, merge_adapter, save_adapter
 from audiollm.train.batches import Batching, BatchMaker, evaluation_packs, evenly, read_usable
 from audiollm.train.checkpoint import trained_weights
+from audiollm.train.hearing import add_encoder, encoder_of, freeze_encoder
 from audiollm.train.listening import Listening
 from audiollm.train.loop import train
 from audiollm.train.losses import TokenLosses
-from audiollm.train.optim import default_device
+from audiollm.train.optim import compute_dtype, default_device
 from audiollm.train.sft import SFTTask
+from audiollm.train.shape import shape_from_settings
 from audiollm.train.stage import SIZES, TrainConfig
-from audiollm.train.start import start_from_codebooks
+from audiollm.train.start import start_from_codebooks, start_model, start_vocabulary
 from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
 
 
@@ -49,14 +56,17 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
     Raises:
         StageError: nothing to train on, sources of different codecs, or a bad sample where `strict` is set.
     """
+    _check_attention(config)
     sources = [open_source(source.path) for source in config.shards]
     rank = "" if context.ranks.first else f"-{context.ranks.rank}"
-    set_aside = SetAside(context.folder / f"set_aside{rank}.jsonl", config.strict)
+    listing = context.folder / f"set_aside{rank}.jsonl"
+    set_aside = SetAside(listing, "train", read_set_aside(listing), config.strict)
     try:
         template = _template(config, sources, set_aside, context)
         found = _survey(config, sources, template, set_aside, context)
-        task = _task(config, sources, template, found, set_aside, context)
-        return _train(config, sources, template, found, task, context)
+        maker = _maker(config, sources, template, found, context)
+        task = _task(config, sources, template, found, maker, set_aside, context)
+        return _train(config, sources, template, found, maker, task, context)
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
 
@@ -66,6 +76,7 @@ def _train(
     sources: Sequence[Source],
     template: Template,
     found: Survey,
+    maker: BatchMaker,
     task: SFTTask,
     context: Context,
 ) -> dict[str, Any]:
@@ -81,7 +92,9 @@ def _train(
         _save(config, template, sources, found, context.folder)
     context.ranks.barrier()
     kept = {f"samples_{kind.replace(' ', '_')}": count for kind, count in found.counts().items()}
-    return {**figures, **kept, "vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
+    counts = {"vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
+    passes = zip(sources, maker.passes(figures["steps"]), strict=True)
+    return {**figures, **kept, **counts, "passes": {source.name: round(n, 2) for source, n in passes}}
 
 
 def _template(
@@ -90,8 +103,10 @@ def _template(
     """The vocabulary (given, of the model that is begun from, or trained here) and the codec's shape."""
     codec = codec_of(sources)
     folder = context.folder / "vocabulary"
-    if config.text_tokenizer or config.start:
-        tokenizer = load_text_tokenizer(config.text_tokenizer or model_folder(chosen(config.start)))
+    if config.text_tokenizer:
+        tokenizer = load_text_tokenizer(config.text_tokenizer)
+    elif config.start:
+        tokenizer = start_vocabulary(config.start)
     else:
         if context.ranks.first and not (folder / FILE_NAME).exists():
             with context.progress("reading texts", sum(map(len, sources))) as bar:
@@ -138,7 +153,7 @@ def _survey(
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
             found = survey(
                 sources, template, chosen(config.max_length), config.too_long, set_aside,
-                lambda: bar.advance(bar.task_ids[0]),
+                lambda: bar.advance(bar.task_ids[0]), _features(config),
             )  # fmt: skip
         save_survey(path, found)
     context.ranks.barrier()
@@ -160,27 +175,36 @@ def _survey(
     return found
 
 
+def _maker(
+    config: TrainConfig, sources: Sequence[Source], template: Template, found: Survey, context: Context
+) -> BatchMaker:
+    rank, world = context.ranks.rank, context.ranks.world
+    try:
+        return BatchMaker(
+            sources, config.weights, found, template, _batching(config), config.seed, rank, world
+        )
+    except ValueError as error:  # weights that the sources cannot have
+        raise StageError(str(error), "see the weights of `shards`", 2) from error
+
+
 def _task(
     config: TrainConfig,
     sources: Sequence[Source],
     template: Template,
     found: Survey,
+    maker: BatchMaker,
     set_aside: SetAside,
     context: Context,
 ) -> SFTTask:
     ranks, batching = context.ranks, _batching(config)
     torch.manual_seed(config.seed)
     model = _model(config, template, sources).to(default_device())
+    _check_attention(config, model.config.head_dim)
     try:
         adapt(model, config.trained, config.lora)  # in place
     except ValueError as error:  # a pattern that fits nothing
         raise StageError(str(error), "see `trained` and `lora`", 2) from error
-    try:
-        maker = BatchMaker(
-            sources, config.weights, found, template, batching, config.seed, ranks.rank, ranks.world
-        )
-    except ValueError as error:  # weights that the sources cannot have
-        raise StageError(str(error), "see the weights of `shards`", 2) from error
+    freeze_encoder(model, config)
     held_out = evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world)
     task = SFTTask(
         TokenLosses(model),
@@ -197,21 +221,18 @@ def _task(
 
 def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -> DualFFN:
     if config.start is not None:
-        model = DualFFN.from_pretrained(config.start)
-        if template.tokenizer.get_vocab_size() > model.config.vocab_size:
-            raise StageError(f"text_tokenizer has more words than {config.start}", "leave it out", 2)
-        shape = (template.num_codebooks, template.codebook_size + 2)
-        if (model.config.num_codebooks, model.config.codebook_size) != shape:
-            raise StageError(
-                f"{config.start} was trained on the codes of another codec than the shards", "", 2
-            )
+        model = start_model(config.start, template, config.model.audio_ffn_layers)
     else:
-        model = DualFFN(_model_config(config, template))
+        vocabulary = template.tokenizer.get_vocab_size()
+        shape = shape_from_settings(config, vocabulary, template.num_codebooks, template.codebook_size + 2)
+        model = DualFFN(shape)
+    if config.start is None or is_language_model(config.start):
         for source in config.shards:
             vectors = Path(source.path) / "codebooks.safetensors"
             if vectors.exists():
                 start_from_codebooks(model, load_file(vectors)["vectors_KVD"])
                 break
+    add_encoder(model, config)
     model.attention = config.model.attention
     return model
 
@@ -262,9 +283,34 @@ def _save(
     if config.trained == "adapter":
         save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
         model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
-    model.save_pretrained(folder / "model")
-    template.tokenizer.save(str(folder / "model" / FILE_NAME))
+    model.save_pretrained(folder / "model", template.tokenizer, _card(config, sources, found))
     write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
+    longest = max(int(rows.max(initial=0)) for rows in found.rows)
+    write_json(folder / "model" / TRAINED_FILE, {"longest_positions": longest})
+
+
+def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:
+    codec = codec_of(sources)
+    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
+    return ModelCard(
+        codec=f"{codec['num_codebooks']} codebooks of {codec['codebook_size']} codes"
+        + (f", SHA-256 of its folder {codec['fingerprint']}" if "fingerprint" in codec else ""),
+        data=f"{samples:,} samples of {', '.join(sorted({Path(source.name).name for source in sources}))}",
+        recipe=f"stage `train`, {config.budget_text()}, {config.batch_size} sequences a step, seed {config.seed}",
+        base=Path(config.start).name if config.start else "random weights",
+    )
+
+
+def _check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
+    """Raises: StageError: the attention that is asked for cannot run here; told before anything is read."""
+    wanted, device = config.model.attention, default_device()
+    dtype = compute_dtype(config.precision, device) or torch.float32
+    if head_dim is None:  # that of `start` is not known yet
+        head_dim = 64 if config.start else chosen(config.model.hidden_size) // chosen(config.model.num_heads)
+    try:
+        attention_backend(device, dtype, head_dim, wanted)
+    except ValueError as error:
+        raise StageError(f"model.{error}", exit_code=2) from error
 
 
 def _best(config: TrainConfig) -> str:
@@ -279,23 +325,11 @@ def _batching(config: TrainConfig) -> Batching:
         batch_size=chosen(config.batch_size),
         max_tokens=chosen(config.max_tokens),
         max_length=chosen(config.max_length),
+        encoder=_features(config),
         **{name: getattr(config, name) for name in same},
     )
 
 
-def _model_config(config: TrainConfig, template: Template) -> DualFFNConfig:
-    model = config.model
-    heads = chosen(model.num_heads)
-    return DualFFNConfig(
-        vocab_size=template.tokenizer.get_vocab_size(),
-        num_codebooks=template.num_codebooks,
-        codebook_size=template.codebook_size + 2,
-        hidden_size=chosen(model.hidden_size),
-        num_layers=chosen(model.num_layers),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=chosen(model.hidden_size) // heads,
-        intermediate_size=chosen(model.intermediate_size),
-        dropout=model.dropout,
-        sliding_window=model.sliding_window,
-    )
+def _features(config: TrainConfig) -> FeatureShape | None:
+    encoder = encoder_of(config)
+    return encoder.features if encoder else None

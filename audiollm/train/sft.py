@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from audiollm.data.loader import SetAside
 from audiollm.data.packing import AudioReduction, PackedBatch
+from audiollm.set_aside import SetAside
 from audiollm.train.batches import StepBatch
 from audiollm.train.distributed import ALONE, Ranks
-from audiollm.train.flops import training_flops
+from audiollm.train.flops import encoder_flops, training_flops
 from audiollm.train.loop import Update
 from audiollm.train.losses import TokenLosses
 
@@ -75,7 +75,7 @@ class SFTTask:
         counts = self._counts(batch.packs)
         figures: dict[str, float | Tensor] = {f"{kind}_loss": 0.0 for kind in KINDS if counts[kind]}
         figures["tokens"] = float(sum(len(pack.positions_S) for pack in batch.packs))
-        figures["flops"] = sum(training_flops(self._losses.model.config, pack) for pack in batch.packs)
+        figures["flops"] = sum(self._flops(pack) for pack in batch.packs)
 
         def losses() -> Iterator[Tensor]:
             for pack in batch.packs:
@@ -110,6 +110,18 @@ class SFTTask:
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         return {}
+
+    def _flops(self, pack: PackedBatch) -> float:
+        model = self._losses.model
+        decoder = training_flops(model.config, pack)
+        if model.config.audio_encoder is None or pack.features is None:
+            return decoder
+        shape, hidden, trained = (
+            model.config.audio_encoder,
+            model.config.hidden_size,
+            model.audio_tower.is_trained,
+        )
+        return decoder + encoder_flops(shape, hidden, pack.features, trained)
 
     def _counts(self, packs: Sequence[PackedBatch]) -> dict[str, float]:
         """What the losses are means over, over all ranks."""

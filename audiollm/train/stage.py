@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from audiollm.data.storage import is_url
-from audiollm.recipe import InputPath, Stage, StagePlan, check_input, chosen
+from audiollm.recipe import InputPath, Stage, StagePlan, check_input
 from audiollm.runner import Context
 from audiollm.train.settings import ModelTrainingConfig
 
@@ -53,6 +53,39 @@ SIZES: dict[str, SizeRule] = {
 }
 
 
+class AudioEncoderSettings(BaseModel):
+    """The encoder of `audio_in: features`: a published one, or one from scratch, whose size follows the model's."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    path: InputPath | None = None
+    """A folder with a Whisper, or a model that has such an encoder (config.json, safetensors); None: from scratch."""
+    trained: bool = True
+    """Otherwise the encoder stays as it is, and its projector alone is trained."""
+    hidden_size: int | None = Field(None, ge=8)
+    num_layers: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=8)
+    num_mel_bins: int | None = Field(None, ge=8)
+    window_s: float | None = Field(None, gt=0, le=30)
+    """Longer clips are cut into such windows; None: 30 s, or as published."""
+    padded: bool | None = None
+    """Windows are filled up with silence. None: those of a published encoder, which was trained so."""
+    stride: int = Field(2, ge=1)
+    """Of its 50 positions a second so many become one row of the model."""
+    reduction: Literal["concat", "mean"] = "concat"
+    """They are put side by side, or their mean is taken (Qwen2-Audio, Boson)."""
+    projector_size: int | None = Field(None, ge=8)
+    """Width of a hidden layer between encoder and model; None: one linear layer."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> AudioEncoderSettings:
+        shape = {"hidden_size", "num_layers", "num_heads", "intermediate_size", "num_mel_bins"}
+        if self.path is not None and (given := shape & self.model_fields_set):
+            raise ValueError(f"{min(given)} is set, but path gives an encoder with a shape of its own")
+        return self
+
+
 class ModelConfig(BaseModel):
     """The model of `train`. What is None follows from `size`."""
 
@@ -65,6 +98,10 @@ class ModelConfig(BaseModel):
     dropout: float = Field(0.1, ge=0, lt=1)
     sliding_window: int | None = Field(None, ge=1)
     """Positions that each one sees; None: all before it."""
+    audio_ffn_layers: tuple[int, ...] | None = None
+    """Layers with norms and a feed-forward of their own for audio, counted from 0; None: all."""
+    audio_encoder: AudioEncoderSettings | None = None
+    """Of `audio_in: features`; None: from scratch, or that of `start`."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
     """What computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
 
@@ -88,9 +125,12 @@ class TrainConfig(ModelTrainingConfig):
     """A path, or a list of paths and of `{path, weight}`."""
     model: ModelConfig = ModelConfig()
     start: InputPath | None = None
-    """A trained model's folder to begin from, with its vocabulary; None: from scratch."""
+    """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
+    files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens. None: from scratch."""
     text_tokenizer: InputPath | None = None
     """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
+    audio_in: Literal["codes", "features"] = "codes"
+    """What is heard is given to the model as codes, or as features through an audio encoder: then it needs no codes."""
     max_tokens: int | None = Field(None, ge=64)
     """Positions of a pack, which is what is in memory at a time; a step has as many packs as it takes."""
     max_length: int | None = Field(None, ge=16)
@@ -133,10 +173,13 @@ class TrainConfig(ModelTrainingConfig):
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
         rule, model = SIZES[self.size], self.model
-        if self.start is not None and (shape := self.model.model_fields_set - {"kind", "attention"}):
+        shape = self.model.model_fields_set - {"kind", "attention", "audio_ffn_layers", "audio_encoder"}
+        if self.start is not None and shape:
             raise ValueError(f"model.{min(shape)} is set, but start gives a model with a shape of its own")
         if self.start is None and self.trained in ("adapter", "audio_ffn"):
             raise ValueError(f"trained is {self.trained!r}: give start, the model whose other weights stay")
+        if model.audio_encoder is not None and self.audio_in == "codes":
+            raise ValueError("model.audio_encoder is set, but audio_in is codes: set it to features")
         if 0 < sum(source.weight is not None for source in self.shards) < len(self.shards):
             raise ValueError("give every one of the shards a weight, or none")
         self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
@@ -150,14 +193,27 @@ class TrainConfig(ModelTrainingConfig):
         heads = model.num_heads or max(1, hidden // 64)
         if hidden % (2 * heads):
             raise ValueError(f"hidden_size {hidden} must be a multiple of 2 x num_heads {heads}")
+        layers = model.num_layers or rule.num_layers
+        strange = [n for n in model.audio_ffn_layers or () if not (n >= 0 and (self.start or n < layers))]
+        if strange:
+            raise ValueError(f"model.audio_ffn_layers: no layer {strange} among {layers}")
         filled = {
             "hidden_size": hidden,
             "num_heads": heads,
-            "num_layers": model.num_layers or rule.num_layers,
+            "audio_encoder": model.audio_encoder or self._encoder_from_scratch(),
+            "num_layers": layers,
             "intermediate_size": model.intermediate_size or intermediate_size(hidden),
         }
         self.model = model.model_copy(update=filled)
+        if model.attention in ("flash_attn", "varlen") and self.precision == "fp32":
+            raise ValueError(
+                f"model.attention {model.attention!r} needs half precision, and precision is 'fp32': "
+                "take auto or sdpa, or precision bf16"
+            )
         return self
+
+    def _encoder_from_scratch(self) -> AudioEncoderSettings | None:
+        return AudioEncoderSettings() if self.audio_in == "features" and self.start is None else None
 
     @property
     def weights(self) -> list[float] | None:
@@ -171,15 +227,6 @@ def intermediate_size(hidden_size: int) -> int:
     return -(-hidden_size * 8 // 3 // 64) * 64
 
 
-def model_parameters(config: TrainConfig, num_codebooks: int = 8, codebook_size: int = 1026) -> int:
-    """Parameters in closed form with the vocabulary as large as it may get (a test compares it with a model's)."""
-    model = config.model
-    hidden, layers = chosen(model.hidden_size), chosen(model.num_layers)
-    layer = 4 * hidden * hidden + 2 * 3 * hidden * chosen(model.intermediate_size) + 4 * hidden
-    vocabulary = SIZES[config.size].vocab_size + num_codebooks * codebook_size
-    return layers * layer + hidden + 2 * hidden * vocabulary
-
-
 def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
     from audiollm.train.run import train_model
 
@@ -187,22 +234,9 @@ def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
 
 
 def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    parameters = model_parameters(config)
-    frames = max((plan.facts.get("frames", 0.0) for plan in plans.values()), default=0.0)
-    clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
-    length = frames / clips + 40 if clips else 100.0
-    batch = chosen(config.batch_size)
-    wide = chosen(config.model.num_layers) * 24 * chosen(config.model.hidden_size)
-    activations = min(batch * length, chosen(config.max_tokens)) * wide * 4
-    steps = config.steps_for(clips / batch)
-    return StagePlan(
-        parameters=parameters,
-        tokens=(steps or 0) * batch * length,
-        memory_mb=700 + (parameters * 16 + activations) / 2**20,
-        disk_mb=parameters * 20 / 2**20,
-        seconds=config.minutes * 60 if config.minutes else None,
-        note=f"{config.budget_text()}, {batch} sequences a step",
-    )
+    from audiollm.train.planning import plan_training  # here: it imports torch
+
+    return plan_training(config, plans)
 
 
 STAGE = Stage(

@@ -1,11 +1,79 @@
-"""Where the weights of a model that is not begun from another one come from."""
+"""What a training begins from: another model, a DualFFN or a plain language model; or the codec's code vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from audiollm.config import ConfigError
+from audiollm.data.template import Template
+from audiollm.data.text_tokenizer import (
+    FILE_NAME,
+    add_special_tokens,
+    header_style_of,
+    missing_tokens,
+    read_text_tokenizer,
+)
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import from_language_model, grow_vocabulary, is_language_model, load_pretrained
+from audiollm.models.pretrained import model_folder
+
+STYLE_OF_OTHERS = "chatml"
+"""The turn marks that a vocabulary gets which has those of no known style."""
+
+
+def start_vocabulary(folder: Path) -> Tokenizer:
+    """The vocabulary of a model's folder, with the special tokens appended that it lacks; all other ids stay.
+
+    Raises:
+        ConfigError: none there, or one that cannot be read.
+    """
+    tokenizer = read_text_tokenizer(model_folder(folder))
+    try:
+        style = header_style_of(tokenizer)
+    except ConfigError:
+        style = STYLE_OF_OTHERS
+    if missing_tokens(tokenizer, style):
+        add_special_tokens(tokenizer, style)
+    return tokenizer
+
+
+def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int] | None = None) -> DualFFN:
+    """The model in a folder, with a row for every word of the template's vocabulary.
+
+    Args:
+        folder: a DualFFN's (ours, transformers' or Boson's Higgs Audio V2), or a plain Llama's or Qwen's.
+        audio_ffn_layers: of a language model, the layers that get an audio feed-forward; None: all.
+
+    Raises:
+        ConfigError: no such model, codes of another shape, or a vocabulary in which its words have other ids.
+    """
+    folder = model_folder(folder)
+    shape = (template.num_codebooks, template.codebook_size + 2)
+    if is_language_model(folder):
+        model = from_language_model(folder, *shape, audio_ffn_layers)
+    else:
+        model = load_pretrained(folder)
+        found = (model.config.num_codebooks, model.config.codebook_size)
+        if found != shape:
+            raise ConfigError(
+                f"the model has {found[0]} codebooks of {found[1] - 2} codes, the shards {shape[0]} of {shape[1] - 2}",
+                str(folder),
+                "they are those of another codec: tokenize with the codec that the model was trained on",
+            )
+        own = model.config.audio_ffn_layers
+        if audio_ffn_layers is not None and tuple(sorted(audio_ffn_layers)) != own:
+            raise ConfigError(
+                f"model.audio_ffn_layers is set, but the model to start from has its own: {own or 'all'}",
+                str(folder),
+                "leave it out: it is for language models without an audio part",
+            )
+    grow_vocabulary(model, template.tokenizer, _known_words(folder, template.tokenizer))
+    return model
 
 
 @torch.no_grad()
@@ -23,3 +91,18 @@ def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
         for level in range(books):
             projection = torch.randn(dim, config.hidden_size) * 0.02 / dim**0.5
             rows_KVC[level, :size] += vectors_KVD[level] / scale_K[level] @ projection
+
+
+def _known_words(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """How many ids the model's own vocabulary has; None where its folder has no vocabulary."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    words, given = read_text_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    moved = next((word for word, place in words.items() if given.get(word) != place), None)
+    if moved is not None:
+        raise ConfigError(
+            f"text_tokenizer: {moved!r} has another id than in the vocabulary of the model to start from",
+            str(folder),
+            "leave text_tokenizer out: the model's own is taken",
+        )
+    return max(words.values()) + 1

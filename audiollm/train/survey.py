@@ -17,12 +17,13 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from audiollm.data.features import FeatureRows, FeatureShape, PartSize, clip_rows, heard_parts, no_codes
 from audiollm.data.fitting import Fitting, Policy, plan_fit
-from audiollm.data.loader import SetAside
 from audiollm.data.sample import BadSample, TextPart
 from audiollm.data.source import LoadedSample, Source
 from audiollm.data.template import Template
 from audiollm.files import atomic_path
+from audiollm.set_aside import SetAside
 
 Advance = Callable[[], None]
 FITTINGS = tuple(Fitting)
@@ -77,8 +78,12 @@ def survey(
     policy: Policy,
     set_aside: SetAside,
     advance: Advance,
+    encoder: FeatureShape | None = None,
 ) -> Survey:
     """Read every sample once.
+
+    Args:
+        encoder: of the model, where what is heard is given to it as features; None: as codes.
 
     Raises:
         BadSample: the first bad one, where `set_aside` is strict.
@@ -93,7 +98,11 @@ def survey(
             for encoding in loaded.encodings:
                 for codes_KT in encoding:
                     template.check_codes(codes_KT)
-            plan = plan_fit(template, loaded.sample.messages, frames_of(loaded), max_length, policy)
+            parts = _sizes(loaded, encoder)
+            plan = plan_fit(template, loaded.sample.messages, parts, max_length, policy)
+        except BadSample as bad:
+            set_aside.add([bad.with_traceback(None)])
+            continue
         except ValueError as error:
             set_aside.add([_bad(sources[place], index, loaded, str(error), "does not compile")])
             continue
@@ -155,20 +164,21 @@ def _readable(
             except BadSample as bad:
                 set_aside.add([bad])
                 continue
-            if loaded.audio and not loaded.encodings:
-                set_aside.add(
-                    [
-                        _bad(
-                            source,
-                            index,
-                            loaded,
-                            "has audio and no codes: `tokenize` it first",
-                            "missing codes",
-                        )
-                    ]
-                )
-                continue
             yield place, index, loaded
+
+
+def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:
+    """Of each audio part: its code frames, or the rows of its features."""
+    frames = frames_of(loaded)
+    sizes: list[PartSize] = []
+    for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
+        if heard and encoder is not None:
+            sizes.append(FeatureRows(clip_rows(clip, encoder)))
+        elif number < len(frames):
+            sizes.append(frames[number])
+        else:
+            raise no_codes(clip)
+    return sizes
 
 
 def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: str) -> BadSample:

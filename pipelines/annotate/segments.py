@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from audiollm.set_aside import UNREADABLE, Row, set_aside_row
 from pipelines.annotate.voice_activity import FRAME_S, SAMPLE_RATE, Span, VoiceActivity, cut, speech_spans
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _DITHER = 1e-3
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _CLIPPED = 0.999
 _FLOOR_DBFS = -120.0
+_UNITS = {"too short": " s", "too long": " s", "too quiet": " dBFS", "clipped": " of the samples"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Annotator:
                 return self._annotate_unknown(recording.path)
             return self._annotate_given(recording.path, recording.text)
         except AudioError as error:
-            return _rows(set_aside(recording.path, "cannot be read", detail=error.reason))
+            return _rows(set_aside(recording.path, UNREADABLE, error.reason))
 
     def _annotate_given(self, path: str, text: str) -> dict[str, Any]:
         """One segment: the file, without long stretches of non-speech at its ends."""
@@ -131,14 +133,14 @@ class Annotator:
         duration_s = span.end_s - span.start_s
         level_dbfs = max(rms_dbfs(samples_CN), _FLOOR_DBFS)
         clipped_share = float((samples_CN.abs() >= _CLIPPED).double().mean())
-        for reason, value, threshold, is_wrong in (
+        for kind, value, threshold, is_wrong in (
             ("too short", duration_s, limits.min_duration_s, duration_s < limits.min_duration_s),
             ("too long", duration_s, limits.max_duration_s, duration_s > limits.max_duration_s + 1e-6),
             ("too quiet", level_dbfs, limits.min_level_dbfs, level_dbfs < limits.min_level_dbfs),
             ("clipped", clipped_share, limits.max_clipped_share, clipped_share > limits.max_clipped_share),
         ):
             if is_wrong:
-                return _filtered(path, reason, span, value, threshold)
+                return _filtered(path, kind, span, value, threshold)
         heard = {
             name: recognizer.recognize(samples_CN, waveform.sample_rate)
             for name, recognizer in self._recognizers.items()
@@ -177,16 +179,22 @@ def make_recognizer(name: str, grammar: Sequence[str] | None) -> PocketsphinxRec
     return {"pocketsphinx": PocketsphinxRecognizer}[name](grammar)
 
 
-def set_aside(path: str, reason: str, **more: Any) -> dict[str, Any]:
-    """A row of `set_aside.jsonl`; `reason` is one of few, `detail` says the particulars."""
-    return {"path": path, "stage": "annotate", "reason": reason, **more}
+def set_aside(path: str, kind: str, reason: str = "", **figures: float | None) -> Row:
+    """A recording's row of `set_aside.jsonl`."""
+    return set_aside_row("annotate", path, kind, reason, "", **figures)
 
 
 def _filtered(
-    path: str, reason: str, span: Span, value: float | None = None, threshold: float | None = None
-) -> dict[str, Any]:
-    row = set_aside(path, reason, start_s=round(span.start_s, 6), end_s=round(span.end_s, 6))
-    return row if value is None else {**row, "value": round(value, 6), "threshold": threshold}
+    path: str, kind: str, span: Span, value: float | None = None, threshold: float | None = None
+) -> Row:
+    """The row of a part of a recording, with its span in seconds and, of a filter, what it compared."""
+    where = f"from {span.start_s:.2f} to {span.end_s:.2f} s"
+    figures: dict[str, float | None] = {"start_s": round(span.start_s, 6), "end_s": round(span.end_s, 6)}
+    if value is None:
+        return set_aside(path, kind, where, **figures)
+    unit = _UNITS[kind]
+    reason = f"{value:.4g}{unit}, the limit is {threshold}{unit}; {where}"
+    return set_aside(path, kind, reason, **figures, value=round(value, 6), threshold=threshold)
 
 
 def _rows(*rows: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def find_sources(input_path: Path, transcripts: str | None, test: str | None) ->
     for name in names:
         path = _absolute(root / name)
         if given is not None and name not in given:
-            sources.rejected.append(set_aside(path, "no transcript", detail=why))
+            sources.rejected.append(set_aside(path, "no transcript", why))
             continue
         transcript = given[name] if given is not None else None
         speaker = (transcript.speaker if transcript else None) or _speaker_by_folder(name)
@@ -140,7 +140,7 @@ def _from_file(
             detail = (
                 f"{transcript.where} ({'not audio, or not below the input' if exists else 'no such file'})"
             )
-            orphans.append(set_aside(candidates[0], "transcript without a recording", detail=detail))
+            orphans.append(set_aside(candidates[0], "transcript without a recording", detail))
         elif name in given:
             raise TranscriptError(f"{transcript.where}  {written!r} is the file of {given[name].where} again")
         else:

@@ -119,7 +119,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     _add_quality(config, context, segments)
     rejected = sorted(
         [*sources.rejected, *sources.orphans, *rejected],
-        key=lambda row: (row["path"], row.get("start_s", 0.0)),
+        key=lambda row: (row["place"], row.get("start_s", 0.0)),
     )
     funnel = _funnel(sources, segments, rejected)
     write_jsonl(context.folder / "segments.jsonl", segments)
@@ -189,7 +189,7 @@ def _annotate(
     for source in sources.found:
         value, error = outcomes[source.name]
         if value is None:
-            rejected.append(set_aside(source.path, "failed", detail=error))
+            rejected.append(set_aside(source.path, "failed", error or ""))
             continue
         rejected += value["set_aside"]
         for row in value["segments"]:
@@ -306,7 +306,7 @@ def _funnel(
         "files_set_aside": sources.num_audio - len(used),
         "segments": len(segments),
         "seconds": round(sum(row["duration_s"] for row in segments), 3),
-        "reasons": dict(sorted(Counter(row["reason"] for row in rejected).items())),
+        "reasons": dict(sorted(Counter(row["kind"] for row in rejected).items())),
         "text_agreement": round(len(agreed) / len(compared), 4) if compared else None,
         "quality": {"n": len(scored), **quality},
     }

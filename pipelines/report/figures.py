@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # colours that stand for the page's own, which differ between light and dark
-_INK, _GRID, _SERIES = "#010203", "#010204", ("#010205", "#010206")
-_PAGE_COLOURS = {
-    _INK: "currentColor",
-    _GRID: "var(--line)",
-    _SERIES[0]: "var(--first)",
-    _SERIES[1]: "var(--second)",
-}
+_INK, _GRID, _SERIES = "#010203", "#010204", [f"#0102{number:02x}" for number in range(16, 32)]
 _SVG_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "audiollm",
@@ -77,11 +71,14 @@ def series_of(rows: Sequence[Mapping[str, Any]], key: str, name: str, dotted: bo
     return Series(name, sorted(points.items()), dotted)
 
 
-def curve_chart(series: Sequence[Series], y_label: str, title: str) -> Markup | None:
-    """One chart of up to two series over the training steps; None where there is no point at all.
+def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title: str = "") -> Markup | None:
+    """One chart of up to 16 series over the training steps; None where there is no point at all.
+
+    The first and the last have the page's two colours, those between have colours between.
 
     Args:
         title: what the chart shows, for those who hear the page.
+        legend_title: what the names of the series are.
     """
     series = [one for one in series if one.points]
     if not series:
@@ -104,10 +101,32 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str) -> Markup | 
             axes.text(0.16, 0.93, f"from {highest:.3g}", transform=axes.transAxes, fontsize=8.5)
         _label(axes, y_label)
         if len(series) > 1:
-            axes.legend(frameon=False, fontsize=9, handlelength=1.6, borderaxespad=0.1)
+            many = len(series) > 3
+            axes.legend(
+                frameon=False,
+                fontsize=8 if many else 9,
+                handlelength=1.0 if many else 1.6,
+                borderaxespad=0.1,
+                ncols=2 if many else 1,
+                columnspacing=1.0,
+                labelspacing=0.25 if many else 0.5,
+                title=legend_title or None,
+                title_fontsize=8.5,
+            )
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return _inline(buffer.getvalue().decode(), title)
+    return _inline(buffer.getvalue().decode(), title, _page_colours(len(series)))
+
+
+def _page_colours(count: int) -> dict[str, str]:
+    """What the stand-ins are replaced by, for a chart of `count` series."""
+    first, last = "var(--first)", "var(--second)"
+    between = [
+        f"color-mix(in oklch, {last} {100 * number / (count - 1):.0f}%, {first})"
+        for number in range(1, count - 1)
+    ]
+    colours = [first, *between, last][:count]
+    return {_INK: "currentColor", _GRID: "var(--line)", **dict(zip(_SERIES, colours, strict=False))}
 
 
 def _label(axes: Axes, y_label: str) -> None:
@@ -148,7 +167,7 @@ def _short_number(value: float, _position: int | None = None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.8g}"
 
 
-def _inline(svg: str, title: str) -> Markup:
+def _inline(svg: str, title: str, colours: Mapping[str, str]) -> Markup:
     """matplotlib's SVG without its prologue, metadata, ids and colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -157,7 +176,7 @@ def _inline(svg: str, title: str) -> Markup:
     assert view_box is not None
     head = f'<svg class="chart" viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
     svg = head + svg[svg.index(">") + 1 :]
-    for stand_in, colour in _PAGE_COLOURS.items():
+    for stand_in, colour in colours.items():
         svg = svg.replace(stand_in, colour)
     return Markup(svg)
 

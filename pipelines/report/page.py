@@ -40,7 +40,7 @@ def write_report(config: Config, context: Context) -> dict[str, Any]:
         sections = {
             "funnel": build("funnel", lambda: funnel_section(material, gallery)),
             "tokenizer": build("tokenizer", lambda: tokenizer_section(material, gallery)),
-            "training": build("training", lambda: training_section(material)),
+            "training": build("training", lambda: training_section(material, gallery)),
             "samples": build("samples", lambda: samples_section(material, gallery, config.samples)),
             "scores": build("scores", lambda: scores_section(material)),
         }

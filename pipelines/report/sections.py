@@ -5,7 +5,9 @@ Each builder returns at least `absent`: why there is nothing to show, empty wher
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from pipelines.report.media import Gallery
 
 SEGMENTS_SHOWN = 8
 EXAMPLES_SHOWN = 4
+PROMPTS_SHOWN, STEPS_SHOWN = 6, 4
+"""Of what training spoke at its evaluations."""
+CODEBOOKS_SHOWN = 8
 SET_ASIDE_SHOWN = 200
 EXAMPLE_TITLES = {
     "original": "original",
     "decoded": "decoded, all codebooks",
     "first_codebook": "decoded, first codebook alone",
 }
-UNITS = {"too short": " s", "too long": " s", "too quiet": " dBFS", "clipped": " of the samples"}
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}
 
 
@@ -93,10 +97,8 @@ def _funnel_facts(counts: Row, composed: Row | None) -> list[tuple[str, str]]:
 
 def _set_aside_rows(material: Material) -> list[Row]:
     composed = material.rows("compose", "set_aside.jsonl")  # holds annotate's as well
-    return [
-        *(composed or material.rows("annotate", "set_aside.jsonl")),
-        *material.rows("tokenize", "set_aside.jsonl"),
-    ]
+    later = [material.rows(kind, "set_aside.jsonl") for kind in ("train_tokenizer", "tokenize", "train")]
+    return [*(composed or material.rows("annotate", "set_aside.jsonl")), *chain(*later)]
 
 
 def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
@@ -104,10 +106,11 @@ def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
     source = annotated.settings.get("input") if annotated is not None else None
     table = [
         {
-            "path": _below(material, str(row.get("path", "")), source),
+            "place": _below(material, str(row.get("place", "")), source),
+            "id": row.get("id", ""),
+            "kind": row.get("kind", ""),
+            "reason": "" if row.get("reason") == row.get("kind") else material.shown(row.get("reason", "")),
             "stage": row.get("stage", ""),
-            "reason": row.get("reason", ""),
-            "detail": _detail(material, row),
         }
         for row in rows[:SET_ASIDE_SHOWN]
     ]
@@ -119,18 +122,6 @@ def _below(material: Material, path: str, source: object) -> str:
     if source and path.startswith(f"{source}/"):
         return path[len(str(source)) + 1 :]
     return material.shown(path)
-
-
-def _detail(material: Material, row: Row) -> str:
-    parts = []
-    if row.get("value") is not None:
-        unit = UNITS.get(row.get("reason", ""), "")
-        parts.append(f"{row['value']:.4g}{unit}, the limit is {row.get('threshold')}{unit}")
-    if row.get("start_s") is not None and row.get("end_s") is not None:
-        parts.append(f"from {row['start_s']:.2f} to {row['end_s']:.2f} s")
-    if row.get("detail"):
-        parts.append(material.shown(row["detail"]))
-    return "; ".join(parts)
 
 
 def _segments(material: Material, gallery: Gallery) -> list[Row]:
@@ -242,11 +233,12 @@ def _examples(material: Material, gallery: Gallery) -> list[Row]:
 # --------------------------------------------------------------------------------------------- training
 
 
-def training_section(material: Material) -> Row:
-    """The model: its figures and curves."""
+def training_section(material: Material, gallery: Gallery) -> Row:
+    """The model: its figures and curves, and what it said of the same prompts as it learned."""
     rows = material.rows("train", "metrics.jsonl")
     charts = [
         _chart(rows, "Audio loss", "nats per code", "audio_loss"),
+        _codebook_chart(rows),
         _chart(rows, "Text loss", "nats per token", "text_loss"),
         _chart(rows, "Gradient norm", "before clipping", "gradient_norm"),
         _chart(rows, "Learning rate", "learning rate", "learning_rate"),
@@ -260,9 +252,48 @@ def training_section(material: Material) -> Row:
         ("audio_loss", "audio loss, held out", lambda v: f"{v:.3f}"),
         ("text_loss", "text loss, held out", lambda v: f"{v:.3f}"),
     )
-    charts = [chart for chart in charts if chart["svg"]]
-    alarms = _alarms(material, "train")
-    return {"absent": material.why_absent("train"), "facts": facts, "charts": charts, "alarms": alarms}
+    return {
+        "absent": material.why_absent("train"),
+        "facts": facts,
+        "charts": [chart for chart in charts if chart["svg"]],
+        "alarms": _alarms(material, "train"),
+        "listening": _listening(material, gallery),
+    }
+
+
+def _codebook_chart(rows: Sequence[Row]) -> Row:
+    """The audio loss of each codebook in training, or of some of them evenly picked, by its number."""
+    found = {key.removeprefix("audio_loss/") for row in rows for key in row if key.startswith("audio_loss/")}
+    books = sorted(int(book) for book in found if book.isdecimal())
+    shown = [books[place] for place in _spread(len(books), CODEBOOKS_SHOWN)]
+    series = [series_of(rows, f"audio_loss/{book}", str(book)) for book in shown]
+    return _drawn("Audio loss by codebook", "nats per code, training", series, "codebook")
+
+
+def _listening(material: Material, gallery: Gallery) -> Row:
+    """Prompts, and the sound of each at the first evaluation, the last, and some between."""
+    if material.result("train") is None:
+        return {"prompts": [], "shown": 0, "total": 0}
+    folder = material.folder("train") / "listening"
+    found = sorted(
+        (int(match[1]), path)
+        for path in folder.glob("step-*")
+        if (match := re.fullmatch(r"step-(\d+)", path.name))
+    )
+    steps = [found[place] for place in _spread(len(found), STEPS_SHOWN)]
+    prompts = []
+    for row in material.rows("train", "listening/prompts.jsonl")[:PROMPTS_SHOWN]:
+        file = f"{Path(str(row.get('name'))).name}.wav"
+        clips = [(step, gallery.clip(path / file)) for step, path in steps if (path / file).is_file()]
+        if clips:
+            prompts.append({"text": row.get("text", ""), "speaker": row.get("speaker", ""), "clips": clips})
+    return {"prompts": prompts, "shown": len(steps), "total": len(found)}
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` places of a list of `count`: the first, the last, and evenly between."""
+    shown = min(count, most)
+    return [round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)]
 
 
 def _facts(figures: Row, *known: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
@@ -276,5 +307,6 @@ def _chart(rows: Sequence[Row], title: str, y_label: str, key: str) -> Row:
     return _drawn(title, y_label, series)
 
 
-def _drawn(title: str, y_label: str, series: Sequence[Series]) -> Row:
-    return {"title": title, "svg": curve_chart(series, y_label, f"{title} over the training steps")}
+def _drawn(title: str, y_label: str, series: Sequence[Series], legend_title: str = "") -> Row:
+    svg = curve_chart(series, y_label, f"{title} over the training steps", legend_title)
+    return {"title": title, "svg": svg}

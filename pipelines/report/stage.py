@@ -29,7 +29,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Measured: 0.03 s and 20 kB a clip with its spectrogram, and a few seconds of imports."""
-    clips = config.samples + 20
+    clips = config.samples + 36
     return StagePlan(
         memory_mb=400, disk_mb=0.5 + 0.02 * clips, seconds=6 + 0.03 * clips, note="one HTML page"
     )

@@ -21,11 +21,12 @@ from audiollm.cli import build_app
 from audiollm.codec import Codec
 from audiollm.config import ConfigError
 from audiollm.evaluate.codec import Evaluation, EvaluationClip, evaluate_codec, score_codec, split_clips
-from audiollm.evaluate.codec_judges import PretrainedRecognizer, PretrainedSpeakerJudge
 from audiollm.evaluate.codec_measures import Judges
-from audiollm.evaluate.codec_scores import RowStore
-from audiollm.evaluate.commands import name_codecs, read_clips, spread
+from audiollm.evaluate.codec_scores import CodecRows
+from audiollm.evaluate.commands import name_codecs, read_clips
+from audiollm.evaluate.pretrained_judges import PretrainedRecognizer, PretrainedSpeakerJudge
 from audiollm.evaluate.signal_metrics import mel_distance, si_sdr
+from audiollm.evaluate.suite import spread
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 
 CHEAP = ("mel_distance", "si_sdr", "stoi")
@@ -175,7 +176,7 @@ def test_finished_rows_are_kept_by_content(
 
     def run(own: list[EvaluationClip], evaluation: Evaluation, fingerprint: str = "x") -> tuple[int, Any]:
         before = watched.encoded
-        store = RowStore(path, {"tiny": fingerprint, "": ""})
+        store = CodecRows(path, {"tiny": fingerprint, "": ""})
         result = evaluate_codec({"tiny": watched}, own, evaluation, store)  # type: ignore[dict-item]
         return watched.encoded - before, result
 

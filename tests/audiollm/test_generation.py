@@ -1,21 +1,26 @@
-"""Sampling and the engine: closed forms, and independence of a prompt from its batch."""
+"""What is drawn, against closed forms, and the state machine of an answer, by hand."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from audiollm.data.sample import Message, TextPart
+from audiollm.data.delay import delay
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
-from audiollm.generation.engine import Prompt, generate_codes
-from audiollm.generation.sampling import SamplingConfig, draw, guide, truncate
-from audiollm.models.decoder import DualFFNConfig
-from audiollm.models.dual_ffn import DualFFN
+from audiollm.generation.request import Limits
+from audiollm.generation.sampling import LIKELY, SamplingConfig, draw, guide, pick, truncate
+from audiollm.generation.state import AnswerState, Marks, Speech, Text
+
+BOOKS, SIZE = 3, 16
+BYTES = train_text_tokenizer(["one two \u6f22\u5b57 three"] * 3, 300)
 
 
-def generators(count: int, seed: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed + i) for i in range(count)]
+def uniform(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_guidance_of_one_changes_nothing_and_two_squares_the_ratio() -> None:
@@ -33,67 +38,167 @@ def test_top_k_and_top_p_keep_what_they_say() -> None:
     assert torch.isfinite(truncate(logits, 0, 0.69)).tolist() == [True, True, False, False, False]
     assert torch.isfinite(truncate(logits, 0, 0.71)).tolist() == [True, True, True, False, False]
     assert torch.isfinite(truncate(logits, 0, 1e-6)).tolist() == [True, False, False, False, False]
+    # both: the share is of what top-k left, 0.5 + 0.2 of 0.85
+    assert torch.isfinite(truncate(logits, 3, 0.8)).tolist() == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(50, 1.0), (0, 0.9), (0, 0.5), (50, 0.9), (300, 0.95)])
+def test_truncation_is_that_of_transformers(scale: float, top_k: int, top_p: float) -> None:
+    """Flat distributions, whose nucleus is larger than what is sorted first, and peaked ones."""
+    process = pytest.importorskip("transformers.generation.logits_process")
+    logits = scale * torch.randn(7, 4 * LIKELY, generator=torch.Generator().manual_seed(1))
+    theirs = logits
+    if top_k:
+        theirs = process.TopKLogitsWarper(top_k)(None, theirs)
+    if top_p < 1:
+        theirs = process.TopPLogitsWarper(top_p)(None, theirs)
+    assert torch.equal(truncate(logits, top_k, top_p), theirs)
 
 
 def test_draws_follow_the_distribution() -> None:
     shares = torch.tensor([0.6, 0.3, 0.1])
     logits = shares.log().expand(1, 4000, 3)
-    counts = torch.bincount(
-        draw(logits, SamplingConfig(temperature=1, top_p=1), generators(1))[0], minlength=3
-    )
-    torch.testing.assert_close(counts / 4000, shares, atol=0.03, rtol=0)
-    cold = torch.bincount(
-        draw(logits, SamplingConfig(temperature=0.5, top_p=1), generators(1))[0], minlength=3
-    )
-    torch.testing.assert_close(cold / 4000, shares**2 / (shares**2).sum(), atol=0.03, rtol=0)
+    for temperature in (1.0, 0.5):
+        config = SamplingConfig(temperature=temperature, top_p=1)
+        counts = torch.bincount(draw(logits, config, uniform(1, 2, 4000))[0], minlength=3)
+        wanted = shares ** (1 / temperature)
+        torch.testing.assert_close(counts / 4000, wanted / wanted.sum(), atol=0.03, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def speaking() -> tuple[DualFFN, Template]:
-    template = Template(train_text_tokenizer(["system user assistant one two three"] * 3, 280), 3, 16)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16}
-    config = DualFFNConfig(
-        template.tokenizer.get_vocab_size(), num_codebooks=3, codebook_size=18, intermediate_size=64, **shape
-    )
-    model = DualFFN(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model, template
+def test_a_uniform_number_picks_by_the_cumulated_shares_and_never_what_has_none() -> None:
+    shares = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    for number, wanted in ((0.0, 1), (0.249, 1), (0.251, 3), (1.0, 3)):
+        assert pick(shares, torch.tensor([number])).tolist() == [wanted]
 
 
-def prompts() -> list[Prompt]:
-    texts = ["one", "two three one two", "three"]
-    system = Message(role="system", content=[TextPart(text="Speaker: anna")])
-    return [
-        Prompt([system, Message(role="user", content=[TextPart(text=t)])], i) for i, t in enumerate(texts)
-    ]
+def test_a_code_that_was_there_twice_in_the_window_is_drawn_again_from_all() -> None:
+    """By hand: three codes of shares .9, .08 and .02, top-p of .5, so that code 0 is all that can be drawn at first.
+
+    Codebook 0 had it twice in the window, codebook 1 once: the first is drawn again at temperature 1 from all
+    three, with its second number, .95, which lies in code 1's share (.9 to .98); the other keeps code 0.
+    """
+    logits = torch.tensor([0.9, 0.08, 0.02]).log().expand(1, 2, 3)
+    config = SamplingConfig(temperature=0.1, top_p=0.5, ras_window=3, ras_repeats=2)
+    numbers = torch.tensor([[[0.5, 0.5], [0.95, 0.95]]])
+    recent = torch.tensor([[[0, 0], [-1, 2], [0, 1]]])
+    assert draw(logits, config, numbers, recent).tolist() == [[1, 0]]
+    assert draw(logits, config, numbers).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_a_prompt_does_not_depend_on_its_batch(
-    speaking: tuple[DualFFN, Template], temperature: float, guidance: float
-) -> None:
-    sampling = SamplingConfig(temperature, text_guidance=guidance, speaker_guidance=guidance)
-    together = generate_codes(*speaking, prompts(), sampling, max_frames=20)
-    alone = [generate_codes(*speaking, [prompt], sampling, max_frames=20)[0] for prompt in prompts()]
-    for one, other in zip(together, alone, strict=True):
-        assert torch.equal(one.codes_KT, other.codes_KT)
-        assert one.stopped == other.stopped
-    assert any(not torch.equal(together[0].codes_KT[:, :1], each.codes_KT[:, :1]) for each in together[1:])
+def test_the_window_holds_the_last_rows_and_neither_bos_nor_what_lies_before() -> None:
+    speech = Speech(marks(), max_frames=9)
+    for row in range(1, 4):
+        speech.take(np.full(BOOKS, row))
+    assert speech.recent_WK(3).tolist() == [[1, -1, -1], [2, 2, -1], [3, 3, 3]]
+    assert speech.recent_WK(6).tolist() == [[-1] * 3] * 3 + speech.recent_WK(3).tolist()
 
 
-def test_length_limit_and_code_range(speaking: tuple[DualFFN, Template]) -> None:
-    model, template = speaking
-    sampling = SamplingConfig(temperature=3.0, top_p=1, text_guidance=1, speaker_guidance=1)
-    many = [Prompt(prompts()[seed % 3].messages, seed) for seed in range(24)]
-    spoken = generate_codes(model, template, many, sampling, max_frames=9)
-    lengths = {each.codes_KT.shape[1] for each in spoken}
-    assert max(lengths) <= 9 and min(lengths) >= 1 and len(lengths) > 1
-    assert {each.stopped for each in spoken} == {True, False}
-    for each in spoken:
-        assert each.codes_KT.shape[0] == 3
-        assert int(each.codes_KT.min()) >= 0 and int(each.codes_KT.max()) < 16
-        assert each.stopped or each.codes_KT.shape[1] == 9
+def template() -> Template:
+    words = ["system user assistant one two three"] * 3
+    return Template(train_text_tokenizer(words, 280), BOOKS, SIZE)
+
+
+def marks() -> Marks:
+    return Marks.of(template())
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 200])
+def test_speech_makes_the_rows_that_training_has(frames: int) -> None:
+    """Whatever is drawn where the pattern has BOS or EOS, `delay` of the frames comes out, and the frames in time."""
+    codes_KT = torch.randint(SIZE, (BOOKS, frames), generator=torch.Generator().manual_seed(frames))
+    wanted_FK = delay(codes_KT, SIZE, SIZE + 1)
+    speech, rows = Speech(marks(), max_frames=500), []
+    while not speech.closed:
+        row = speech.rows
+        drawn_K = np.array([5] * BOOKS)  # what a codebook draws before it begins and after it has ended
+        for k in range(BOOKS):
+            if 0 <= row - 1 - k < frames:
+                drawn_K[k] = codes_KT[k, row - 1 - k]
+        if row == frames + 1:
+            drawn_K[0] = SIZE + 1
+        rows.append(speech.last_K.tolist())
+        speech.take(drawn_K)
+        assert speech.complete == min(frames, max(0, row + 1 - BOOKS))
+    assert [*rows, speech.last_K.tolist()] == wanted_FK.tolist()
+    assert torch.equal(speech.codes_KT(), codes_KT) and speech.said_end
+    assert speech.frame_K(frames - 1).tolist() == codes_KT[:, -1].tolist()
+
+
+def test_the_limit_ends_speech_as_its_own_end_would() -> None:
+    speech = Speech(marks(), max_frames=4)
+    while not speech.all_complete:
+        speech.take(np.full(BOOKS, 7))
+    assert speech.codes_KT().tolist() == [[7] * 4] * BOOKS and not speech.said_end
+
+
+def state(kind: str, room: int = 100, **limits: int) -> AnswerState:
+    shape = template()
+    first = None if kind == "audio" else 9
+    return AnswerState(Marks.of(shape), shape.tokenizer, kind, Limits(**limits), room, first)  # type: ignore[arg-type]
+
+
+def test_text_then_speech_then_text() -> None:
+    """The way of `any`, step by step: what is drawn where something is forced changes nothing."""
+    answer, known = state("any"), marks()
+    word = template().tokenizer.encode("one").ids[0]
+    assert not answer.speaks
+    answer.take_text(word)
+    answer.take_text(known.opens_speech)
+    assert answer.input_id == known.opens_speech and answer.parts[0].text == "one"  # type: ignore[union-attr]
+    answer.take_text(known.closes_speech)  # forced: speech follows
+    assert answer.speaks and answer.speech.last_K.tolist() == [SIZE] * BOOKS
+    said = [answer.take_codes(np.array([code] * BOOKS)) for code in (1, 2, SIZE + 1, 3)]
+    # frame 0 lies in rows 1, 2 and 3, frame 1 in rows 2, 3 and 4: codes 1, 2 and then what each row was given
+    assert [None if each is None else each[:, 0].tolist() for each in said] == [
+        None, None, [1, 2, SIZE + 1], [2, SIZE + 1, 3],
+    ]  # fmt: skip
+    answer.take_codes(np.array([0] * BOOKS))
+    assert answer.speech.closed and answer.speaks
+    answer.take_codes(np.array([0] * BOOKS))
+    assert answer.input_id == known.closes_speech and answer.reason is None
+    answer.take_text(word)
+    answer.take_text(next(iter(known.ends)))
+    assert answer.reason == "end" and answer.stretches == 1
+    assert [part.text for part in answer.parts if isinstance(part, Text)] == ["one", "one"]
+
+
+def test_what_ends_an_answer() -> None:
+    word = template().tokenizer.encode("one").ids[0]
+    for limits, room in (({"max_text_tokens": 3}, 100), ({}, 4)):
+        answer, count = state("text", room, **limits), 0
+        while answer.reason is None:
+            answer.take_text(word)
+            count += 1
+        assert answer.reason == "length" and count == 4
+    answer = state("any", max_frames=0)
+    answer.take_text(marks().opens_speech)
+    assert answer.reason == "length"
+    spoken = state("audio", max_frames=2)
+    while spoken.reason is None:
+        spoken.take_codes(np.array([1] * BOOKS))
+    assert spoken.reason == "length" and spoken.speech.complete == 2
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_comes_out_as_it_is(words: str) -> None:
+    text, tokenizer = Text(BYTES), BYTES
+    pieces = [text.take(token) for token in tokenizer.encode(words).ids]
+    assert "".join([*pieces, text.finish()]) == text.text == words
+
+
+def test_text_comes_in_whole_characters() -> None:
+    """A vocabulary of bytes: a character of three bytes takes three tokens and comes out with the last."""
+    tokenizer = template().tokenizer
+    words = "one 漢字 é 😀!"
+    ids = tokenizer.encode(words).ids
+    assert len(ids) > len(words)
+    text = Text(tokenizer)
+    pieces = [text.take(token) for token in ids]
+    assert "".join(pieces) == text.text == words and text.finish() == ""
+    assert all("\ufffd" not in piece for piece in pieces) and "" in pieces
+    cut = Text(tokenizer)
+    cut.take(ids[0])
+    for token in tokenizer.encode("漢").ids[:2]:
+        assert cut.take(token) == ""
+    assert cut.finish() == "\ufffd" and cut.text.endswith("\ufffd")

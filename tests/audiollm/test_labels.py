@@ -12,7 +12,8 @@ from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
-from audiollm.generation.engine import Prompt, generate_codes
+from audiollm.generation.engine import Engine
+from audiollm.generation.request import Limits, Request
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
@@ -97,6 +98,7 @@ def test_overfit_on_one_clip_stops_where_the_clip_stops(template: Template) -> N
         loss.backward()
         optimizer.step()
     greedy = SamplingConfig(temperature=0, text_guidance=1, speaker_guidance=1)
-    spoken = generate_codes(model.eval(), template, [Prompt(chat()[:1], 0)], greedy, max_frames=60)[0]
+    request = Request(chat()[:1], sampling=greedy, limits=Limits(max_frames=60))
+    spoken = Engine.sized_for(model.eval(), template, [request]).run([request])[0]
     assert spoken.stopped
     assert torch.equal(spoken.codes_KT, clip)

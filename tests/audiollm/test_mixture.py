@@ -21,6 +21,14 @@ def mixture(sources: list[tuple[int, float]], seed: int, shape: tuple[int, int],
     return Mixture(sizes, weights, seed, shuffle, run_samples=shape[0], window_runs=shape[1])
 
 
+def items_for(mixed: Mixture, passes: int) -> int:
+    """Enough items to go through every source so often, in whole blocks."""
+    items = mixed.block
+    while (mixed.drawn(items) < passes * np.array(mixed.sizes)).any():
+        items += mixed.block
+    return items
+
+
 @settings(max_examples=60, deadline=None)
 @given(_sources, st.integers(0, 2**40), _shape, st.booleans())
 def test_each_pass_takes_every_sample_exactly_once(
@@ -28,7 +36,7 @@ def test_each_pass_takes_every_sample_exactly_once(
 ) -> None:
     mixed = mixture(sources, seed, shape, shuffle)
     seen: Counter[tuple[int, int, int]] = Counter()
-    stop = mixed.items_for(2)
+    stop = items_for(mixed, 2)
     order: dict[int, list[int]] = {}
     for item in mixed.items(0, stop):
         seen[item] += 1
@@ -38,10 +46,6 @@ def test_each_pass_takes_every_sample_exactly_once(
         assert order[source] == sorted(order[source]), "a pass begins when the one before it is through"
         for epoch in (0, 1):
             assert {i for s, i, e in seen if (s, e) == (source, epoch)} == set(range(size))
-    fewer = mixed.drawn(stop - 1)
-    assert any(count < 2 * size for count, (size, _) in zip(fewer, sources, strict=True)), (
-        "not one item too many"
-    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,7 +78,8 @@ def test_an_item_does_not_depend_on_how_one_comes_to_it(
         assert fresh.items(k, k + length)[0] == one_by_one[k]
         start = max(0, k - length)
         assert mixed.items(start, k + 1)[-1] == one_by_one[k]
-        assert mixed.drawn(k + 1)[one_by_one[k].source] - mixed.drawn(k)[one_by_one[k].source] == 1
+        before, after = mixed.drawn(k), mixed.drawn(k + 1)
+        assert after.sum() == k + 1 and after[one_by_one[k].source] - before[one_by_one[k].source] == 1
 
 
 def test_the_order_is_that_of_every_other_machine() -> None:
@@ -149,16 +154,13 @@ def test_a_small_source_beside_a_huge_one_is_kept_where_nobody_weighs_them(sizes
     for share, size in zip(shares_S, sizes, strict=True):
         natural = size / sum(sizes)
         assert share == pytest.approx(max(natural, 1e-6) if size else 0.0, rel=0.15)
-    stop = mixed.items_for(1)
-    assert (mixed.drawn(stop) >= sizes).all() and stop <= 1.1 * sum(sizes), (
-        "a pass through all is hardly longer"
-    )
+    stop = int(1.1 * sum(sizes))
+    assert (mixed.drawn(stop) >= sizes).all(), "a pass through all is hardly longer"
 
 
-def test_sources_of_no_weight_are_left_out_and_budgets_in_passes() -> None:
+def test_sources_of_no_weight_are_left_out() -> None:
     mixed = Mixture([10, 20, 0], [1, 0, 0])
     assert {item.source for item in mixed.items(0, 500)} == {0}
-    assert mixed.items_for(3) == 30 and mixed.items_for(0.5) == 5
-    assert Mixture([30, 10]).items_for(1) <= 64
+    assert mixed.drawn(500).tolist() == [500, 0, 0]
     with pytest.raises(ValueError, match="counted from 0"):
         mixed.items(-1, 2)

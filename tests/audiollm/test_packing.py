@@ -53,22 +53,21 @@ def test_first_fit_loses_nothing_and_overfills_nothing(drawn: tuple[list[int], i
 @given(
     drawn=lengths_and_capacity,
     ranks=st.integers(1, 5),
-    multiple=st.integers(1, 3),
     strategy=st.sampled_from(sorted(STRATEGIES)),
 )
 def test_a_plan_gives_every_rank_as_many_packs_and_every_sample_once(
-    drawn: tuple[list[int], int], ranks: int, multiple: int, strategy: str
+    drawn: tuple[list[int], int], ranks: int, strategy: str
 ) -> None:
     lengths, capacity = drawn
-    hands = plan_step(lengths, capacity, ranks, strategy, multiple)
+    hands = plan_step(lengths, capacity, ranks, strategy)
     assert len(hands) == ranks and len({len(hand) for hand in hands}) == 1
-    assert len(hands[0]) % multiple == 0 and hands[0]
+    assert hands[0]
     packs = [each for hand in hands for each in hand]
     assert sorted(index for each in packs for index in each) == list(range(len(lengths)))
     for each in packs:
         size = [lengths[index] for index in each]
         assert (sum(size) if strategy == "packed" else len(size) * max(size, default=0)) <= capacity
-    assert hands == plan_step(list(lengths), capacity, ranks, strategy, multiple)
+    assert hands == plan_step(list(lengths), capacity, ranks, strategy)
 
 
 def test_ranks_are_balanced_on_a_long_tail() -> None:

@@ -68,9 +68,9 @@ def _check_accounts(funnel: Mapping[str, Any], folder: Path, source: Path) -> No
     audio, others = find_audio(source)
     used = {row["path"] for row in _rows(folder)}
     aside = _rows(folder, "set_aside")
-    listed = {row["path"] for row in aside if "start_s" not in row or row["path"] not in used}
+    listed = {row["place"] for row in aside if "start_s" not in row or row["place"] not in used}
     assert {str(path.absolute()) for path in audio} == used | listed
-    assert all(row["reason"] and row["stage"] == "annotate" for row in aside)
+    assert all(row["kind"] and row["reason"] and row["stage"] == "annotate" for row in aside)
     assert funnel["files_seen"] == len(audio) + len(others)
     assert (funnel["audio_files"], funnel["not_audio"]) == (len(audio), len(others))
     assert (funnel["files_used"], funnel["files_set_aside"]) == (len(used), len(audio) - len(used))
@@ -214,8 +214,8 @@ def test_what_is_left_out_is_named_with_value_and_threshold(tmp_path: Path, spok
     funnel = _annotate(tmp_path / "out", input=str(source), **settings)
     _check_accounts(funnel, tmp_path / "out", source)
     assert {row["file"] for row in _rows(tmp_path / "out")} == {"fine.wav", "stereo.flac"}
-    aside = {Path(row["path"]).name: row for row in _rows(tmp_path / "out", "set_aside")}
-    assert {name: row["reason"] for name, row in aside.items()} == {
+    aside = {Path(row["place"]).name: row for row in _rows(tmp_path / "out", "set_aside")}
+    assert {name: row["kind"] for name, row in aside.items()} == {
         "short.wav": "too short",
         "long.wav": "too long",
         "endless.wav": "too long",
@@ -228,14 +228,16 @@ def test_what_is_left_out_is_named_with_value_and_threshold(tmp_path: Path, spok
     }
     assert (aside["long.wav"]["threshold"], aside["short.wav"]["threshold"]) == (5, 0.1)
     assert aside["long.wav"]["value"] == pytest.approx(20 * clip.shape[1] / SAMPLE_RATE, abs=0.01)
-    assert aside["empty.wav"]["detail"].startswith("is empty")
+    assert aside["empty.wav"]["reason"].startswith("is empty")
+    seconds = f"{1000 / SAMPLE_RATE:.4g}"
+    assert aside["short.wav"]["reason"] == f"{seconds} s, the limit is 0.1 s; from 0.00 to 0.05 s"
 
 
 def test_nothing_said_and_nothing_heard(tmp_path: Path, spoken: Path) -> None:
     save(tmp_path / "in" / "hush.wav", _quiet(1.0), SAMPLE_RATE)
     shutil.copy(spoken / "one_anna_1.wav", tmp_path / "in" / "one.wav")
     _annotate(tmp_path / "out", input=str(tmp_path / "in"), recognizers=[])
-    assert [row["reason"] for row in _rows(tmp_path / "out", "set_aside")] == [
+    assert [row["kind"] for row in _rows(tmp_path / "out", "set_aside")] == [
         "no speech found",
         "no text given and no recognizer asked for",
     ]
@@ -256,7 +258,7 @@ def test_odd_formats(tmp_path: Path) -> None:
     said = {Path(row["file"]).name: row["text"] for row in _rows(tmp_path)}
     assert (said["yes_1000ms.wav"], said["no_1000ms.wav"]) == ("yes", "no")
     assert {"testing.m4a", "jfk.mp3", "jfk.wav", "wrong_extension.aac"} <= set(said)
-    aside = {Path(row["path"]).name: row["reason"] for row in _rows(tmp_path, "set_aside")}
+    aside = {Path(row["place"]).name: row["kind"] for row in _rows(tmp_path, "set_aside")}
     assert aside["test1_empty.wav"] == aside["mono.raw"] == "cannot be read"
     assert aside["digital_silence.wav"] == aside["silence_1000ms.wav"] == "no speech found"
 

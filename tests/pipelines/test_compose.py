@@ -15,6 +15,7 @@ from rich.console import Console
 from audiollm.data.sample import AudioPart, Sample, read_samples
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
+from audiollm.set_aside import set_aside_row
 from pipelines.compose import STAGE, Config, choose_test
 
 
@@ -164,7 +165,7 @@ def test_what_cannot_be_trained_on_ends_with_2_and_says_what_was_set_aside(
     tmp_path: Path, rows: list[Any], settings: dict[str, Any], reason: str
 ) -> None:
     (tmp_path / "annotate").mkdir()
-    upstream = {"path": "x.wav", "stage": "annotate", "reason": "no speech found"}
+    upstream = set_aside_row("annotate", "x.wav", "no speech found")
     (tmp_path / "annotate" / "set_aside.jsonl").write_text(json.dumps(upstream) + "\n")
     with pytest.raises(StageError, match=reason) as caught:
         _compose(tmp_path, [*rows, _segment(9, text=" ")], **settings)
@@ -173,7 +174,8 @@ def test_what_cannot_be_trained_on_ends_with_2_and_says_what_was_set_aside(
         json.loads(line) for line in (tmp_path / "compose" / "set_aside.jsonl").read_text().splitlines()
     ]
     assert listed[0] == upstream
-    assert [(row["stage"], row["reason"]) for row in listed[1:]] == [("compose", "no text")]
+    assert [(row["stage"], row["kind"]) for row in listed[1:]] == [("compose", "no text")]
+    assert listed[1]["place"].endswith(".wav") and listed[1]["id"]
 
 
 def test_malformed_segments_are_set_aside_by_line(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_malformed_segments_are_set_aside_by_line(tmp_path: Path) -> None:
     figures, folder = _compose(tmp_path, rows)
     listed = [json.loads(line) for line in (folder / "set_aside.jsonl").read_text().splitlines()]
     assert figures["set_aside"] == 4 and figures["train_samples"] + figures["test_samples"] == 2
-    assert [row["detail"].split("  ")[0].rsplit(":", 1)[1] for row in listed] == ["2", "3", "4", "5"]
+    assert [row["place"].rsplit("segments.jsonl:", 1)[1] for row in listed] == ["2", "3", "4", "5"]
 
 
 def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_a_recording_that_is_none_is_set_aside(tmp_path: Path) -> None:
     figures, folder = _compose(tmp_path, rows, tasks={"clone": 1})
     assert figures["set_aside"] == 1 and figures["tasks"] == {"clone": 3}
     listed = json.loads((folder / "set_aside.jsonl").read_text())
-    assert listed["reason"] == "malformed field" and "reference is no recording" in listed["detail"]
+    assert listed["kind"] == "malformed field" and "reference is no recording" in listed["reason"]
     assert _of(folder, "clone")[0].audio("system") == [AudioPart(path="/d/r.wav")]
 
 

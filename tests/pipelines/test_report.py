@@ -19,6 +19,7 @@ from audiollm.evaluate.statistics import confusion, lengths, share, shares_by, w
 from audiollm.files import read_json, write_json, write_jsonl
 from audiollm.recipe import Recipe, load_recipe
 from audiollm.runner import Context, StageError, StageResult, run_recipe
+from audiollm.set_aside import set_aside_row
 from pipelines.report import page as page_module
 from pipelines.report.stage import Config
 
@@ -92,11 +93,9 @@ def annotated(run: Run, segments: int = 3) -> None:
             "end_s": 0.15, "text": HOSTILE if number == 0 else f"word {number}", "text_source": "given",
             "heard": {"pocketsphinx": f"{HOSTILE} heard"}, "speaker": "aria", "quality": {"ovr": 2.5},
         })  # fmt: skip
-    quiet = {"reason": "too quiet", "value": -71.5, "threshold": -60.0}
-    aside = [
-        {"path": f"/elsewhere/{n}.wav", "stage": "annotate", "reason": "no speech found"} for n in range(230)
-    ]
-    aside.insert(0, {"path": str(run.audio / f"{HOSTILE}.wav"), "stage": "annotate", **quiet})
+    aside = [set_aside_row("annotate", f"/elsewhere/{n}.wav", "no speech found") for n in range(230)]
+    quiet = "-71.5 dBFS, the limit is -60.0 dBFS"
+    aside.insert(0, set_aside_row("annotate", str(run.audio / f"{HOSTILE}.wav"), "too quiet", quiet))
     write_jsonl(run.folder("annotate") / "segments.jsonl", rows)
     write_jsonl(run.folder("annotate") / "set_aside.jsonl", aside)
     run.done("annotate", {
@@ -122,10 +121,27 @@ def trained(run: Run) -> None:
     write_jsonl(codec / "alarms.jsonl", [{"step": 3, "kind": "codebook collapse", "text": "2% of <codes>"}])
     run.done("tokenize", {"samples": 3})
     losses = {"text_loss": 1.0, "audio_loss": 2.0, "gradient_norm": 0.5, "learning_rate": 1e-3}
+    losses |= {"audio_loss/0": 1.5, "audio_loss/1": 2.5}
     write_jsonl(run.folder("train") / "metrics.jsonl", [{"step": n, **losses} for n in range(5)])
     with (run.folder("train") / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "aud')  # cut short by a kill
+    listened(run.folder("train") / "listening")
     run.done("train", {"steps": 5, "parameters": 11_000_000, "audio_loss": 2.0})
+
+
+def listened(folder: Path) -> None:
+    """Two prompts at six evaluations, of which the second prompt missed all but one; and a third never spoken."""
+    names = ("seven_anna", "eight", "../escape")
+    texts = (f"{HOSTILE} seven", "eight", "never spoken")
+    rows = [
+        {"name": n, "id": n, "text": text, "speaker": "anna"} for n, text in zip(names, texts, strict=True)
+    ]
+    write_jsonl(folder / "prompts.jsonl", rows)
+    for step in (50, 100, 150, 200, 250, 1000):
+        beep(folder / f"step-{step:06d}" / "seven_anna.wav")
+    beep(folder / "step-000050" / "eight.wav")
+    beep(folder / "escape.wav")
+    (folder / "step-notes").mkdir()
 
 
 def spoken(
@@ -264,12 +280,18 @@ def test_names_and_texts_of_the_run_are_escaped(whole: tuple[str, dict[str, Any]
 
 def test_the_page_holds_what_happened(whole: tuple[str, dict[str, Any]]) -> None:
     page = Page(whole[0])
-    assert page.tags["audio"] == 3 + 3 + 4  # segments, codec examples, generated clips
+    assert page.tags["audio"] == 3 + 3 + 4 + 1 + 4  # segments, codec examples, prompts, generated clips
     assert page.tags["img"] == page.tags["audio"]
-    assert page.tags["svg"] == 3 + 4  # no commitment chart: its values are not finite
+    assert page.tags["svg"] == 3 + 5  # no commitment chart: its values are not finite
+    labels = [
+        value for tag, key, value in page.attributes if tag == "img" and "step" in value and key == "alt"
+    ]
+    said = f"spectrogram of {HOSTILE} seven"
+    assert labels == [f"{said}, step {n}" for n in (50, 150, 200, 1000)] + ["spectrogram of eight, step 50"]
     for text in (
         "240", "6 not audio", "231 set aside whole", "no speech found", "-71.5 dBFS, the limit is -60.0 dBFS",
         "And 31 more in set_aside.jsonl", "7.00 M", "2 kbit/s", "first codebook alone", "11.00 M",
+        "step 1,000", "at 4 of 6 evaluations", "Audio loss by codebook",
         "75.0 %", "30.1 % to 95.4 %, n = 4", "0.750", "with a grammar of 2 texts", "99 clips", "✗ wrong", "25.0 %",
     ):  # fmt: skip
         assert text in page.text, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -107,6 +108,13 @@ def test_a_chart_is_well_formed_and_takes_the_colours_of_the_page() -> None:
     assert "currentColor" in chart and "var(--first)" in chart and "var(--second)" in chart
     assert "#0102" not in chart and "a &lt; b &amp; c" in chart
     assert len(chart) < 60_000
+
+
+def test_every_series_has_a_colour_of_its_own() -> None:
+    chart = curve_chart([Series(str(n), [(0, n), (1, n)]) for n in range(8)], "loss", "t", "codebook")
+    assert chart is not None and ElementTree.fromstring(str(chart).replace("xlink:href", "href")) is not None
+    lines = set(re.findall(r"stroke: ((?:color-mix|var\(--[fs]).*?)[;\"]", chart))
+    assert len(lines) == 8 and "#0102" not in chart and "codebook" in chart
 
 
 CHARTS: list[Callable[[], Any]] = [

@@ -68,7 +68,7 @@ def test_there_and_back(recordings: Path, codec: Path, tmp_path: Path) -> None:
     assert "3 samples, 39 frames in 2 shards" in result.output
     assert "left alone: 1" in result.output and "1 set aside in all" in result.output
     assert [
-        row["path"] for row in map(json.loads, (shards / "set_aside.jsonl").read_text().splitlines())
+        row["place"] for row in map(json.loads, (shards / "set_aside.jsonl").read_text().splitlines())
     ] == [str(recordings / "deep/broken.mp3")]
     assert [coded.sample.id for coded in read_shards(shards)] == ["deep/one", "deep/two", "one"]
     result = run("detokenize", shards, "-o", out)

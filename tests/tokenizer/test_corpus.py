@@ -132,7 +132,7 @@ def test_bad_files_are_set_aside_and_the_rest_goes_on(
     counts, set_aside = encode(codec, rows, tmp_path / "out", Coding(codec_folder))
     assert counts["samples"] == 1
     listed = [json.loads(line) for line in (tmp_path / "out/set_aside.jsonl").read_text().splitlines()]
-    assert listed == set_aside and [row["path"] for row in listed] == [*map(str, bad), str(good)]
+    assert listed == set_aside and [row["place"] for row in listed] == [*map(str, bad), str(good)]
     for row, reason in zip(listed, [*bad.values(), "beyond"], strict=True):
         assert reason in row["reason"], row
     with pytest.raises(StageError, match=r"nan\.wav.*NaN") as stopped:

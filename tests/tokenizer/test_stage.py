@@ -19,13 +19,16 @@ from transformers import (
 from audiollm.audio import AudioError, save
 from audiollm.codec import load_codec
 from audiollm.config import ConfigError
+from audiollm.data.sample import AudioPart, Message, Sample, write_samples
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import load_recipe
-from audiollm.runner import StageError, run_recipe
+from audiollm.runner import Context, StageError, run_recipe
+from audiollm.set_aside import read_set_aside
 from tokenizer.data import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
 from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import HIGGS_PARAMETERS
+from tokenizer.run import tokenize
+from tokenizer.stages import HIGGS_PARAMETERS, TokenizeConfig
 
 TINY_HUBERT = HubertConfig(
     hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,
@@ -56,8 +59,8 @@ def test_a_folder_is_split_by_file_and_long_files_are_taken_in_parts(recordings:
     assert not {c.path for c in clips.train} & {c.path for c in clips.test} and clips.test
     spans = [(c.start_s, c.end_s) for c in [*clips.train, *clips.test] if c.path.name == "long.flac"]
     assert spans == [(0.0, 60.0), (60.0, 150.0)] or spans == [(0.0, 60.0), (60.0, 120.0), (120.0, 150.0)]
-    assert [Path(row["path"]).name for row in clips.set_aside] == ["broken.wav"]
-    assert find_clips(recordings) == clips
+    assert [Path(bad.place).name for bad in clips.bad] == ["broken.wav"]
+    assert find_clips(recordings)[:2] == clips[:2]
 
 
 def test_what_breaks_after_the_start_is_drawn_no_more(recordings: Path) -> None:
@@ -65,7 +68,7 @@ def test_what_breaks_after_the_start_is_drawn_no_more(recordings: Path) -> None:
     store.clips[0].path.write_bytes(b"gone")
     dice = torch.Generator().manual_seed(0)
     assert all(len(store.draw(dice)) == 36_000 for _ in range(20))
-    assert list(store.set_aside) == [str(store.clips[0].path)]
+    assert [bad.place for bad in store.bad] == [str(store.clips[0].path)]
     assert len(list(store.picked(10))) == len(store) - 1
     for clip in store.clips:
         clip.path.write_bytes(b"gone")
@@ -89,7 +92,7 @@ def test_the_recipe_trains_a_codec_with_a_teacher_of_its_own(
     assert (stage / "teacher" / "model" / "model.safetensors").exists()
     figures = read_json(stage / "stage.json")["figures"]
     assert figures["bitrate_bps"] == 2000 and figures["set_aside"] == 1
-    assert [Path(row["path"]).name for row in read_jsonl(stage / "set_aside.jsonl")] == ["broken.wav"]
+    assert [Path(row["place"]).name for row in read_set_aside(stage / "set_aside.jsonl")] == ["broken.wav"]
     assert any("semantic" in row for row in read_jsonl(stage / "metrics.jsonl"))
     assert "Semantic loss" in (recipe.folder / "report.html").read_text()
 
@@ -183,3 +186,44 @@ def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tone(tmp_path / "in" / "one.wav", 1.0)
     with pytest.raises(StageError, match="none to hold out"):
         run_recipe(load_recipe(RECIPE, ["audio=in"]), Console(quiet=True))
+
+
+def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"mel_hidden_size": 16, "hidden_size": 16, "num_codebooks": 2}
+    AudioTokenizer(TokenizerConfig(encoder_layers=(1, 1), decoder_layers=(1, 1), **shape)).save_pretrained(
+        tmp_path / "codec"
+    )
+    paths = [recordings / "broken.wav", *(recordings / "more" / f"{n}.wav" for n in range(4))]
+    said = [Message(role="assistant", content=[AudioPart(path=str(path))]) for path in paths]
+    write_samples(
+        tmp_path / "samples.jsonl",
+        [
+            Sample(id=path.stem, messages=[message], task="tts")
+            for path, message in zip(paths, said, strict=True)
+        ],
+    )
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write("{\n")
+    config = TokenizeConfig(
+        samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec", samples_per_shard=2, seed=0
+    )
+    context = Context(tmp_path / "stage", None, Console(quiet=True), {})  # type: ignore[arg-type]
+    encode, calls = AudioTokenizer.encode, []
+
+    def killed(self: AudioTokenizer, samples_CN: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return encode(self, samples_CN)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AudioTokenizer, "encode", killed)
+        tokenize(config, context)
+    figures = tokenize(config, context)
+    assert figures["samples"] == 4 and figures["set_aside"] == 2
+    rows = read_set_aside(tmp_path / "stage" / "set_aside.jsonl")
+    assert [(row["id"], row["kind"]) for row in rows] == [("", "wrong JSON"), ("broken", "cannot be read")]
+    assert rows[0]["place"].endswith("samples.jsonl:6") and rows[1]["place"].endswith("broken.wav")
+    assert {row["stage"] for row in rows} == {"tokenize"}

@@ -383,6 +383,15 @@ def test_training_beats_the_frequencies_of_units(trained: tuple[TrainedTeacher, 
     assert figures["masked_loss"] < 0.8 * figures["unigram_entropy"]
 
 
+def test_its_figures_are_of_the_saved_weights(trained: tuple[TrainedTeacher, Path]) -> None:
+    result, folder = trained
+    held_out = melodies(folder, 3, seed=2)
+    task = MelUnitTask(load_teacher(folder).encoder, held_out, held_out, TRAINING)
+    with torch.no_grad():
+        again = task.evaluate(0)
+    assert again == pytest.approx(result.figures, rel=1e-5)
+
+
 def test_a_trained_teacher_survives_saving(trained: tuple[TrainedTeacher, Path]) -> None:
     result, folder = trained
     audio = noise(2, 8)

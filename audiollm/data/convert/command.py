@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from audiollm.config import ConfigError, nearest
 from audiollm.files import atomic_path, write_jsonl
 from audiollm.runner import StageError
+from audiollm.set_aside import row_of
 
 if TYPE_CHECKING:
     from audiollm.data.convert.request import Converter, Request, Rows
@@ -150,7 +151,7 @@ def _run(request: Request, rows: Rows, strict: bool, console: Console) -> None:
         raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error
     finally:
         if bad:
-            write_jsonl(aside, (row.row() for row in bad))
+            write_jsonl(aside, (row_of(row, "convert") for row in bad))
         else:
             aside.unlink(missing_ok=True)
     console.print(f"{request.out}: {written} samples", highlight=False, soft_wrap=True)

@@ -1,0 +1,155 @@
+"""Judges of speech given by path: recognizers, voices and emotions of Hugging Face, and our own trained classifier of
+speakers. Nothing is downloaded, nothing pickled is read.
+
+Shapes: C channels, N samples, T frames, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.audio import resample, to_mono
+from audiollm.config import ConfigError
+
+
+class PretrainedRecognizer:
+    """A speech recognizer of transformers (CTC or Whisper-like) in a local folder.
+
+    Args:
+        language: of what is said (`en`, `zh`), for a model of many languages that can be told; None: it finds out.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path, language: str | None = None) -> None:
+        from transformers import pipeline
+
+        self.name = folder.name
+        try:
+            if not folder.is_dir():  # else the name would be looked up on the hub
+                raise OSError("no such folder")
+            self._pipeline = pipeline(
+                "automatic-speech-recognition", model=str(folder), model_kwargs={"use_safetensors": True}
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _not_a_judge(folder, "speech recognizer", error) from error
+        self._rate = int(self._pipeline.feature_extractor.sampling_rate)
+        known = getattr(getattr(self._pipeline.model, "generation_config", None), "lang_to_id", None) or {}
+        told = language is not None and f"<|{language}|>" in known
+        self._told: dict[str, Any] = (
+            {"generate_kwargs": {"language": language, "task": "transcribe"}} if told else {}
+        )
+
+    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+        """What is said, as the model writes it."""
+        mono_1N = resample(to_mono(samples_CN), sample_rate, self._rate)
+        sound = {"raw": mono_1N[0].numpy(), "sampling_rate": self._rate}
+        return str(self._pipeline(sound, **self._told)["text"])
+
+
+class PretrainedSpeakerJudge:
+    """A speaker verification model of transformers (WavLM-SV and other x-vector heads) in a local folder.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
+
+        self.name = folder.name
+        try:
+            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+            self._model = AutoModelForAudioXVector.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True
+            ).eval()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _not_a_judge(folder, "speaker judge (an x-vector model)", error) from error
+        self._rate = int(self._extractor.sampling_rate)
+
+    @torch.no_grad()
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The voice, float32 `[D]`."""
+        mono_1N = resample(samples_1N, sample_rate, self._rate)
+        inputs = self._extractor(mono_1N[0].numpy(), sampling_rate=self._rate, return_tensors="pt")
+        embedding_D: Tensor = self._model(**inputs).embeddings[0].float()
+        return embedding_D
+
+
+class ClassifierSpeakerJudge:
+    """A classifier of speakers that the stage `evaluate` trained (`judges/speaker`), as a judge of voices.
+
+    A voice is where it lies among the training speakers: it knows the likeness of a new voice only as far as those
+    few span it.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from audiollm.evaluate.classifier import ClipClassifier
+
+        self.name = f"{folder.parent.parent.name}/{folder.name}"
+        try:
+            self._classifier = ClipClassifier.load(folder)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise _not_a_judge(folder, "trained classifier", error) from error
+
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The voice, float32 `[K]`, K training speakers: the logits, less their mean.
+
+        Raises:
+            ValueError: the clip is silent.
+        """
+        logits_K = self._classifier.logits(samples_1N, sample_rate)
+        return logits_K - logits_K.mean()
+
+
+class PretrainedEmotionJudge:
+    """An audio classifier of transformers in a local folder: its labels, and its encoder's mean over time.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoFeatureExtractor, AutoModelForAudioClassification
+
+        self.name = folder.name
+        try:
+            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+            self._model = AutoModelForAudioClassification.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True
+            ).eval()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _not_a_judge(folder, "emotion judge (an audio classifier)", error) from error
+        self._rate = int(self._extractor.sampling_rate)
+        self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]
+
+    def classify(self, samples_1N: Tensor, sample_rate: int) -> str:
+        """The likeliest of `labels`."""
+        return self.labels[int(self._forward(samples_1N, sample_rate).logits[0].argmax())]
+
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The mean over time of the last hidden states, float32 `[D]` (emotion2vec's utterance embedding)."""
+        hidden_TD: Tensor = self._forward(samples_1N, sample_rate).hidden_states[-1][0].float()
+        return hidden_TD.mean(dim=0)
+
+    @torch.no_grad()
+    def _forward(self, samples_1N: Tensor, sample_rate: int) -> Any:
+        mono_1N = resample(samples_1N, sample_rate, self._rate)
+        inputs = self._extractor(mono_1N[0].numpy(), sampling_rate=self._rate, return_tensors="pt")
+        return self._model(**inputs, output_hidden_states=True)
+
+
+def _not_a_judge(folder: Path, what: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no {what} loads from {folder}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        str(folder),
+        "give a folder that transformers' from_pretrained reads, with safetensors weights",
+    )

@@ -1,0 +1,52 @@
+"""The command `ask`: a question about a recording, answered in words."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.config import ConfigError
+
+
+def ask(
+    audio: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    question: Annotated[str, typer.Argument(help="What to ask about it, in quotes.", show_default=False)],
+    model: Annotated[
+        Path, typer.Option(help="A train stage's folder, or a saved model's.", show_default=False)
+    ],
+    codec: Annotated[
+        Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The answer is cut there.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely words.")] = 0.0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**62, help="With a temperature: another seed, another answer.")
+    ] = 0,
+) -> None:
+    """Ask a trained model about a recording, and print its answer.
+
+    Examples:
+
+    audiollm ask --model runs/understanding-tiny/train door.wav "How many knocks?"
+
+    audiollm ask --model runs/mine/train call.mp3 "Transcribe the speech."
+    """
+    if not question.strip():
+        raise ConfigError("there is no question", "QUESTION", "ask something about the recording, in quotes")
+    if not math.isfinite(temperature):
+        raise ConfigError(f"{temperature}: not a number that can be used", "--temperature", "leave it out")
+
+    from audiollm.generation.generator import Generator
+    from audiollm.generation.sampling import SamplingConfig
+
+    sampling = SamplingConfig(temperature=temperature)
+    generator = Generator.from_pretrained(model, codec)
+    answer = generator.answer(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
+    if answer:
+        typer.echo(answer)
+    else:
+        Console(stderr=True).print("the model gave no answer", style="yellow")

@@ -1,0 +1,326 @@
+"""A trained model and a codec that speak, converse and answer.
+
+Shapes: K codebooks, T code frames, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from audiollm.audio import AudioError, Waveform, load, normalize_rms
+from audiollm.codec import Codec, load_codec
+from audiollm.config import ConfigError
+from audiollm.data.features import SAMPLE_RATE as FEATURE_RATE
+from audiollm.data.features import PartAudio, mel_features
+from audiollm.data.sample import AudioPart, Message
+from audiollm.data.tasks import FieldValue, load_tasks, render
+from audiollm.data.template import Template
+from audiollm.data.text_tokenizer import SPEAKERS_FILE, TRAINED_FILE, header_style_of, load_text_tokenizer
+from audiollm.files import read_json
+from audiollm.generation import dialogue as dialogues
+from audiollm.generation import speak as speaking
+from audiollm.generation.engine import Engine
+from audiollm.generation.request import Answer, Event, Frames, Limits, Request
+from audiollm.generation.sampling import SamplingConfig
+from audiollm.generation.speak import Manner, Speech
+from audiollm.generation.speech_stream import SpeechStream
+from audiollm.generation.voice import LEVEL_DBFS, Voice, read_voice
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.pretrained import model_folder
+from audiollm.runner import StageError
+from audiollm.train.optim import default_device
+
+LONGEST_HEARD_S = 600.0
+"""Of a recording that is asked about."""
+SAMPLING = SamplingConfig()
+GREEDY = SamplingConfig(temperature=0.0)
+
+Recording = str | Path | Waveform
+
+
+class Generator:
+    """A trained model and a codec.
+
+    Args:
+        codec: None for a model that hears through an encoder of its own and is only asked.
+        speakers: the speaker names that the model was trained on.
+        longest_positions: of the samples that it was trained on; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        model: DualFFN,
+        codec: Codec | None,
+        template: Template,
+        speakers: Sequence[str] = (),
+        longest_positions: int | None = None,
+    ) -> None:
+        self.model, self._codec, self.template = model.eval(), codec, template
+        self.speakers, self.longest_positions = list(speakers), longest_positions
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
+        """Both from folders (a model's or a stage's).
+
+        Args:
+            codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
+
+        Raises:
+            ConfigError: nothing there.
+            StageError: the model was trained on the codes of another codec.
+        """
+        folder = model_folder(Path(model))
+        loaded = DualFFN.from_pretrained(folder).to(default_device())
+        config = loaded.config
+        codec_folder = Path(codec) if codec is not None else folder.parent.parent / "train_tokenizer"
+        loaded_codec = None
+        if codec_folder.is_dir():
+            loaded_codec = load_codec(model_folder(codec_folder))
+            if (config.num_codebooks, config.codebook_size) != (
+                loaded_codec.num_codebooks,
+                loaded_codec.codebook_size + 2,
+            ):
+                raise StageError(f"{folder} was trained on the codes of another codec than {codec_folder}")
+        elif codec is not None or config.audio_encoder is None:
+            remedy = "give the folder of the codec it was trained with"
+            raise ConfigError(f"no codec at {codec_folder}", "codec", remedy)
+        tokenizer = load_text_tokenizer(folder)
+        style = header_style_of(tokenizer)
+        template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
+        speakers, trained = (
+            read_json(path) if path.exists() else none
+            for path, none in ((folder / SPEAKERS_FILE, []), (folder / TRAINED_FILE, {}))
+        )
+        return cls(loaded, loaded_codec, template, speakers, trained.get("longest_positions"))
+
+    @property
+    def codec(self) -> Codec:
+        """Raises: ConfigError: there is none."""
+        if self._codec is None:
+            raise ConfigError(
+                "this model was loaded without a codec", "codec", "give the one it was trained with"
+            )
+        return self._codec
+
+    def speak(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig = SAMPLING,
+        max_duration_s: float | None = None,
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+    ) -> Speech:
+        """Say a text of any length: by a speaker of the training data, in the voice of a reference, or in any voice.
+
+        Args:
+            speaker: a name that the model was trained on.
+            reference: a recording of the voice (a file or a waveform); more than `voice.LONGEST_S` of it is cut off.
+            reference_text: its words, which make the likeness better where the model was trained so.
+            scene: a description of place and mood.
+            seed: another seed, another take.
+            max_duration_s: nothing is spoken longer; by default three times what the text should take.
+            on_seconds: called now and then with the seconds of speech made so far.
+
+        Raises:
+            ConfigError: no text, a text with control tokens, an unknown speaker, or a reference that cannot be used.
+        """
+        manner = self.manner(
+            speaker=speaker,
+            reference=reference,
+            reference_text=reference_text,
+            scene=scene,
+            seed=seed,
+            sampling=sampling,
+            max_duration_s=max_duration_s,
+        )
+        return speaking.speak(self, text, manner, on_seconds)
+
+    def dialogue(
+        self,
+        script: str | Sequence[tuple[str, str]],
+        *,
+        references: Mapping[str, Recording | Voice] | None = None,
+        reference_texts: Mapping[str, str] | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig = SAMPLING,
+        max_duration_s: float | None = None,
+        together: bool = False,
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+    ) -> Speech:
+        """Say a dialogue: a script (`[SPEAKER0] Hello.` or `Ann: Hello.`), or (speaker, text) turns.
+
+        Args:
+            references: a recording for a speaker's name, tag (`SPEAKER0`) or number. Who has none is a speaker of the
+                training data by name, or speaks in a voice of the model's choice.
+            reference_texts: the words of these recordings, by the same names.
+            together: all turns in one go, for models that were trained on conversations.
+
+        Raises:
+            ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
+        """
+        parsed = (
+            dialogues.parse_script(script)
+            if isinstance(script, str)
+            else [dialogues.Turn(*turn) for turn in script]
+        )
+        if not parsed:
+            raise ConfigError("there is no turn in it", "dialogue", "give at least one")
+        texts = reference_texts or {}
+        known = {
+            str(name): self.voice(reference, texts.get(name))
+            for name, reference in (references or {}).items()
+        }
+        manner = self.manner(scene=scene, seed=seed, sampling=sampling, max_duration_s=max_duration_s)
+        converse = dialogues.converse_together if together else dialogues.converse
+        return converse(self, parsed, known, manner, on_seconds)
+
+    def stream(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig = SAMPLING,
+        max_duration_s: float | None = None,
+    ) -> SpeechStream:
+        """As `speak`, in pieces while they are made: iterate over it."""
+        manner = self.manner(
+            speaker=speaker,
+            reference=reference,
+            reference_text=reference_text,
+            scene=scene,
+            seed=seed,
+            sampling=sampling,
+            max_duration_s=max_duration_s,
+        )
+        return SpeechStream(self, text, manner)
+
+    def answer(
+        self,
+        audio: Recording,
+        question: str,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> str:
+        """Answer a question about a recording in words, by the task `audio_qa`.
+
+        Raises:
+            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
+        """
+        if not question.strip():
+            raise ConfigError("there is no question", "question", "ask something about the recording")
+        heard = _recording(audio)
+        part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
+        fields: dict[str, FieldValue] = {
+            "audio": part,
+            "question": " ".join(question.split()),
+            "answer": "(asked for)",
+        }
+        messages = render(load_tasks()["audio_qa"], "question", fields).messages[:-1]
+        try:
+            self.template.layout(messages, [1])
+        except ValueError as error:
+            raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
+        sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
+        limits = Limits(max_text_tokens=max_tokens)
+        request = Request(messages, seed, [self.heard(heard)], sampling, limits, "text")
+        return self.answer_all([request])[0].text.strip()
+
+    def answer_all(
+        self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
+    ) -> list[Answer]:
+        """The engine's answers, in order."""
+        made = 0
+
+        def on_step(events: Sequence[Event]) -> None:
+            nonlocal made
+            new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
+            made += new
+            if new:  # text alone may come of a model without a codec
+                on_seconds(made / self.codec.frame_rate)
+
+        return Engine.sized_for(self.model, self.template, requests).run(requests, on_step)
+
+    def manner(
+        self,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig = SAMPLING,
+        max_duration_s: float | None = None,
+    ) -> Manner:
+        """How to say something, with the reference read: what `speak`, `converse` and `SpeechStream` take."""
+        voice = None if reference is None else self.voice(reference, reference_text)
+        return Manner(speaker, voice, scene, seed, sampling, max_duration_s)
+
+    def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
+        """A reference, read and encoded once, to be used many times.
+
+        Raises:
+            ConfigError: it cannot be read, is silent or too short.
+        """
+        return reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec)
+
+    def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
+        """A recording of a system's or user's turn as the model was trained to be given it.
+
+        Args:
+            codes_KT: its codes, where they are at hand.
+        """
+        encoder = self.model.config.audio_encoder
+        if encoder is not None:
+            return mel_features(waveform.mono().resample(FEATURE_RATE).samples_CN, encoder.features)
+        return self._encode(waveform) if codes_KT is None else codes_KT
+
+    def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
+        """The recordings in a prompt's messages, read from their files, as `Request` takes them.
+
+        Raises:
+            AudioError: one cannot be read.
+        """
+        audio: list[PartAudio] = []
+        for message in messages:
+            for part in message.content:
+                if isinstance(part, AudioPart):
+                    clip = load(part.path, part.start_s, part.end_s, mono=True)
+                    audio.append(self._encode(clip) if message.role == "assistant" else self.heard(clip))
+        return audio
+
+    def unseen_letters(self, text: str) -> str:
+        """The letters beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
+        encode = self.template.tokenizer.encode
+        letters = sorted({letter for letter in text if letter.isalpha() and not letter.isascii()})
+        return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
+
+    def _encode(self, waveform: Waveform) -> Tensor:
+        samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
+        return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
+
+
+def _recording(audio: Recording) -> Waveform:
+    if not isinstance(audio, Waveform):
+        try:
+            audio = load(audio, end_s=LONGEST_HEARD_S + 1, mono=True)
+        except AudioError as error:
+            raise ConfigError(str(error), "audio", "give a sound file") from error
+    if audio.duration_s > LONGEST_HEARD_S:
+        raise ConfigError(f"longer than {LONGEST_HEARD_S:g} s", "audio", "ask about a part of the recording")
+    return audio

@@ -1,0 +1,191 @@
+"""A long text in chunks that a model can say, and the chunks' sound as one: pauses between them, and no clicks.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LETTERS_PER_SECOND, HAN_PER_SECOND, KANA_PER_SECOND = 14.0, 4.0, 6.5
+"""Of fluent reading, spaces and points counted in. A model takes what it takes: these only say where to cut."""
+SENTENCE_PAUSE_S, CLAUSE_PAUSE_S, PARAGRAPH_PAUSE_S = 0.3, 0.15, 0.6
+QUIET_DB = -45.0
+"""Below the chunk's loudest 10 ms: counts as the silence around its speech."""
+KEPT_SILENCE_S = 0.05
+FADE_S = 0.01
+
+_ABBREVIATION = re.compile(
+    r"(mr|mrs|ms|dr|prof|sr|jr|st|vs|etc|inc|ltd|co|no|vol|fig|pp?|mt|gen|col|sgt|capt|lt|gov|rev|hon|[a-z]([.][a-z])*)"
+)
+_SENTENCE_END = re.compile(r"(?:[.!?…]+[\"'”’)\]]*(?=\s|$)|[。！？]+[”’」』）]*)\s*")
+_CLAUSE_END = re.compile(r"(?:[,;:—–]+(?=\s|$)|[，；：、]+)\s*")
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_KANA = re.compile(r"[\u3041-\u30ff]")
+_UNBROKEN = re.compile(r"</?\w+>|\[[A-Za-z][\w ]*\]")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a text that is said in one go."""
+
+    text: str
+    pause_s: float
+    """Of silence behind it; 0 after the last one and within a phrase."""
+
+
+def spoken_seconds(text: str) -> float:
+    """About how long a text takes to say."""
+    said = _UNBROKEN.sub("", text)
+    han, kana = (len(script.findall(said)) for script in (_HAN, _KANA))
+    return han / HAN_PER_SECOND + kana / KANA_PER_SECOND + (len(said) - han - kana) / LETTERS_PER_SECOND
+
+
+def split_text(text: str, chunk_s: float) -> list[Chunk]:
+    """Whole sentences, as many in a chunk as fit into `chunk_s`; a sentence that is longer is cut at its clauses,
+    then between words, then anywhere. A blank line always ends a chunk. Nothing but white space is lost.
+
+    Args:
+        chunk_s: the longest that a chunk should take to say, by `spoken_seconds`.
+    """
+    chunks: list[Chunk] = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        pieces = [
+            piece for sentence in _sentences(" ".join(paragraph.split())) for piece in _cut(sentence, chunk_s)
+        ]
+        packed = _packed(pieces, chunk_s)
+        if packed and chunks:
+            chunks[-1] = Chunk(chunks[-1].text, PARAGRAPH_PAUSE_S)
+        chunks += [Chunk(piece, _pause_s(piece)) for piece in packed]
+    if chunks:
+        chunks[-1] = Chunk(chunks[-1].text, 0.0)
+    return chunks
+
+
+def trim(samples_1N: Tensor, sample_rate: int, kept_s: float = KEPT_SILENCE_S) -> Tensor:
+    """The silence at both ends cut down to `kept_s`, with short fades; all of it where nothing is louder."""
+    block = max(1, round(0.01 * sample_rate))
+    whole = samples_1N.shape[1] // block * block
+    if whole == 0:
+        return samples_1N
+    power_B = samples_1N[0, :whole].double().square().unflatten(0, (-1, block)).mean(dim=1)
+    loud = (power_B > power_B.max() * 10 ** (QUIET_DB / 10)).nonzero()[:, 0]
+    if len(loud) == 0:
+        return samples_1N
+    kept = round(kept_s * sample_rate)
+    start = max(0, int(loud[0]) * block - kept)
+    end = min(samples_1N.shape[1], (int(loud[-1]) + 1) * block + kept)
+    return fade(samples_1N[:, start:end], sample_rate)
+
+
+def fade_samples(sample_rate: int) -> int:
+    return round(FADE_S * sample_rate)
+
+
+def fade(samples_1N: Tensor, sample_rate: int, at_start: bool = True, at_end: bool = True) -> Tensor:
+    """Raised-cosine fades of `FADE_S` at the ends."""
+    length = min(fade_samples(sample_rate), samples_1N.shape[1] // 2)
+    if length == 0:
+        return samples_1N
+    ramp_N = _rise(length).to(samples_1N)
+    faded_1N = samples_1N.clone()
+    if at_start:
+        faded_1N[:, :length] *= ramp_N
+    if at_end:
+        faded_1N[:, -length:] *= ramp_N.flip(0)
+    return faded_1N
+
+
+def join(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate: int) -> Tensor:
+    """The pieces `[1, N]` one after the other: trimmed, with a pause behind each, cross-faded where it is 0.
+
+    Args:
+        pauses_s: one a piece; the last one is silence at the end.
+    """
+    joined_1N = torch.zeros(1, 0)
+    overlap = 0
+    for piece_1N, pause_s in zip(pieces, pauses_s, strict=True):
+        trimmed_1N = trim(piece_1N.cpu(), sample_rate)
+        overlap = min(overlap, joined_1N.shape[1], trimmed_1N.shape[1])
+        if overlap:  # both ends are faded already: laid over each other they add up to one
+            joined_1N[:, -overlap:] += trimmed_1N[:, :overlap]
+        silence_1N = torch.zeros(1, round(pause_s * sample_rate))
+        joined_1N = torch.cat([joined_1N, trimmed_1N[:, overlap:], silence_1N], dim=1)
+        overlap = 0 if pause_s else fade_samples(sample_rate)
+    return joined_1N
+
+
+# Private
+
+
+def _rise(length: int) -> Tensor:
+    return 0.5 - 0.5 * torch.cos(torch.pi * (torch.arange(length) + 0.5) / length)
+
+
+def _sentences(text: str) -> list[str]:
+    sentences: list[str] = []
+    start = 0
+    for found in _SENTENCE_END.finditer(text):
+        word = text[start : found.start()].rsplit(" ", 1)[-1].lower().strip("(\"'“‘")
+        stop = found[0].strip()
+        if stop == "." and _ABBREVIATION.fullmatch(word) and found.end() < len(text):
+            continue
+        sentences.append(text[start : found.end()].strip())
+        start = found.end()
+    return [sentence for sentence in [*sentences, text[start:].strip()] if sentence]
+
+
+def _cut(sentence: str, chunk_s: float) -> list[str]:
+    if spoken_seconds(sentence) <= chunk_s:
+        return [sentence]
+    clauses, start = [], 0
+    for found in _CLAUSE_END.finditer(sentence):
+        clauses.append(sentence[start : found.end()].strip())
+        start = found.end()
+    clauses = [clause for clause in [*clauses, sentence[start:].strip()] if clause]
+    return [
+        piece
+        for clause in _packed(clauses, chunk_s)
+        for piece in (
+            [clause] if spoken_seconds(clause) <= chunk_s else _packed(_words(clause, chunk_s), chunk_s)
+        )
+    ]
+
+
+def _words(clause: str, chunk_s: float) -> list[str]:
+    """Words; one that is itself too long (or a script without spaces) in pieces of characters."""
+    longest = max(1, int(len(clause) * chunk_s / spoken_seconds(clause)))
+    words: list[str] = []
+    for word in clause.split():
+        while len(word) > longest and not _UNBROKEN.search(word):
+            words.append(word[:longest])
+            word = word[longest:]
+        words.append(word)
+    return words
+
+
+def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:
+    packed: list[str] = []
+    for piece in pieces:
+        together = _joined(packed[-1], piece) if packed else piece
+        if packed and spoken_seconds(together) <= chunk_s:
+            packed[-1] = together
+        else:
+            packed.append(piece)
+    return packed
+
+
+def _joined(first: str, second: str) -> str:
+    """With a space between them, but not behind Chinese and Japanese characters and points."""
+    return first + ("" if re.search(r"[\u2026\u3000-\u9fff\uff00-\uffef]$", first) else " ") + second
+
+
+def _pause_s(text: str) -> float:
+    if _SENTENCE_END.search(text[-3:]):
+        return SENTENCE_PAUSE_S
+    return CLAUSE_PAUSE_S if _CLAUSE_END.search(text[-2:]) else 0.0

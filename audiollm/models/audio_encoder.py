@@ -1,0 +1,401 @@
+"""Continuous audio in: a Whisper-class encoder over mel windows, and a projector to rows of the decoder.
+
+Parameter names are those of transformers' `WhisperEncoder` (and of Boson's `audio_tower`), with which a test compares
+the output. Windows lie end to end, of any lengths, so nothing is computed for the sake of a batch and a window's
+rows do not depend on what is beside it.
+
+Shapes: W windows, X mel frames of all windows, Z the same with two columns of zeros behind each window, M mel bins,
+P positions (50 a second) of all windows, C width, H heads, D head dimension, R rows, E hidden size of the decoder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from audiollm.config import ConfigError
+from audiollm.data.features import FeatureShape, PackedFeatures
+from audiollm.files import read_json
+from audiollm.models.attention import attention_backend
+
+POSITIONS_A_SECOND = 50
+GAP = 2
+"""Columns of zeros behind each window: what the convolutions' padding is to a window alone."""
+_TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
+"""Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""
+
+
+@dataclass(frozen=True)
+class AudioEncoderConfig:
+    """The shape of the encoder, with the names of a Hugging Face `WhisperConfig`, and of the projector."""
+
+    d_model: int = 384
+    encoder_layers: int = 4
+    encoder_attention_heads: int = 6
+    encoder_ffn_dim: int = 1536
+    num_mel_bins: int = 80
+    max_source_positions: int = 1500
+    """Positions of a window: 50 a second; longer clips are cut into windows."""
+    padded: bool = False
+    """Windows are filled up with silence to their full length, as published weights expect it."""
+    stride: int = 2
+    """Positions that become one row: 25 rows a second with 2."""
+    reduction: Literal["concat", "mean"] = "concat"
+    """They are put side by side after the last norm; or their mean is taken before it (Qwen2-Audio, Boson)."""
+    projector_size: int | None = None
+    """Width of a hidden layer of the projector; None: it is one linear layer."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.d_model % (2 * self.encoder_attention_heads):
+            raise ValueError(
+                f"audio encoder: d_model {self.d_model} must be a multiple of 2 x {self.encoder_attention_heads} heads"
+            )
+        if self.reduction not in ("concat", "mean"):
+            raise ValueError(f"audio encoder: no reduction {self.reduction!r}; there are concat and mean")
+        FeatureShape(self.num_mel_bins, self.max_source_positions, self.stride, self.padded)
+
+    @property
+    def features(self) -> FeatureShape:
+        """What the encoder is to be given."""
+        return FeatureShape(self.num_mel_bins, self.max_source_positions, self.stride, self.padded)
+
+    @property
+    def window_s(self) -> float:
+        return self.max_source_positions / POSITIONS_A_SECOND
+
+
+class EncoderAttention(nn.Module):
+    """Whisper's: every position of a window sees the whole window; keys have no bias."""
+
+    def __init__(self, config: AudioEncoderConfig) -> None:
+        super().__init__()
+        self.head_dim = config.d_model // config.encoder_attention_heads
+        self.k_proj = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.v_proj = nn.Linear(config.d_model, config.d_model)
+        self.q_proj = nn.Linear(config.d_model, config.d_model)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x_PC: Tensor, positions: tuple[int, ...]) -> Tensor:
+        q, k, v = (
+            project(x_PC).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out_PC: Tensor = self.out_proj(window_attention(q, k, v, positions).flatten(1))
+        return out_PC
+
+
+class EncoderLayer(nn.Module):
+    """Norm and attention, norm and feed-forward."""
+
+    def __init__(self, config: AudioEncoderConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.self_attn = EncoderAttention(config)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
+        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
+        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x_PC: Tensor, positions: tuple[int, ...]) -> Tensor:
+        """Hidden states after this layer; `positions` of each window."""
+        attended_PC = self.self_attn(self.self_attn_layer_norm(x_PC), positions)
+        x_PC = x_PC + self._dropped(attended_PC)
+        fed_PC = self.fc2(functional.gelu(self.fc1(self.final_layer_norm(x_PC))))
+        return x_PC + self._dropped(fed_PC)
+
+    def _dropped(self, x_PC: Tensor) -> Tensor:
+        return functional.dropout(x_PC, self.dropout, self.training) if self.dropout else x_PC
+
+
+class Positions(nn.Module):
+    """A sinusoid a position, Whisper's: no training changes it."""
+
+    def __init__(self, config: AudioEncoderConfig) -> None:
+        super().__init__()
+        self.register_buffer("weight", sinusoids(config.max_source_positions, config.d_model))
+        self.weight: Tensor
+
+    def forward(self, place_P: Tensor) -> Tensor:
+        return self.weight.index_select(0, place_P)
+
+
+class AudioTower(nn.Module):
+    """Two convolutions, sinusoidal positions, layers, a norm: transformers' `WhisperEncoder`, without a batch.
+
+    Where none of its parameters is trained it stays in evaluation mode and has no graph.
+    """
+
+    _no_split_modules = ("EncoderLayer",)
+
+    def __init__(self, config: AudioEncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
+        self.embed_positions = Positions(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.layer_norm = nn.LayerNorm(config.d_model)
+        self.activation_checkpointing = False
+        self.apply(_initialize)
+
+    def train(self, mode: bool = True) -> AudioTower:
+        """Of a frozen one the mode stays evaluation: it has no dropout."""
+        super().train(mode and self.is_trained)
+        return self
+
+    @property
+    def is_trained(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    def freeze(self) -> None:
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(self, features: PackedFeatures) -> Tensor:
+        """What the projector takes of every row, `[R, C]`, or `[R, stride * C]` with `concat`.
+
+        Raises:
+            ValueError: windows that were made for another encoder.
+        """
+        self._check(features)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_trained):
+            return self._encode(features)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
+        self.activation_checkpointing = True
+
+    def _check(self, features: PackedFeatures) -> None:
+        config, (bins, _) = self.config, features.mel_MX.shape
+        unit, longest = 2 * config.stride, 2 * config.max_source_positions
+        fits = all(0 < each <= longest and (config.padded or each % unit == 0) for each in features.frames)
+        if bins != config.num_mel_bins or not fits:
+            raise ValueError(
+                f"windows of {sorted(set(features.frames))} frames of {bins} mel bins, for an encoder of "
+                f"{config.num_mel_bins} bins and multiples of {unit} frames up to {longest}: "
+                "make them with mel_features(samples, config.features)"
+            )
+
+    def _encode(self, features: PackedFeatures) -> Tensor:
+        config = self.config
+        frames = (
+            (2 * config.max_source_positions,) * len(features.frames) if config.padded else features.frames
+        )
+        positions = tuple(each // 2 for each in frames)
+        x_PC = self._convolve(features, frames)
+        x_PC = functional.dropout(x_PC, config.dropout, self.training) if config.dropout else x_PC
+        again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        for layer in self.layers:
+            x_PC = (
+                checkpoint(layer, x_PC, positions, use_reentrant=False) if again else layer(x_PC, positions)
+            )
+        reduced = self._reduced(x_PC)
+        if sum(features.rows) == len(reduced):
+            return reduced
+        return reduced.index_select(
+            0, _places(features.rows, [each // config.stride for each in positions], x_PC.device)
+        )
+
+    def _convolve(self, features: PackedFeatures, frames: tuple[int, ...]) -> Tensor:
+        """Both convolutions, and the positions added: `[P, C]`."""
+        source_Z, is_real_Z = _spread(features.frames, frames)
+        device = features.mel_MX.device
+        real_1Z = is_real_Z.to(device)[None]
+        mel_MZ = features.mel_MX.to(self.conv1.weight.dtype).index_select(1, source_Z.to(device)) * real_1Z
+        hidden_CZ = functional.gelu(self.conv1(mel_MZ[None])[0]) * real_1Z
+        x_QC = functional.gelu(self.conv2(hidden_CZ[None])[0]).T
+        positions = [each // 2 for each in frames]
+        x_PC = x_QC.index_select(0, _places(positions, [each + GAP // 2 for each in positions], device))
+        place_P = torch.cat([torch.arange(each) for each in positions]).to(device)
+        dtype = (
+            self.conv1.weight.dtype
+        )  # autocast's convolutions are in half precision; the sum over layers is not
+        return x_PC.to(dtype) + self.embed_positions(place_P).to(dtype)
+
+    def _reduced(self, x_PC: Tensor) -> Tensor:
+        """The last norm, and `stride` positions of a window made one."""
+        stride = self.config.stride
+        if self.config.reduction == "mean":
+            meant_RC: Tensor = self.layer_norm(x_PC.unflatten(0, (-1, stride)).mean(dim=1))
+            return meant_RC
+        normed_PC: Tensor = self.layer_norm(x_PC)
+        return normed_PC.unflatten(0, (-1, stride)).flatten(1)
+
+
+class Projector(nn.Module):
+    """What the encoder gives to rows of the decoder, by one linear layer or two."""
+
+    def __init__(self, config: AudioEncoderConfig, hidden_size: int) -> None:
+        super().__init__()
+        width = config.d_model * (config.stride if config.reduction == "concat" else 1)
+        self.has_hidden = config.projector_size is not None
+        if config.projector_size is not None:
+            self.hidden = nn.Linear(width, config.projector_size)
+            width = config.projector_size
+        self.linear = nn.Linear(width, hidden_size)
+        self.apply(_initialize)
+
+    def forward(self, x_R: Tensor) -> Tensor:
+        """`[R, E]`."""
+        if self.has_hidden:
+            x_R = functional.gelu(self.hidden(x_R))
+        out_RE: Tensor = self.linear(x_R)
+        return out_RE
+
+
+def encoder_config(folder: Path, **others: Any) -> AudioEncoderConfig:
+    """The shape in the `config.json` of a Whisper, a Qwen2-Audio or an encoder alone.
+
+    Args:
+        others: fields that such a config does not have (`stride`, `reduction`, ...), or that are to differ.
+
+    Raises:
+        ConfigError: no such folder, or another kind of model.
+    """
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            "no audio encoder here: config.json is missing", str(folder), "give a Whisper's folder"
+        )
+    data: Mapping[str, Any] = read_json(folder / "config.json")
+    for inner in ("thinker_config", "audio_config", "audio_encoder_config"):
+        data = data[inner] if isinstance(data.get(inner), dict) else data
+    names = (
+        "d_model",
+        "encoder_layers",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "num_mel_bins",
+        "max_source_positions",
+    )
+    missing = [name for name in names if not isinstance(data.get(name), int)]
+    if missing:
+        where = str(folder / "config.json")
+        raise ConfigError(
+            f"no Whisper-class encoder: {', '.join(missing)} missing", where, "give a Whisper's folder"
+        )
+    if data.get("activation_function", "gelu") != "gelu" or data.get("scale_embedding"):
+        raise ConfigError(
+            "activation_function must be gelu, and scale_embedding false", str(folder / "config.json")
+        )
+    return AudioEncoderConfig(**{name: data[name] for name in names} | {"padded": True} | others)
+
+
+def load_tower(tower: AudioTower, folder: Path) -> None:
+    """Weights of the encoder in a checkpoint; positions beyond the tower's window are left out.
+
+    Raises:
+        ConfigError: no safetensors there, or not all that the tower has in its shape.
+    """
+    found = _read_tower(folder)
+    wanted = tower.state_dict()
+    positions = found.get("embed_positions.weight")
+    if positions is not None:
+        found["embed_positions.weight"] = positions[: tower.config.max_source_positions]
+    wrong = [name for name, value in wanted.items() if name not in found or found[name].shape != value.shape]
+    if wrong:
+        some = ", ".join(wrong[:3])
+        raise ConfigError(
+            f"{len(wrong)} weights of the encoder are missing or of another shape: {some}", str(folder)
+        )
+    tower.load_state_dict({name: found[name] for name in wanted})
+
+
+def window_attention(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """Attention inside each window, `[P, H, D]`, every position over its whole window."""
+    if q_PHD.device.type == "cpu" and q_PHD.dtype == torch.bfloat16:
+        # on CPU the backward of SDPA is several times slower in bf16 than in fp32
+        q_PHD, k_PHD, v_PHD = q_PHD.float(), k_PHD.float(), v_PHD.float()
+    with torch.autocast(q_PHD.device.type, enabled=False):
+        return _attend(q_PHD, k_PHD, v_PHD, positions)
+
+
+def sinusoids(length: int, channels: int, longest: float = 10_000.0) -> Tensor:
+    """Whisper's positions `[length, channels]`: sines, then cosines, of wavelengths from 2 pi to `longest` x 2 pi."""
+    half = channels // 2
+    rates = torch.exp(-math.log(longest) / max(half - 1, 1) * torch.arange(half))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+# Private
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+@torch.compiler.disable
+def _attend(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """Compiled, this would be a new graph for every set of lengths."""
+    if len(set(positions)) == 1:
+        q, k, v = (each.unflatten(0, (-1, positions[0])).transpose(1, 2) for each in (q_PHD, k_PHD, v_PHD))
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+    if attention_backend(q_PHD.device, q_PHD.dtype, q_PHD.shape[2]).name != "sdpa":
+        from torch.nn.attention.varlen import varlen_attn
+
+        ends = torch.tensor([0, *accumulate(positions)], dtype=torch.int32, device=q_PHD.device)
+        out_PHD = varlen_attn(q_PHD, k_PHD, v_PHD, ends, ends, max(positions), max(positions))
+        assert isinstance(out_PHD, Tensor)
+        return out_PHD
+    parts = zip(
+        *(each.transpose(0, 1).split(positions, dim=1) for each in (q_PHD, k_PHD, v_PHD)), strict=True
+    )
+    attended = [functional.scaled_dot_product_attention(*(each[None] for each in part))[0] for part in parts]
+    return torch.cat(attended, dim=1).transpose(0, 1)
+
+
+def _spread(frames: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Which mel column each of Z takes, and where it is none; a window that is filled up repeats its last one."""
+    source, is_real = [], []
+    for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):
+        source.append(start + torch.arange(full + GAP).clamp_max(own - 1))
+        is_real.append(torch.arange(full + GAP) < full)
+    return torch.cat(source), torch.cat(is_real)
+
+
+def _places(counts: tuple[int, ...] | list[int], rooms: list[int], device: torch.device) -> Tensor:
+    """Of rooms that lie end to end, the first `count` places of each."""
+    starts = accumulate((0, *rooms))
+    return torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]).to(
+        device
+    )
+
+
+def _read_tower(folder: Path) -> dict[str, Tensor]:
+    """By their names in the tower, the encoder's weights in a checkpoint of one or several files."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            "no *.safetensors here",
+            str(folder),
+            "save the encoder as safetensors; pickled weights are never loaded",
+        )
+    places: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            places |= dict.fromkeys(opened.keys(), file)
+    prefix = next((each for each in _TOWER_KEYS if f"{each}conv1.weight" in places), None)
+    if prefix is None:
+        raise ConfigError(
+            "no weights of a Whisper-class encoder here", str(folder), "give a Whisper's folder"
+        )
+    found = {}
+    for name, file in places.items():
+        if name.startswith(prefix):
+            with safe_open(file, framework="pt") as opened:
+                found[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return found

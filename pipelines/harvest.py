@@ -1,0 +1,97 @@
+"""The stage `harvest`: speech that a model made becomes segments to train on, where independent judges agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from audiollm.files import read_jsonl, write_jsonl
+from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
+from audiollm.runner import Context, StageError
+from audiollm.set_aside import Row, set_aside_row
+
+
+class Config(StageConfig):
+    """Settings of `harvest`."""
+
+    clips: InputPath
+    """`clips.jsonl` of the stage evaluate."""
+    judges: list[str] | None = Field(None, min_length=1)
+    """Who must agree that the clip is what was asked for, by name (`classifier`, `speaker`, `pocketsphinx`); null: all
+    that have judged it."""
+    min_duration_s: float = Field(0.1, ge=0)
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    """Write `segments.jsonl`, and what is refused, with its reason, to `set_aside.jsonl`.
+
+    Raises:
+        StageError: not one clip is left.
+    """
+    segments: list[dict[str, Any]] = []
+    refused: list[Row] = []
+    for row in read_jsonl(config.clips):
+        path = str((config.clips.parent / row["path"]).resolve())
+        kind = refusal(row, config)
+        if kind:
+            refused.append(set_aside_row("harvest", path, kind, id=row["id"]))
+            continue
+        segments.append(
+            {
+                "id": row["id"],
+                "path": path,
+                "file": row["id"],
+                "start_s": 0.0,
+                "end_s": row["duration_s"],
+                "speaker": row["speaker"] or "generated",
+                "text": row["text"],
+                "text_source": "asked",
+                "split": None,
+            }
+        )
+    write_jsonl(context.folder / "segments.jsonl", segments)
+    write_jsonl(context.folder / "set_aside.jsonl", refused)
+    reasons = dict(sorted(Counter(row["kind"] for row in refused).items()))
+    told = ", ".join(f"{count} {kind}" for kind, count in reasons.items()) or "there was none"
+    if not segments:
+        raise StageError(
+            f"harvest: no clip of {config.clips} can be used: {told}",
+            "train the model that speaks for longer, or name the judges that count",
+            2,
+        )
+    context.say(f"{len(segments)} clips to train on" + (f"; refused: {told}" if refused else ""))
+    return {"segments": len(segments), "refused": reasons}
+
+
+def refusal(row: Mapping[str, Any], config: Config) -> str:
+    """Why a clip is not taken, in a few words; empty where it is."""
+    if row["problem"]:
+        return "not judged"
+    if not row["stopped"]:
+        return "did not end by itself"
+    if row["duration_s"] < config.min_duration_s:
+        return "too short"
+    correct = {name: right for name, right in row["correct"].items() if right is not None}
+    wanted = config.judges or sorted(correct)
+    missing = [name for name in wanted if name not in correct]
+    if missing or not wanted:
+        return f"not judged by {missing[0]}" if missing else "not judged"
+    wrong = [name for name in wanted if not correct[name]]
+    return f"not what was asked for, says {wrong[0]}" if wrong else ""
+
+
+def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+    return StagePlan(memory_mb=300, disk_mb=1, note="no more than what is generated")
+
+
+STAGE = Stage(
+    kind="harvest",
+    config=Config,
+    run=run,
+    artifacts={"segments": "segments.jsonl", "set_aside": "set_aside.jsonl"},
+    help="make segments of generated speech that judges agree with",
+    plan=plan,
+)

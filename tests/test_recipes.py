@@ -1,0 +1,284 @@
+"""Every recipe is typed and planned as it stands; the tiny ones run from their data to their report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from audiollm.commands import plan, plan_table
+from audiollm.config import ConfigError
+from audiollm.files import read_json, read_jsonl, write_json
+from audiollm.recipe import load_recipe
+from audiollm.runner import StageError, run_recipe
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+ALL = sorted(
+    path for path in RECIPES.rglob("*.yaml") if "stages" in yaml.safe_load(path.read_text(encoding="utf-8"))
+)
+FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual")
+WORDS = ["one", "two", "three"]
+SMALL = (
+    f"annotate.corpus.words=[{','.join(WORDS)}]",
+    "annotate.corpus.takes=6",
+    "annotate.corpus.test_takes=1",
+    "annotate.quality_sample=0",
+    "annotate.workers=1",
+)
+
+
+def training(*stages: str) -> list[str]:
+    few = ("minutes=null", "passes=null", "steps=12", "batch_size=8", "warmup_steps=2", "strategy=auto")
+    return [f"{stage}.{setting}" for stage in stages for setting in few]
+
+
+def shape(*stages: str) -> list[str]:
+    return [f"{stage}.model.{setting}" for stage in stages for setting in ("hidden_size=64", "num_layers=2")]
+
+
+CODEC = ("train_tokenizer.passes=null", "train_tokenizer.steps=20", "train_tokenizer.hidden_size=64")
+SPEECH = ("generate.takes=1", "generate.max_prompts=4", "generate.max_duration_s=1")
+
+
+def required(path: Path) -> list[str]:
+    """A path for each `???`, which a plan does not need to find."""
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    base = yaml.safe_load((path.parent / data["base"]).read_text(encoding="utf-8")) if "base" in data else {}
+    return [f"{key}=/not/there/{key}" for key, value in {**base, **data}.items() if value == "???"]
+
+
+def rows_of(path: Path, overrides: list[str], devices: int = 1) -> dict[str, dict[str, str]]:
+    """The plan's table: stage -> heading -> cell."""
+    table = plan_table(load_recipe(path, overrides, absent=[]), devices, tflops=400)
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    names = columns.pop("stage")
+    return {
+        str(name): {heading: str(cells[place]) for heading, cells in columns.items()}
+        for place, name in enumerate(names)
+    }
+
+
+def run(folder: Path, recipe: str, *overrides: str) -> Path:
+    loaded = load_recipe(RECIPES / recipe, [*SMALL, *overrides], runs=folder)
+    run_recipe(loaded, Console(quiet=True))
+    return loaded.folder
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(plan)
+    made.command()(lambda: None)  # a second one, so that the first has a name
+    return made
+
+
+def llama_of_published_size(folder: Path) -> Path:
+    """The config.json of Llama-3.2-3B, and nothing else."""
+    settings = {
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
+        "tie_word_embeddings": True, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    write_json(folder / "config.json", settings)
+    return folder
+
+
+# -------------------------------------------------------------------------------------- every recipe
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(RECIPES)))
+def test_a_recipe_is_typed_and_planned_before_anything_is_there(path: Path) -> None:
+    absent: list[Path] = []
+    recipe = load_recipe(path, required(path), absent=absent)
+    assert {str(each) for each in absent} == {text.partition("=")[2] for text in required(path)}
+    table = plan_table(recipe, 8, 400)
+    assert table.row_count == len(recipe.stages) + 1
+    if required(path):
+        with pytest.raises(ConfigError, match="no such file or folder: /not/there/"):
+            load_recipe(path, required(path))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_has_a_small_and_a_large_recipe_and_says_what_they_are(name: str) -> None:
+    folder = RECIPES / name
+    assert (folder / "tiny.yaml") in ALL and (folder / "full.yaml") in ALL
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for path in folder.glob("*.yaml"):
+        assert path.name in text
+    installed = files("recipes").joinpath(name, "README.md")
+    assert installed.is_file()
+
+
+def test_the_folder_of_a_recipe_can_be_named_in_it(tmp_path: Path) -> None:
+    (tmp_path / "speech.jsonl").write_text("")
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("stages:\n  - compose: {segments: '${here}/speech.jsonl'}\n")
+    config = load_recipe(recipe).stages[0].config
+    assert config.model_dump()["segments"] == tmp_path / "speech.jsonl"
+    recipe.write_text("here: elsewhere\nstages:\n  - compose: {segments: '${here}/speech.jsonl'}\n")
+    with pytest.raises(ConfigError, match="here: is the recipe's folder"):
+        load_recipe(recipe)
+
+
+# ---------------------------------------------------------------------------------------------- plans
+
+
+def test_the_plan_counts_what_a_language_model_becomes(tmp_path: Path) -> None:
+    path = RECIPES / "tts" / "full.yaml"
+    llama = llama_of_published_size(tmp_path / "llama")
+    given = [text for text in required(path) if not text.startswith("language_model=")]
+    rows = rows_of(path, [*given, f"language_model={llama}"])
+    # facts of the published model: 5.771 B, of which 2.114 B are audio feed-forwards and 50.4 M tables of codes
+    assert all(rows[stage]["parameters"] == "5.8 G" for stage in ("pretrain", "joint", "sft"))
+    assert rows["pretrain"]["what"].endswith("2164.5 M trained")
+    assert "trained" not in rows["joint"]["what"]
+    # 50,000 steps of 1,024 clips of 250 frames and 40 other positions
+    assert rows["pretrain"]["tokens"] == "14.8 G"
+    alone, eight = (rows_of(path, [*given, f"language_model={llama}"], devices) for devices in (1, 8))
+    gigabytes = [float(each["joint"]["memory a device"].split()[0]) for each in (alone, eight)]
+    # fp32 weights, gradients, Adam's two states and averages: 20 bytes a parameter; whole on one device
+    assert 115 < gigabytes[0] < 150 and 23 < gigabytes[1] < 30
+    # the same work, shared by eight
+    assert float(alone["joint"]["time"].split()[0]) == pytest.approx(
+        8 * float(eight["joint"]["time"].split()[0]), rel=0.02
+    )
+
+
+def test_the_command_says_what_it_reckoned_with(tmp_path: Path) -> None:
+    path = RECIPES / "finetune_higgs" / "lora.yaml"
+    told = CliRunner().invoke(app(), ["plan", str(path), *required(path), "--launch", "4", "--tflops", "150"])
+    assert told.exit_code == 0, told.output
+    assert "trained on 4 devices that reach 150 TFLOP/s" in told.output
+    assert "not there yet: /not/there/audio" in told.output
+    told = CliRunner().invoke(app(), ["plan", str(RECIPES / "quickstart.yaml")])
+    assert "trained on 1 device that reaches 0.14 TFLOP/s" in told.output
+
+
+def test_a_start_that_is_not_there_is_said_to_be_unknown() -> None:
+    path = RECIPES / "finetune_higgs" / "full.yaml"
+    row = rows_of(path, required(path))["train"]
+    assert row["parameters"] == "" and "unknown until /not/there/higgs is there" in row["what"]
+
+
+def test_an_adapter_is_counted_as_it_is_built(tmp_path: Path) -> None:
+    config = {
+        "model_type": "higgs_audio_v2", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "codebook_size": 1026,
+    }  # fmt: skip
+    write_json(tmp_path / "config.json", config)
+    path = RECIPES / "finetune_higgs" / "lora.yaml"
+    given = [text for text in required(path) if not text.startswith("higgs=")]
+    row = rows_of(path, [*given, f"higgs={tmp_path}", "train.lora.rank=4"])["train"]
+    # rank x (inputs + outputs) of q, k, v, o and of gate, up, down, twice in each of 2 layers
+    attention = (64 + 64) + 2 * (64 + 32) + (64 + 64)
+    adapter = 4 * 2 * (attention + 2 * 3 * (64 + 96))
+    assert f"{adapter / 1e6:.1f} M trained" in row["what"]
+
+
+def test_an_understanding_model_is_counted_with_its_encoder(tmp_path: Path) -> None:
+    whisper = {
+        "model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
+    }  # fmt: skip
+    write_json(tmp_path / "whisper" / "config.json", whisper)
+    path = RECIPES / "understanding" / "full.yaml"
+    given = [text for text in required(path) if not text.startswith(("language_model=", "encoder="))]
+    llama = llama_of_published_size(tmp_path / "llama")
+    rows = rows_of(path, [*given, f"language_model={llama}", f"encoder={tmp_path / 'whisper'}"])
+    # Llama's 3.2 B and a text head of its own, the tables of codes, Whisper's 0.64 B, no audio feed-forwards
+    assert rows["align"]["parameters"] == rows["train"]["parameters"] == "4.3 G"
+    # two positions of 1280 side by side, to 3072, and a bias
+    assert f"{(2 * 1280 * 3072 + 3072) / 1e6:.1f} M trained" in rows["align"]["what"]
+
+
+def test_shards_that_are_there_are_planned_by_their_counts(tmp_path: Path) -> None:
+    write_json(tmp_path / "shards" / "index.json", {"counts": {"samples": 480, "frames": 48_000}})
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(json.dumps({"stages": [{"train": {"shards": str(tmp_path / "shards"), "passes": 2}}]}))
+    row = rows_of(recipe, [])["train"]
+    assert row["tokens"] == "134.4 k"  # 2 passes x 480 samples x (100 frames + 40)
+    assert "assumed" not in row["what"]
+
+
+# --------------------------------------------------------------------------- the tiny ones, end to end
+
+
+@pytest.mark.slow
+def test_text_to_speech_in_stages(tmp_path: Path) -> None:
+    stages = ("language", "pretrain", "joint", "sft")
+    short = [f"{stage}.min_seconds=5" for stage in ("texts", "speech", "curated")]
+    small = [*CODEC, *SPEECH, *short, *training(*stages), *shape("language"), "evaluate.judge_steps=10"]
+    folder = run(tmp_path, "tts/tiny.yaml", *small)
+    from audiollm.models.hub import load_pretrained
+
+    before, after = (
+        load_pretrained(folder / stage / "model").state_dict() for stage in ("language", "pretrain")
+    )
+    moved = {name for name, weight in before.items() if not weight.equal(after[name])}
+    assert moved and all("audio" in name for name in moved)
+    assert read_json(folder / "summary.json")["n_generated"] == 4
+
+
+@pytest.mark.slow
+def test_an_understanding_model_is_trained_and_scored(tmp_path: Path) -> None:
+    small = ["compose.min_seconds=5", *training("train"), *shape("train")]
+    folder = run(tmp_path, "understanding/tiny.yaml", *small)
+    found = read_json(folder / "evaluate_listening" / "results.json")
+    assert found["recordings"] == found["questions"] == len(WORDS) * 6
+    assert found["chance"] == pytest.approx(1 / 6)
+    assert (folder / "evaluate_listening" / "asr" / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["tiny", "lora"])
+def test_higgs_weights_are_trained_further_and_stay_what_transformers_loads(
+    tmp_path: Path, recipe: str
+) -> None:
+    script = RECIPES / "finetune_higgs" / "random_weights.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "random")], check=True, capture_output=True)
+    model, codec = tmp_path / "random" / "model", tmp_path / "random" / "tokenizer"
+    given = [f"higgs={model}", f"codec={codec}", "audio=null", "compose.min_seconds=5"]
+    small = [*given, *training("train"), *SPEECH, "train.workers=0"]
+    folder = run(tmp_path, f"finetune_higgs/{recipe}.yaml", *small)
+    assert len(read_jsonl(folder / "generate" / "generated.jsonl")) == 4
+    from transformers import HiggsAudioV2ForConditionalGeneration
+
+    before, after = (
+        HiggsAudioV2ForConditionalGeneration.from_pretrained(each, use_text_head=True).state_dict()
+        for each in (model, folder / "train" / "model")
+    )
+    name = "model.layers.0.audio_mlp.up_proj.weight"
+    assert before.keys() == after.keys() and not before[name].equal(after[name])
+    assert (folder / "train" / "adapter" / "adapter_model.safetensors").exists() == (recipe == "lora")
+
+
+@pytest.mark.slow
+def test_two_models_make_each_others_data(tmp_path: Path) -> None:
+    short = [f"{stage}.min_seconds=5" for stage in ("heard", "compose")]
+    small = [*CODEC, *SPEECH, *short, *training("listener", "train", "listener_again")]
+    small += [*shape("listener", "train"), "evaluate.judge_steps=10"]
+    with pytest.raises(StageError, match="harvest: no clip of .* can be used"):  # trained for 12 steps
+        run(tmp_path, "mutual/tiny.yaml", *small)
+    folder = tmp_path / "mutual-tiny"
+    described = read_jsonl(folder / "describe" / "segments.jsonl")
+    answered = [row for row in described if row.get("voice")]
+    assert len(described) == len(WORDS) * 36 and all(row["described_by"] for row in answered)
+    # as if it had spoken well: real takes in the place of its own
+    rows = [
+        {**row, "correct": {"classifier": True, "speaker": True}, "stopped": True, "problem": None}
+        for row in described
+        if row["split"] == "train"
+    ]
+    spoken = tmp_path / "clips.jsonl"
+    spoken.write_text("".join(json.dumps(row) + "\n" for row in rows[:24]))
+    folder = run(tmp_path, "mutual/tiny.yaml", *small, f"harvest.clips={spoken}")
+    for stage in ("score_before", "score_after"):
+        assert read_json(folder / stage / "results.json")["recordings"] == len(WORDS) * 6
