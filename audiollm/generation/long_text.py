@@ -6,6 +6,7 @@ Shapes: N samples.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _CLAUSE_END = re.compile(r"(?:[,;:—–]+(?=\s|$)|[，；：、]+)\s*")
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _KANA = re.compile(r"[\u3041-\u30ff]")
 _UNBROKEN = re.compile(r"</?\w+>|\[[A-Za-z][\w ]*\]")
+_WORD = re.compile(r"(?:\[[A-Za-z][\w ]*\]|\S)+")
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,21 @@ def _cut(sentence: str, chunk_s: float) -> list[str]:
 
 def _words(clause: str, chunk_s: float) -> list[str]:
     """Words; one that is itself too long (or a script without spaces) in pieces of characters."""
-    longest = max(1, int(len(clause) * chunk_s / spoken_seconds(clause)))
     words: list[str] = []
-    for word in clause.split():
-        while len(word) > longest and not _UNBROKEN.search(word):
-            words.append(word[:longest])
-            word = word[longest:]
-        words.append(word)
+    for word in _WORD.findall(clause):
+        while spoken_seconds(word) > chunk_s and not _UNBROKEN.search(word):
+            fitting = max(1, _letters_within(word, chunk_s))
+            words.append(word[:fitting])
+            word = word[fitting:]
+        if word:
+            words.append(word)
     return words
+
+
+def _letters_within(word: str, chunk_s: float) -> int:
+    """How many of its first letters can be said in that time."""
+    most = min(len(word), int(chunk_s * LETTERS_PER_SECOND))
+    return bisect_right(range(1, most + 1), chunk_s, key=lambda letters: spoken_seconds(word[:letters]))
 
 
 def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:

@@ -174,10 +174,10 @@ def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
         ("a.wav", "speaker", "A", "test"),
         ("ann/b.wav", "ann", "B", None),
     ]
-    assert [(Path(row["path"]).name, row["reason"]) for row in sources.rejected] == [
+    assert [(Path(row["place"]).name, row["kind"]) for row in sources.rejected] == [
         ("c.wav", "no transcript")
     ]
-    assert [(Path(row["path"]).name, row["detail"]) for row in sources.orphans] == [
+    assert [(Path(row["place"]).name, row["reason"]) for row in sources.orphans] == [
         ("gone.wav", f"{table}:4 (no such file)"),
         ("other.wav", f"{table}:5 (not audio, or not below the input)"),
     ]
