@@ -64,10 +64,10 @@ loader: $(READY)  ## samples a second from shards, and opening a million samples
 	@$(BIN)/python benchmarks/loader.py $(if $(DATA),--data $(DATA))
 
 dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forward alone: DATA=
-	@$(BIN)/python -W ignore benchmarks/dual_ffn_overhead.py $(if $(DATA),--data $(DATA))
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/dual_ffn_overhead.py $(if $(DATA),--data $(DATA))
 
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
-	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
 
 bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train  ## every benchmark; each prints JSON lines
 

@@ -1,6 +1,6 @@
 """Trained tokens per CPU-second: our DualFFN on packs, against transformers' Higgs Audio V2 on padded batches.
 
-    python benchmarks/llm_train.py --data DATA [--sizes 256x6,1024x8] [--steps 4] [--rounds 3] [--threads 2]
+    OMP_WAIT_POLICY=passive python benchmarks/llm_train.py --data DATA [--sizes 256x6] [--steps 4] [--rounds 3]
 
 The same weights (one set of tensors, which both sides train in turn with one AdamW and one clipping), the same samples
 and labels, at most 4,096 positions of samples to an optimizer step. Before anything is timed, the losses of both
@@ -18,7 +18,8 @@ costs nothing. Without DATA, lengths are drawn: log-normal, median 5.3 s, deviat
 them. The vocabulary is small (1,024), which spares the peer: it computes text logits at every position.
 
 `ratio` is by the CPU time of the process, `clock ratio` by the clock; the ways take turns in one process, and the
-median over the rounds counts. bf16 is autocast's, for both. On a GPU, `--device cuda --sizes 1b --precisions bf16`:
+median over the rounds counts. Threads that wait must sleep (`OMP_WAIT_POLICY`; make sets it): otherwise they count as
+working, and with others on the machine they take most of the time, of both sides. bf16 is autocast's, for both. On a GPU, `--device cuda --sizes 1b --precisions bf16`:
 rates are by the clock, with the share of the peak (the model FLOPs of our step, without padding, for both).
 """
 

@@ -17,7 +17,7 @@ from audiollm.audio import Waveform
 from audiollm.config import ConfigError
 from audiollm.files import folder_digest, read_json
 
-OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2")
+OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
 """`model_type` of the folders that `Generator` loads."""
 
 

@@ -189,7 +189,6 @@ def route(
         return text(x_SC)
     if num_text == 0:
         return audio(x_SC)
-    text_XC, audio_YC = x_SC.split(
-        (num_text, len(x_SC) - num_text)
-    )  # whose backward pass is one copy, not two
+    # the backward pass of a split is one copy, that of two slices writes all rows twice
+    text_XC, audio_YC = x_SC.split((num_text, len(x_SC) - num_text))
     return torch.cat([text(text_XC), audio(audio_YC)])
