@@ -19,8 +19,9 @@ them. The vocabulary is small (1,024), which spares the peer: it computes text l
 
 `ratio` is by the CPU time of the process, `clock ratio` by the clock; the ways take turns in one process, and the
 median over the rounds counts. Threads that wait must sleep (`OMP_WAIT_POLICY`; make sets it): otherwise they count as
-working, and with others on the machine they take most of the time, of both sides. bf16 is autocast's, for both. On a GPU, `--device cuda --sizes 1b --precisions bf16`:
-rates are by the clock, with the share of the peak (the model FLOPs of our step, without padding, for both).
+working and, with others on the machine, take most of the time, of both sides. bf16 is autocast's, for both. On a GPU,
+`--device cuda --sizes 1b --precisions bf16`: rates are by the clock, with the share of the peak (the model FLOPs of
+our step, without padding, for both).
 """
 
 from __future__ import annotations
