@@ -6,6 +6,7 @@ Shapes: C channels, N samples, T frames, D embedding dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +61,17 @@ class PretrainedSpeakerJudge:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
+        from transformers import AutoModelForAudioXVector
 
         self.name = folder.name
-        try:
-            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
-            self._model = AutoModelForAudioXVector.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True
-            ).eval()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _not_a_judge(folder, "speaker judge (an x-vector model)", error) from error
-        self._rate = int(self._extractor.sampling_rate)
+        self._model, self._inputs = _pretrained(
+            folder, AutoModelForAudioXVector, "speaker judge (an x-vector model)"
+        )
 
     @torch.no_grad()
     def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
         """The voice, float32 `[D]`."""
-        mono_1N = resample(samples_1N, sample_rate, self._rate)
-        inputs = self._extractor(mono_1N[0].numpy(), sampling_rate=self._rate, return_tensors="pt")
-        embedding_D: Tensor = self._model(**inputs).embeddings[0].float()
+        embedding_D: Tensor = self._model(**self._inputs(samples_1N, sample_rate)).embeddings[0].float()
         return embedding_D
 
 
@@ -118,17 +112,11 @@ class PretrainedEmotionJudge:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoFeatureExtractor, AutoModelForAudioClassification
+        from transformers import AutoModelForAudioClassification
 
         self.name = folder.name
-        try:
-            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
-            self._model = AutoModelForAudioClassification.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True
-            ).eval()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _not_a_judge(folder, "emotion judge (an audio classifier)", error) from error
-        self._rate = int(self._extractor.sampling_rate)
+        what = "emotion judge (an audio classifier)"
+        self._model, self._inputs = _pretrained(folder, AutoModelForAudioClassification, what)
         self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]
 
     def classify(self, samples_1N: Tensor, sample_rate: int) -> str:
@@ -142,9 +130,29 @@ class PretrainedEmotionJudge:
 
     @torch.no_grad()
     def _forward(self, samples_1N: Tensor, sample_rate: int) -> Any:
-        mono_1N = resample(samples_1N, sample_rate, self._rate)
-        inputs = self._extractor(mono_1N[0].numpy(), sampling_rate=self._rate, return_tensors="pt")
-        return self._model(**inputs, output_hidden_states=True)
+        return self._model(**self._inputs(samples_1N, sample_rate), output_hidden_states=True)
+
+
+def _pretrained(folder: Path, model_class: Any, what: str) -> tuple[Any, Callable[[Tensor, int], Any]]:
+    """The model in a folder, and what makes its inputs of a mono waveform `[1, N]` and its sample rate.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+    from transformers import AutoFeatureExtractor
+
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+        model = model_class.from_pretrained(str(folder), local_files_only=True, use_safetensors=True).eval()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _not_a_judge(folder, what, error) from error
+    rate = int(extractor.sampling_rate)
+
+    def inputs(samples_1N: Tensor, sample_rate: int) -> Any:
+        mono_1N = resample(samples_1N, sample_rate, rate)
+        return extractor(mono_1N[0].numpy(), sampling_rate=rate, return_tensors="pt")
+
+    return model, inputs
 
 
 def _not_a_judge(folder: Path, what: str, error: Exception) -> ConfigError:
