@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.conditions import corrupt, hide_conditions
-from audiollm.data.features import FeatureShape, part_audio
+from audiollm.data.features import FeatureShape, PartAudio, part_audio
 from audiollm.data.fitting import Policy, fit
 from audiollm.data.mixture import Mixture
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
@@ -151,12 +151,8 @@ def evaluation_packs(
     """By task, this rank's packs of held-out samples (evenly picked), conditions all shown and no code corrupted."""
     streams: dict[str, list[TokenStream]] = {}
     for place, source in enumerate(sources):
-        for loaded in read_usable(source, evenly(survey.used(place, held_out=True), EVALUATED), set_aside):
-            try:
-                audio = part_audio(loaded, (loaded.encodings or [[]])[0], batching.encoder)
-            except BadSample as bad:
-                set_aside.add([bad])
-                continue
+        numbers = evenly(survey.used(place, held_out=True), EVALUATED)
+        for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
             messages, length = loaded.sample.messages, batching.max_length
             stream, _ = fit(template, messages, audio, length, batching.too_long)
             if stream is not None:
@@ -168,13 +164,18 @@ def evaluation_packs(
     return found
 
 
-def read_usable(source: Source, numbers: np.ndarray, set_aside: SetAside) -> Iterator[LoadedSample]:
-    """These samples; one that can no longer be read is set aside."""
+def read_usable(
+    source: Source, numbers: np.ndarray, encoder: FeatureShape | None, set_aside: SetAside
+) -> Iterator[tuple[LoadedSample, list[PartAudio]]]:
+    """These samples with what their audio parts are given as; one that can no longer be read is set aside."""
     for number in numbers:
         try:
-            yield source[int(number)]
+            loaded = source[int(number)]
+            audio = part_audio(loaded, (loaded.encodings or [[]])[0], encoder)
         except BadSample as bad:
             set_aside.add([bad])
+        else:
+            yield loaded, audio
 
 
 def packed(streams: Sequence[TokenStream], template: Template, batching: Batching) -> PackedBatch:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from audiollm.audio import save
 from audiollm.codec import Codec
-from audiollm.data.features import part_audio
+from audiollm.data.features import PartAudio
 from audiollm.data.sample import Sample
 from audiollm.data.source import LoadedSample
 from audiollm.data.template import Template
 from audiollm.files import safe_name, write_jsonl
 from audiollm.generation.engine import Engine
 from audiollm.generation.request import Limits, Request
-from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.survey import frames_of
 
@@ -28,18 +27,24 @@ class Listening:
     `folder/prompts.jsonl` says what they are: the `name` of each one's files, its sample's `id`, `text`, `speaker`.
 
     Args:
-        samples: spoken ones; the last turn of each is what is to be said.
+        samples: spoken ones, with what their audio parts are given as; the last turn of each is what is to be said.
     """
 
     def __init__(
-        self, model: DualFFN, codec: Codec, template: Template, samples: Sequence[LoadedSample], folder: Path
+        self,
+        model: DualFFN,
+        codec: Codec,
+        template: Template,
+        samples: Sequence[tuple[LoadedSample, Sequence[PartAudio]]],
+        folder: Path,
     ) -> None:
         self._model, self._codec, self._template, self._folder = model, codec, template, folder
-        self._samples = [loaded.sample for loaded in samples]
-        longest = max(sum(frames_of(loaded)) for loaded in samples)
+        self._samples = [loaded.sample for loaded, _ in samples]
+        longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
         limits = Limits(max_frames=min(2 * longest, round(LONGEST_S * codec.frame_rate)))
-        encoder = model.config.audio_encoder
-        self._requests = [request_of(loaded, seed, limits, encoder) for seed, loaded in enumerate(samples)]
+        self._requests = [
+            request_of(loaded.sample, audio, seed, limits) for seed, (loaded, audio) in enumerate(samples)
+        ]
         write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
 
     def __call__(self, step: int) -> None:
@@ -62,11 +67,8 @@ def _described(sample: Sample) -> dict[str, str]:
     return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
 
 
-def request_of(
-    loaded: LoadedSample, seed: int, limits: Limits, encoder: AudioEncoderConfig | None = None
-) -> Request:
+def request_of(sample: Sample, audio: Sequence[PartAudio], seed: int, limits: Limits) -> Request:
     """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
-    messages = loaded.sample.messages[:-1]
+    messages = sample.messages[:-1]
     before = sum(part.type == "audio" for message in messages for part in message.content)
-    audio = part_audio(loaded, loaded.encodings[0], encoder.features if encoder else None)
     return Request(messages, seed, audio[:before], limits=limits)

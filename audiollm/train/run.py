@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from audiollm.codec import load_codec
 from audiollm.data.conditions import is_spoken
-from audiollm.data.features import FeatureShape
+from audiollm.data.features import FeatureShape, PartAudio
 from audiollm.data.loader import Loader
 from audiollm.data.sample import BadSample
 from audiollm.data.source import LoadedSample, Source, open_source
@@ -248,12 +248,13 @@ def _listening(
 ) -> Listening | None:
     """None on all ranks but the first, and where it cannot be; then the reason is told."""
     obstacle = _no_listening(config, context)
-    spoken: list[LoadedSample] = []
+    spoken: list[tuple[LoadedSample, list[PartAudio]]] = []
+    encoder = model.config.audio_encoder
     if not obstacle and context.ranks.first:
         for place, source in enumerate(sources):
             some = evenly(found.used(place, held_out=True), 4 * config.listen)
-            loaded = read_usable(source, some, set_aside)
-            spoken += [each for each in loaded if is_spoken(each.sample.messages)]
+            usable = read_usable(source, some, encoder.features if encoder else None, set_aside)
+            spoken += [(loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)]
         obstacle = "" if spoken else "no held-out sample is spoken"
     if obstacle and config.listen:
         context.say(f"no prompts are spoken at evaluations: {obstacle}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -19,7 +20,7 @@ from audiollm.data.features import (
     silence,
 )
 from audiollm.data.packing import pack
-from audiollm.data.sample import AudioPart, BadSample, Message, Sample, write_samples
+from audiollm.data.sample import AudioPart, BadSample, Message, Sample, TextPart, write_samples
 from audiollm.data.shards import ShardWriter
 from audiollm.data.source import AudioClip, open_source
 from audiollm.data.template import Template
@@ -34,7 +35,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.runner import StageError
 from audiollm.set_aside import SetAside
 from audiollm.train.adapt import adapt
-from audiollm.train.batches import Batching, BatchMaker
+from audiollm.train.batches import Batching, BatchMaker, read_usable
 from audiollm.train.hearing import add_encoder, encoder_of, freeze_encoder
 from audiollm.train.planning import plan_training
 from audiollm.train.survey import survey
@@ -95,6 +96,27 @@ def test_the_survey_counts_the_rows_that_are_made(tmp_path: Path, template: Temp
         clip = clip_features(source[number].audio[0], SHAPE)
         messages = source[number].sample.messages
         assert len(template.compile(messages, [clip])) == found.rows[0][number]
+
+
+def test_a_recording_that_is_gone_is_set_aside_and_the_rest_is_heard(tmp_path: Path) -> None:
+    """As evaluations and their spoken prompts read held-out samples: after the survey a file may be lost."""
+    for name in ("kept", "lost"):
+        save(tmp_path / f"{name}.wav", sound(0.5), 16_000)
+    samples = [
+        Sample(id=name, task="asr", messages=[
+            Message(role="user", content=[AudioPart(path=f"{name}.wav")]),
+            Message(role="assistant", content=[TextPart(text="a dog")]),
+        ])
+        for name in ("lost", "kept")
+    ]  # fmt: skip
+    write_samples(tmp_path / "samples.jsonl", samples)
+    source = open_source(tmp_path / "samples.jsonl")
+    (tmp_path / "lost.wav").unlink()
+    aside = SetAside(tmp_path / "set_aside.jsonl", "train")
+    usable = list(read_usable(source, np.arange(2), SHAPE, aside))
+    assert [loaded.sample.id for loaded, _ in usable] == ["kept"]
+    assert usable[0][1][0].rows == clip_features(usable[0][0].audio[0], SHAPE).rows > 0  # type: ignore[union-attr]
+    assert [row["id"] for row in aside.rows] == ["lost"]
 
 
 def test_a_header_that_is_unsure_is_not_believed(tmp_path: Path) -> None:
