@@ -169,4 +169,4 @@ def _rule_of(name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
 def _fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    return bool(torch.cpu._is_amx_tile_supported())
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
