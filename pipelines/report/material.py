@@ -1,4 +1,4 @@
-"""What a run left behind, as the report reads it: results by kind, JSON files, text fit to be shown.
+"""What a run left behind, as the report reads it: stages by kind, their files, text fit to be shown.
 
 Reading never fails: a stage may have been killed or have failed anywhere, and the report is then wanted most.
 """
@@ -22,55 +22,35 @@ _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")
 
 
 @dataclass(frozen=True)
-class Material:
-    """A run: its recipe and what is known of the stages that have run or failed."""
+class Trace:
+    """What is known of one stage: its result, where it was tried, and the files in its folder.
 
-    recipe: Recipe
-    results: Mapping[str, StageResult]
+    Of a stage that was not tried in this run nothing is read: its folder may be that of an earlier one.
+    """
 
-    def result(self, kind: str) -> StageResult | None:
-        """The last stage of that kind that is done, else the last that was tried; None: none was."""
-        tried = [result for result in self.results.values() if result.kind == kind]
-        done = [result for result in tried if result.state == "done"]
-        return next(reversed(done or tried), None)
+    name: str
+    kind: str
+    folder: Path
+    upstream: tuple[str, ...]
+    """The stages that it reads from."""
+    result: StageResult | None
 
     @property
-    def failed(self) -> StageResult | None:
-        """The stage that ended the run, if one did."""
-        return next((result for result in self.results.values() if result.state == "failed"), None)
+    def figures(self) -> Row | None:
+        """What the stage returned; None where it is not done."""
+        return self.result.figures if self.result is not None and self.result.state == "done" else None
 
-    def figures(self, kind: str) -> Row | None:
-        """What the stage of that kind returned; None where it is not done."""
-        result = self.result(kind)
-        return result.figures if result is not None and result.state == "done" else None
+    @property
+    def absent(self) -> str:
+        """One line on why there is nothing of it; empty where it is done."""
+        if self.result is None:
+            return f"The stage {self.name} has not run."
+        return "" if self.result.state == "done" else f"The stage {self.name} failed."
 
-    def why_absent(self, kind: str) -> str:
-        """One line on why there is nothing of that kind; empty where it is done."""
-        result = self.result(kind)
-        if result is not None:
-            return "" if result.state == "done" else f"The stage {result.name} failed."
-        names = [stage.name for stage in self.recipe.stages if stage.stage.kind == kind]
-        return f"The stage {names[-1]} has not run." if names else f"This recipe has no stage {kind}."
-
-    def folder(self, kind: str) -> Path:
-        """The folder of the stage of that kind, which must have been tried."""
-        result = self.result(kind)
-        assert result is not None
-        return self.recipe.folder / result.name
-
-    def rows(self, kind: str, file: str) -> list[Row]:
-        """The rows of a JSONL file of that stage; lines that are cut short are left out.
-
-        Of a stage that was not tried in this run there are none: its folder may be that of an earlier one.
-        """
-        if self.result(kind) is None:
-            return []
-        try:
-            text = (self.folder(kind) / file).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
+    def rows(self, file: str) -> list[Row]:
+        """The rows of a JSONL file; lines that are cut short are left out."""
         rows = []
-        for line in text.split("\n"):
+        for line in self._text(file).split("\n"):
             try:
                 row = json.loads(line) if line.strip() else None
             except ValueError:
@@ -79,14 +59,52 @@ class Material:
                 rows.append(row)
         return rows
 
-    def json(self, kind: str, file: str) -> Any:
-        """The content of a JSON file of that stage, or None; see `rows`."""
-        if self.result(kind) is None:
-            return None
+    def json(self, file: str) -> Any:
+        """The content of a JSON file, or None."""
         try:
-            return json.loads((self.folder(kind) / file).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return json.loads(self._text(file))
+        except ValueError:
             return None
+
+    def _text(self, file: str) -> str:
+        if self.result is None:
+            return ""
+        try:
+            return (self.folder / file).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True)
+class Material:
+    """A run: its recipe and what is known of the stages that have run or failed."""
+
+    recipe: Recipe
+    results: Mapping[str, StageResult]
+
+    def stages(self, *kinds: str) -> list[Trace]:
+        """All stages of these kinds, in the order of the recipe."""
+        return [
+            Trace(stage.name, stage.stage.kind, stage.folder, stage.upstream, self.results.get(stage.name))
+            for stage in self.recipe.stages
+            if stage.stage.kind in kinds
+        ]
+
+    def last(self, kind: str) -> Trace | None:
+        """The last stage of a kind that is done, else the last that was tried, else the last; None of none."""
+        stages = self.stages(kind)
+        tried = [stage for stage in stages if stage.result is not None]
+        done = [stage for stage in tried if stage.figures is not None]
+        return next(reversed(done or tried or stages), None)
+
+    def has(self, *kinds: str) -> bool:
+        """Whether the recipe has a stage of one of these kinds."""
+        return bool(self.stages(*kinds))
+
+    @property
+    def failed(self) -> StageResult | None:
+        """The stage that ended the run, if one did."""
+        return next((result for result in self.results.values() if result.state == "failed"), None)
 
     def shown(self, text: object) -> str:
         """Text for a page that others may read: paths inside the run are relative, home folders are `~`."""

@@ -81,3 +81,9 @@ class Gallery:
             return ""
         self._bytes += len(uri)
         return uri
+
+
+def shares(total: int, count: int) -> list[int]:
+    """How many of `total` clips each of `count` stages shows: as many each, and the last ones what is left over."""
+    each, over = divmod(total, count) if count else (0, 0)
+    return [each + (place >= count - over) for place in range(count)]

@@ -13,15 +13,39 @@ from typing import Any
 
 from audiollm.files import write_json, write_text
 from audiollm.runner import Context
+from pipelines.report.answers import answers_section
+from pipelines.report.codec import tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
+from pipelines.report.formats import duration, megabytes, percent
+from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
-from pipelines.report.scores import duration, headline, megabytes, percent, samples_section, scores_section
-from pipelines.report.sections import funnel_section, tokenizer_section, training_section
+from pipelines.report.recordings import recordings_section
+from pipelines.report.samples import samples_section
+from pipelines.report.scores import scores_section
 from pipelines.report.stage import Config
 from pipelines.report.summary import seconds_and_memory, summarize
+from pipelines.report.training import training_section
 
 FOLDER = Path(__file__).parent
+TITLES = {
+    "recordings": "Recordings",
+    "tokenizer": "Tokenizer",
+    "training": "Training",
+    "answers": "Answers",
+    "samples": "Samples",
+    "scores": "Scores",
+}
+"""Of the sections, in their order; the run's own comes last."""
+KINDS = {
+    "recordings": ("annotate", "compose"),
+    "tokenizer": ("train_tokenizer",),
+    "training": ("train",),
+    "answers": ("evaluate_listening",),
+    "samples": ("generate", "evaluate"),
+    "scores": ("evaluate",),
+}
+"""A section is there if the recipe has a stage of one of these kinds."""
 PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
 
 
@@ -30,23 +54,23 @@ def write_report(config: Config, context: Context) -> dict[str, Any]:
     started = time.monotonic()
     material = Material(context.recipe, context.results)
     gallery = Gallery(config.players)
-    with context.progress("drawing", 5) as bar:
-
-        def build(name: str, builder: Callable[[], Row]) -> Row:
-            section = _built(name, builder, context)
+    builders: dict[str, Callable[[], Row]] = {
+        "recordings": lambda: recordings_section(material, gallery),
+        "tokenizer": lambda: tokenizer_section(material, gallery),
+        "training": lambda: training_section(material, gallery),
+        "answers": lambda: answers_section(material, gallery),
+        "samples": lambda: samples_section(material, gallery, config.samples),
+        "scores": lambda: scores_section(material),
+    }
+    with context.progress("drawing", len(builders)) as bar:
+        sections = {}
+        for name, builder in builders.items():
+            sections[name] = _built(name, builder, context)
             bar.advance(bar.task_ids[0])
-            return section
-
-        sections = {
-            "funnel": build("funnel", lambda: funnel_section(material, gallery)),
-            "tokenizer": build("tokenizer", lambda: tokenizer_section(material, gallery)),
-            "training": build("training", lambda: training_section(material, gallery)),
-            "samples": build("samples", lambda: samples_section(material, gallery, config.samples)),
-            "scores": build("scores", lambda: scores_section(material)),
-        }
+    shown = {name: section for name, section in sections.items() if _has_place(name, section, material)}
     figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
     summary = summarize(material, *figures)
-    html = render_page(material, summary, sections, gallery)
+    html = render_page(material, summary, shown, gallery)
     write_text(context.folder / "report.html", html)
     write_json(context.folder / "summary.json", summary)
     return {"clips": gallery.num_clips, "bytes": len(html.encode())}
@@ -62,8 +86,17 @@ def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
         return {"absent": f"This section could not be made: {problem}"}
 
 
+def _has_place(name: str, section: Row, material: Material) -> bool:
+    """Whether there is anything to say: a stage of its kind, or recordings that were set aside elsewhere."""
+    return material.has(*KINDS[name]) or bool((section.get("set_aside") or {}).get("rows"))
+
+
 def render_page(material: Material, summary: Row, sections: Mapping[str, Row], gallery: Gallery) -> str:
-    """The page as text. Whatever comes from a run is escaped."""
+    """The page as text. Whatever comes from a run is escaped.
+
+    Args:
+        sections: by name, of `TITLES`; those that are not there have no place in the page.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -79,7 +112,8 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         name=material.recipe.name,
         about=_about(material),
         failed=summary["failed"],
-        tiles=headline(summary),
+        tiles=headline(material, summary),
+        titles={name: title for name, title in TITLES.items() if name in sections},
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
         stages=_stages(material, summary),
@@ -88,7 +122,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         versions=_versions(),
         css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
-        **sections,
+        **{name: sections.get(name) for name in TITLES},
     )
     return html.strip() + "\n"
 

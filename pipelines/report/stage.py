@@ -15,7 +15,7 @@ class Config(StageConfig):
     """Settings of the stage `report`."""
 
     samples: int = Field(default=24, ge=0)
-    """Generated samples shown: evenly over texts and speakers, wrong ones among them."""
+    """Generated samples shown, of all stages together: evenly over texts and speakers, wrong ones among them."""
     players: bool = True
     """Put the sound into the page; without it the page is smaller and silent."""
 
@@ -29,7 +29,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Measured: 0.03 s and 20 kB a clip with its spectrogram, and a few seconds of imports."""
-    clips = config.samples + 36
+    clips = config.samples + 56  # of recordings, tokenizer, training and answers
     return StagePlan(
         memory_mb=400, disk_mb=0.5 + 0.02 * clips, seconds=6 + 0.03 * clips, note="one HTML page"
     )

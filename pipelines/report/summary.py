@@ -28,19 +28,24 @@ SECTIONS = {
     "train": "train",
     "generate": "generate",
     "evaluate": "evaluate",
+    "evaluate_listening": "evaluate_listening",
 }
 
 
 def summarize(material: Material, seconds: dict[str, float], memory_mb: dict[str, float]) -> dict[str, Any]:
     """Everything that a program wants to know of a run, keys in order.
 
+    A section holds what its stage returned, None where that is not done. In a recipe with several stages of the kind
+    it holds that by the name of the stage; and the scores at the top are then None, for there is not one of each.
+
     Args:
         seconds, memory_mb: by stage; apart from these the result depends on the run's content alone.
     """
-    scores = material.figures("evaluate") or {}
     recipe, failed = material.recipe, material.failed
+    evaluated = material.stages("evaluate")
+    scores = (evaluated[0].figures or {}) if len(evaluated) == 1 else {}
     summary: dict[str, Any] = {key: scores.get(key) for key in SCORES}
-    summary |= {key: material.figures(kind) for key, kind in SECTIONS.items()}
+    summary |= {key: _figures(material, kind) for key, kind in SECTIONS.items()}
     summary |= {
         "name": recipe.name,
         "size": recipe.size,
@@ -66,6 +71,14 @@ def seconds_and_memory(
     seconds[report_name] = report_s
     memory_mb[report_name] = psutil.Process().memory_info().rss / 2**20
     return seconds, memory_mb
+
+
+def _figures(material: Material, kind: str) -> dict[str, Any] | None:
+    """Of the only stage of a kind, or of each by its name."""
+    stages = material.stages(kind)
+    if len(stages) > 1:
+        return {stage.name: stage.figures for stage in stages}
+    return stages[0].figures if stages else None
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from audiollm.audio import save
 from pipelines.report.figures import Series, curve_chart, draw_spectrogram, mel_decibels
 from pipelines.report.material import pick_evenly, plain, without_home
 from pipelines.report.media import Gallery
-from pipelines.report.scores import choose_samples, is_wrong
+from pipelines.report.samples import choose_samples, is_wrong
 
 
 def test_plain_values_are_strict_json() -> None:

@@ -1,0 +1,203 @@
+"""The section of answers: of every stage `evaluate_listening` word errors, right answers and cases to listen to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.report.formats import percent
+from pipelines.report.material import Material, Row, Trace, pick_evenly
+from pipelines.report.media import Clip, Gallery, shares
+from pipelines.report.scores import heat
+
+if TYPE_CHECKING:
+    from audiollm.data.sample import AudioPart
+
+    Asked = Mapping[str, tuple[str, AudioPart]]
+    """Question and recording by the id of the sample."""
+
+CASES_SHOWN = 12
+"""Of all stages together."""
+QUESTIONS_SHOWN = 30
+MATRIX_ANSWERS = 12
+"""The most answers to a question for a table of what was answered in place of what."""
+ANSWERS_SHOWN = 40
+_ASR, _CHOICE = "asr", "audio-qa"
+
+
+def answers_section(material: Material, gallery: Gallery) -> Row:
+    """Every stage `evaluate_listening` in the order of the recipe; `absent` where it has none."""
+    stages = material.stages("evaluate_listening")
+    done = [stage.name for stage in stages if not stage.absent]
+    counts = dict(zip(done, shares(CASES_SHOWN, len(done)), strict=True))
+    # the last first: where the page has its fill of sound, that of the earlier ones is left out
+    sections = [_stage(stage, gallery, counts.get(stage.name, 0)) for stage in reversed(stages)]
+    return {
+        "absent": "" if stages else "This recipe has no stage evaluate_listening.",
+        "stages": sections[::-1],
+    }
+
+
+def _stage(stage: Trace, gallery: Gallery, count: int) -> Row:
+    if stage.absent:
+        return {"name": stage.name, "absent": stage.absent, "brief": stage.absent}
+    spoken, chosen = (stage.json(f"{suite}/results.json") for suite in (_ASR, _CHOICE))
+    told = {suite: stage.rows(f"{suite}/rows.jsonl") for suite in (_ASR, _CHOICE)}
+    asked = _recordings(stage, {str(row.get("id")) for rows in told.values() for row in rows})
+    transcripts = [_transcript(row, asked) for row in told[_ASR]]
+    choices = [_choice(row, asked) for row in told[_CHOICE] if not row.get("left_out")]
+    words = [_words(*each) for each in sorted(spoken["words"].items())] if isinstance(spoken, dict) else []
+    score = chosen if isinstance(chosen, dict) else None
+    by_question = _by_question(choices)
+    return {
+        "name": stage.name,
+        "absent": "",
+        "brief": _brief(words, score),
+        "words": words,
+        "score": score,
+        "questions": by_question[:QUESTIONS_SHOWN],
+        "more_questions": max(0, len(by_question) - QUESTIONS_SHOWN),
+        "unlisted": score is not None and score["n"] > 0 and not choices,
+        "cases": _cases([*transcripts, *choices], count, gallery),
+        "wrong": sum(not row["right"] for row in (*transcripts, *choices)),
+        "total": len(transcripts) + len(choices),
+    }
+
+
+def _brief(words: Sequence[Row], score: Row | None) -> str:
+    parts = [f"word error rate {percent(row['rate'])} ({row['language']})" for row in words]
+    if score is not None:
+        parts.append(f"{percent(score['accuracy'])} right, chance {percent(score['chance'])}")
+    return " · ".join(parts)
+
+
+def _words(language: str, table: Row) -> Row:
+    keys = ("rate", "low", "high", "n", "units", "unit", "rate_with_missing", "missing")
+    return {"language": language, **{key: table.get(key) for key in keys}}
+
+
+# ------------------------------------------------------------------------------------------------- cases
+
+
+def _transcript(row: Row, asked: Asked) -> Row:
+    """A case out of the rows of `asr`: right where not one word is wrong."""
+    errors = row.get("errors")
+    counts = errors if isinstance(errors, dict) else {}
+    return {
+        **_common(row, asked),
+        "asked": str(row.get("text")),
+        "answered": row.get("heard"),
+        "right": bool(counts)
+        and not any(counts[kind] for kind in ("substitutions", "insertions", "deletions")),
+        "problem": errors if isinstance(errors, str) else "",
+    }
+
+
+def _choice(row: Row, asked: Asked) -> Row:
+    """A case out of the rows of `audio-qa`, with the option that the reply names, if it names one."""
+    return {
+        **_common(row, asked),
+        "asked": str(row.get("answer")),
+        "answered": row.get("reply"),
+        "named": row.get("named"),
+        "options": row.get("choices") or 0,
+        "right": row.get("right") is True,
+        "problem": row.get("problem") or "",
+    }
+
+
+def _common(row: Row, asked: Asked) -> Row:
+    id = str(row.get("id"))
+    question, part = asked.get(id, ("", None))
+    return {"id": id, "question": row.get("question") or question, "recording": part}
+
+
+def _cases(rows: Sequence[Row], count: int, gallery: Gallery) -> list[Row]:
+    """Wrong ones first, evenly over questions and asked-for answers; of the right ones, where there are, a quarter."""
+    wrong, right = [row for row in rows if not row["right"]], [row for row in rows if row["right"]]
+    keys = ("question", "asked")
+    num_wrong = min(len(wrong), count - min(len(right), count // 4))
+    chosen = [wrong[index] for index in pick_evenly(wrong, num_wrong, keys)]
+    chosen += [right[index] for index in pick_evenly(right, count - num_wrong, keys, chosen)]
+    return [{**row, "clip": _clip(row["recording"], gallery)} for row in chosen]
+
+
+def _clip(part: AudioPart | None, gallery: Gallery) -> Clip:
+    if part is None:
+        return Clip(problem="its sample is no longer there")
+    return gallery.clip(Path(part.path), part.start_s, part.end_s)
+
+
+def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
+    """Of the samples that the stage read, as far as they are still there."""
+    from audiollm.config import ConfigError
+    from audiollm.data.manifest import Manifest, audio_address
+    from audiollm.data.sample import BadSample
+
+    path = Path(str(stage.result.settings.get("samples"))) if stage.result is not None else Path()
+    left = set(ids)
+    found: dict[str, tuple[str, AudioPart]] = {}
+    try:
+        manifest = Manifest(path)
+    except ConfigError:
+        return {}
+    for index in range(len(manifest)):
+        if not left:
+            break
+        try:
+            sample = manifest[index]
+        except BadSample:
+            continue
+        heard = sample.audio("user")
+        if sample.id in left and heard:
+            left.discard(sample.id)
+            address = audio_address(str(path.parent), heard[0].path)
+            found[sample.id] = (" ".join(sample.texts("user")), heard[0].model_copy(update={"path": address}))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _by_question(rows: Sequence[Row]) -> list[Row]:
+    """Of each question its score beside chance, and what was answered; the most asked first."""
+    from audiollm.evaluate.statistics import share
+
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["question"], []).append(row)
+    return [
+        {
+            "question": question,
+            "cell": _cell(share([row["right"] for row in group])),
+            "chance": sum(1 / row["options"] for row in group if row["options"]) / len(group),
+            **_by_answer(group),
+        }
+        for question, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+
+
+def _by_answer(rows: Sequence[Row]) -> Row:
+    """What was answered in place of what; where answers are many, or none names an option, the share of right ones."""
+    from audiollm.evaluate.statistics import confusion, shares_by
+
+    asked = [row["asked"] for row in rows]
+    named = [str(row["named"]) if row["named"] is not None else "" for row in rows]
+    labels = sorted({*asked, *filter(None, named)})
+    if len(labels) <= MATRIX_ANSWERS and any(named):
+        counts = confusion(asked, named, labels)
+        matrix = heat({**counts, "heard": [*labels, "(none or several)"]})
+        return {"matrix": matrix, "answers": [], "more_answers": 0}
+    table = shares_by(asked, [row["right"] for row in rows])
+    cells = [(answer, _cell(values)) for answer, values in table.items()]
+    return {
+        "matrix": None,
+        "answers": cells[:ANSWERS_SHOWN],
+        "more_answers": max(0, len(cells) - ANSWERS_SHOWN),
+    }
+
+
+def _cell(table: Row) -> Row:
+    """A share as the page's tables take it."""
+    return {"value": table["accuracy"], **{key: table[key] for key in ("low", "high", "n")}}

@@ -1,0 +1,38 @@
+"""What sections on training share: facts, charts out of `metrics.jsonl`, alarms, and how a few are picked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipelines.report.figures import Series, curve_chart, series_of
+from pipelines.report.material import Row, Trace
+
+
+def facts_of(figures: Row, *known: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
+    """The known (key, title, how to show it) of the figures that are there."""
+    return [(title, show(figures[key])) for key, title, show in known if figures.get(key) is not None]
+
+
+def chart_of(rows: Sequence[Row], title: str, y_label: str, key: str) -> Row:
+    """The training values of `key` and, where there are any, those on held-out data."""
+    series = [series_of(rows, key, "training"), series_of(rows, f"evaluation/{key}", "held out", dotted=True)]
+    return drawn(title, y_label, series)
+
+
+def drawn(title: str, y_label: str, series: Sequence[Series], legend_title: str = "") -> Row:
+    """A chart with its title; without a point its `svg` is None."""
+    svg = curve_chart(series, y_label, f"{title} over the training steps", legend_title)
+    return {"title": title, "svg": svg}
+
+
+def alarms_of(stage: Trace) -> list[tuple[int, str, str]]:
+    """Step, kind and text of what training warned of."""
+    rows = stage.rows("alarms.jsonl")
+    return [(int(row.get("step", 0)), str(row.get("kind")), str(row.get("text"))) for row in rows]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` places of a list of `count`: the first, the last, and evenly between."""
+    shown = min(count, most)
+    return [round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)]

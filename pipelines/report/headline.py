@@ -1,0 +1,81 @@
+"""The big figures at the top of the page: a value, what it is, and what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.report.formats import duration, megabytes, percent
+from pipelines.report.material import Material, Row
+
+
+def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
+    """Of the voice, of the answers, of time and of memory.
+
+    Where a recipe evaluates speech several times, each has one tile with what its main judge says.
+    """
+    spoken = [(stage.name, stage.figures) for stage in material.stages("evaluate") if stage.figures]
+    if len(material.stages("evaluate")) > 1:
+        tiles = [_voice_tile(name, figures) for name, figures in spoken]
+    else:
+        tiles = [tile for _, figures in spoken for tile in _voice_tiles(figures)]
+    answering = material.stages("evaluate_listening")
+    for stage in answering:
+        tiles += _answer_tiles(stage.figures or {}, stage.name if len(answering) > 1 else "")
+    seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
+    total = seconds.pop("total")
+    longest, largest = max(seconds, key=seconds.__getitem__), max(memory, key=memory.__getitem__)
+    tiles.append(_tile(duration(total), "total time", f"longest: {longest}, {duration(seconds[longest])}"))
+    tiles.append(_tile(megabytes(summary["peak_memory_mb"]), "peak memory", f"in {largest}"))
+    return [tile for tile in tiles if tile is not None]
+
+
+def _tile(value: str, title: str, note: str) -> Row:
+    return {"value": value, "title": title, "note": note}
+
+
+def _voice_tiles(figures: Row) -> list[Row | None]:
+    main = str(figures.get("judge") or "")
+    tiles = [_text_tile(figures, main, "", "relative_accuracy")]
+    if not main.startswith("pocketsphinx"):
+        tiles.append(_text_tile(figures, "pocketsphinx", "pocketsphinx_", "pocketsphinx_relative"))
+    voice = figures.get("speaker_generated_accuracy")
+    if voice is not None:
+        real = percent(figures.get("speaker_real_accuracy"))
+        tiles.append(_tile(percent(voice), "right voice", f"classifier of the voices: {real} on real takes"))
+    return tiles
+
+
+def _text_tile(figures: Row, judge: str, prefix: str, relative: str) -> Row | None:
+    if figures.get(relative) is None:
+        return None
+    real, generated = figures.get(f"{prefix}real_accuracy"), figures.get(f"{prefix}generated_accuracy")
+    note = f"{judge}: {percent(generated)} generated, {percent(real)} real"
+    return _tile(percent(figures[relative]), "right text, relative to real", note)
+
+
+def _voice_tile(name: str, figures: Row) -> Row | None:
+    """One of several: what the main judge says, and in the note the voice."""
+    tile = _text_tile(figures, str(figures.get("judge") or ""), "", "relative_accuracy")
+    if tile is None:
+        return None
+    voice = figures.get("speaker_generated_accuracy")
+    note = tile["note"] + (f"; right voice {percent(voice)}" if voice is not None else "")
+    return tile | {"title": f"{name}: {tile['title']}", "note": note}
+
+
+def _answer_tiles(figures: Row, name: str) -> list[Row]:
+    """Right answers beside chance, and word errors by language."""
+    before = f"{name}: " if name else ""
+    tiles = []
+    if figures.get("accuracy") is not None:
+        interval = f"{percent(figures.get('low'))} to {percent(figures.get('high'))}"
+        note = f"{figures.get('questions') or 0:,} questions: {interval}; chance {percent(figures.get('chance'))}"
+        tiles.append(_tile(percent(figures["accuracy"]), f"{before}right answers", note))
+    rates = {
+        language: rate for language, rate in (figures.get("error_rate") or {}).items() if rate is not None
+    }
+    for language, rate in rates.items():
+        note = f"{language}: {figures.get('recordings') or 0:,} recordings" if len(rates) == 1 else language
+        tiles.append(_tile(percent(rate), f"{before}word error rate", note))
+    return tiles
