@@ -220,8 +220,9 @@ def first_sound(model: DualFFN, template: Template, rounds: int) -> dict[str, An
     engine = Engine.sized_for(model, template, [asked])
     firsts = []
     for _ in range(rounds + 1):
-        spoken = list(stream_audio(engine.stream(asked), codec))
-        firsts.append((spoken[-1].answer.first_frame_s, spoken[-1].first_audio_s))
+        *_, last = stream_audio(engine.stream(asked), codec)
+        assert last.answer is not None  # it comes with the last piece
+        firsts.append((last.answer.first_frame_s, last.first_audio_s))
     frame, sound = (1000 * statistics.median(each) for each in zip(*firsts[1:], strict=True))
     return {
         "first frame ms": round(frame, 1),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data import text_tokenizer as tokens
-from audiollm.data.conditions import without_condition
+from audiollm.data.conditions import without_conditions
 from audiollm.data.packing import pack
 from audiollm.data.template import Template, TokenStream
 from audiollm.generation.request import Answer, Event, Finished, Frames, Request, TextPiece
@@ -29,7 +29,7 @@ from audiollm.generation.sampling import draw, guide
 from audiollm.generation.state import AnswerState, Codes, Marks, Speech
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import PackedDecoder, packed_decoder
+from audiollm.models.packed_decoder import Decoder, PackedDecoder
 
 PREFILL_POSITIONS = 8192
 """Prompts go through the model together up to so many positions."""
@@ -42,11 +42,22 @@ class Engine:
         model: taken as it is at every step: `eval()` is the caller's, and weights may change between answers.
         slots: rows of the cache. A request takes one for each branch of its guidance.
         max_length: the longest prompt and answer together, in positions.
+        decoder: of this model, where several engines share it.
     """
 
-    def __init__(self, model: DualFFN, template: Template, slots: int = 8, max_length: int = 2048) -> None:
+    def __init__(
+        self,
+        model: DualFFN,
+        template: Template,
+        slots: int = 8,
+        max_length: int = 2048,
+        decoder: Decoder | None = None,
+    ) -> None:
         weight = next(model.parameters())
-        self._model, self._template, self._device = model, template, weight.device
+        self._template, self._device = template, weight.device
+        self._decoder = decoder or Decoder(model)
+        self._layers: DualFFN | PackedDecoder = model
+        """What computes the steps, with the weights as they were when an answer last began."""
         self._marks = Marks.of(template)
         self._cache = Cache.empty(model.config, slots, max_length, weight.device, weight.dtype)
         self._slots, self._submitted = slots, 0
@@ -54,18 +65,22 @@ class Engine:
         self._owners: list[Running] = []
         """Of each row in use."""
         self._plan: StepPlan | None = None
-        self._packed: PackedDecoder | None = None
         forbidden = _forbidden_words(template, self._marks, model.config.vocab_size)
         self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
 
     @classmethod
     def sized_for(
-        cls, model: DualFFN, template: Template, requests: Sequence[Request], most_slots: int = 256
+        cls,
+        model: DualFFN,
+        template: Template,
+        requests: Sequence[Request],
+        most_slots: int = 256,
+        decoder: Decoder | None = None,
     ) -> Engine:
         """One with a slot for each branch of these requests, fewer where they are many, and room for the longest."""
         branches = [len(request.sampling.branches) for request in requests]
         longest = max(_positions(template, request, _prompts(template, request)) for request in requests)
-        return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest)
+        return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
 
     @property
     def busy(self) -> bool:
@@ -162,8 +177,8 @@ class Engine:
             self._owners += [running] * len(running.rows)
             admitted.append(running)
             self._plan = None
-        if admitted and (self._packed is None or not self._packed.is_current()):
-            self._packed = packed_decoder(self._model)
+        if admitted:
+            self._layers = self._decoder.current()
         pairs = [pair for each in admitted for pair in zip(each.streams, each.rows, strict=True)]
         while pairs:
             count, positions = 1, len(pairs[0][0])
@@ -172,7 +187,7 @@ class Engine:
                 count += 1
             streams, rows = zip(*pairs[:count], strict=True)
             lengths = [len(stream) for stream in streams]
-            self._model.prefill(pack(streams).to(self._device), self._cache, rows, lengths)
+            self._layers.prefill(pack(streams).to(self._device), self._cache, rows, lengths)
             del pairs[:count]
         for running in admitted:
             running.streams = []
@@ -180,17 +195,14 @@ class Engine:
     def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
         """One position more in every row: hidden states of what is fed text, audio logits of what is fed codes."""
         ids_X, codes_YK = ids_X.to(self._device), codes_YK.to(self._device)
-        if self._packed is not None and not len(ids_X):
-            hidden_RC = self._packed.extend(codes_YK, self._cache)
-            return hidden_RC[:0], self._packed.audio_logits(hidden_RC)
-        hidden_RC = self._model.extend(ids_X, codes_YK, self._cache, order_R)
-        return hidden_RC[: len(ids_X)], self._model.audio_logits(hidden_RC[len(ids_X) :]).float()
+        hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
+        return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()
 
     def _draw_words(self, hidden_XC: Tensor, group: Group) -> Tensor:
         """One token an answer, `[B]`. Guidance is for speech: of the branches the full prompt alone counts."""
         full, request = group.branches[0], group.members[0].request
         hidden_BC = hidden_XC if full is None else hidden_XC[full]
-        logits_BV = self._model.text_logits(hidden_BC).float()
+        logits_BV = self._layers.text_logits(hidden_BC).float()
         logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
         uniform_B2K = self._uniform(group)
         return draw(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
@@ -216,6 +228,9 @@ class Engine:
         return draw(logits_BKV, sampling, self._uniform(group), recent_BWK)
 
     def _uniform(self, group: Group) -> Tensor:
+        """The members' numbers, `[B, 2, K]`; none for the most likely code."""
+        if group.members[0].request.sampling.temperature == 0:
+            return torch.empty(0, 2, 0)
         return torch.stack([each.next_uniform_2K() for each in group.members]).to(self._device)
 
     def _advance(self, plan: StepPlan, drawn: Codes) -> list[Event]:
@@ -280,7 +295,7 @@ def _prompts(template: Template, request: Request) -> list[TokenStream]:
     """The prompt of each branch."""
     open_turn = template.prompt if request.answer == "audio" else template.text_prompt
     return [
-        open_turn([without_condition(message, *hidden) for message in request.messages], request.audio)
+        open_turn(*without_conditions(request.messages, request.audio, *hidden))
         for hidden in request.sampling.branches
     ]
 

@@ -63,7 +63,7 @@ class SpeechStream:
     def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
         """A chunk's, with fades at its ends and the pause behind it. The last moment is held back for the fade."""
         generator, rate = self._generator, self.sample_rate
-        engine = Engine.sized_for(generator.model, generator.template, [request])
+        engine = Engine.sized_for(generator.model, generator.template, [request], decoder=generator.decoder)
         held_1N, at_start = torch.zeros(1, 0), True
         answer: Answer | None = None
         for piece in stream_audio(engine.stream(request), generator.codec):

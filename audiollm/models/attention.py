@@ -1,7 +1,7 @@
 """One attention function over packed sequences, and one over a cache; rotary positions.
 
 Shapes: S packed rows, H query heads, G key and value heads (H is a multiple of G), D head dimension,
-B sequences, Q new positions, L cached positions, W window.
+B sequences (rows x G of a cache), L cached positions, Q heads that share keys, W window.
 """
 
 from __future__ import annotations
@@ -107,13 +107,30 @@ def packed_attention(
     return attended_SHD.index_select(0, layout.order_S)
 
 
-def cached_attention(q_BHQD: Tensor, k_BGLD: Tensor, v_BGLD: Tensor, visible_BQL: Tensor | None) -> Tensor:
-    """Attention of new positions over a cache, `[B, H, Q, D]`; `visible` is true where a query may look."""
-    grouped = q_BHQD.shape[1] != k_BGLD.shape[1]
-    mask_B1QL = None if visible_BQL is None else visible_BQL[:, None]
-    return functional.scaled_dot_product_attention(
-        q_BHQD, k_BGLD, v_BGLD, attn_mask=mask_B1QL, enable_gqa=grouped
-    )
+def attends_by_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """How `cached_attention` computes: as two matrix products on a CPU in full precision, else by SDPA."""
+    return device.type == "cpu" and dtype not in HALF_PRECISION
+
+
+def cached_attention(q_BQD: Tensor, keys_BDL: Tensor, values_BLD: Tensor, bias_B1L: Tensor | None) -> Tensor:
+    """Attention of new positions over what a cache keeps, `[B, Q, D]`, for each row and each head of its keys.
+
+    Args:
+        q_BQD: of the Q heads that share keys. They are so many queries: nothing is repeated for them.
+        bias_B1L: added to the scores; None for nothing.
+    """
+    if not attends_by_products(q_BQD.device, q_BQD.dtype):
+        keys_BLD = keys_BDL.transpose(1, 2)
+        # with a dimension of one head, which the fused kernels ask for
+        q, keys, values = (each[:, None] for each in (q_BQD, keys_BLD, values_BLD))
+        bias = None if bias_B1L is None else bias_B1L[:, None]
+        return functional.scaled_dot_product_attention(q, keys, values, attn_mask=bias)[:, 0]
+    scale = q_BQD.shape[2] ** -0.5
+    if bias_B1L is None:
+        scores_BQL = torch.bmm(q_BQD, keys_BDL).mul_(scale)
+    else:
+        scores_BQL = torch.baddbmm(bias_B1L, q_BQD, keys_BDL, alpha=scale)
+    return torch.bmm(scores_BQL.softmax(-1), values_BLD)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A row of the cache holds one sequence. The host knows how much of each row is fi
 filled part alone and nothing waits for the device.
 
 Shapes: S rows of a pack, P those of them that are kept, R rows of the cache that go on (its first ones), X the same
-in the model's order (text first), L cache length, H heads, G key and value heads, D head dimension, N layers.
+in the model's order (text first), L cache length, H heads, G key and value heads, B both rows and these heads
+(R x G), D head dimension, N layers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.attention import cached_attention, rotary_angles
+from audiollm.models.attention import attends_by_products, cached_attention, rotary_angles
 from audiollm.models.decoder import AttendPacked, DualFFNConfig
 
 
@@ -25,7 +26,7 @@ from audiollm.models.decoder import AttendPacked, DualFFNConfig
 class Cache:
     """Keys and values of every layer, and how many positions of each row are filled."""
 
-    keys_NRGLD: Tensor
+    keys_NRGDL: Tensor
     values_NRGLD: Tensor
     cosine_LD: Tensor
     """Of every position that there may be: computed once."""
@@ -43,22 +44,25 @@ class Cache:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> Cache:
-        shape = (config.num_layers, rows, config.num_kv_heads, length, config.head_dim)
+        before = (config.num_layers, rows, config.num_kv_heads)
+        values = torch.zeros(*before, length, config.head_dim, device=device, dtype=dtype)
+        keys = torch.zeros_like(values).transpose(3, 4)
+        if attends_by_products(device, dtype):  # which read keys sooner where those of a row lie side by side
+            keys = keys.contiguous()
         places_L = torch.arange(length, device=device)
         angles = rotary_angles(places_L, config.head_dim, config.rope_theta, config.rope_scaling)
-        keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
         return cls(keys, values, *angles, [0] * rows, config.sliding_window)
 
     @property
     def length(self) -> int:
         """The positions that a row has room for."""
-        return self.keys_NRGLD.shape[3]
+        return self.keys_NRGDL.shape[4]
 
     def move(self, source: int, target: int) -> None:
         """Copy what is filled of a row into another, which is overwritten."""
         filled = self.lengths[source]
-        for kept in (self.keys_NRGLD, self.values_NRGLD):
-            kept[:, target, :, :filled] = kept[:, source, :, :filled]
+        self.keys_NRGDL[:, target, ..., :filled] = self.keys_NRGDL[:, source, ..., :filled]
+        self.values_NRGLD[:, target, :, :filled] = self.values_NRGLD[:, source, :, :filled]
         self.lengths[target] = filled
 
 
@@ -75,9 +79,13 @@ class FillCache:
     position_P: Tensor
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
-        self.cache.keys_NRGLD[layer][self.row_P, :, self.position_P] = k_SGD[self.rows_P]
-        self.cache.values_NRGLD[layer][self.row_P, :, self.position_P] = v_SGD[self.rows_P]
+        self.keep(layer, k_SGD, v_SGD)
         return self.attend(layer, q_SHD, k_SGD, v_SGD).to(q_SHD.dtype)
+
+    def keep(self, layer: int, k_SGD: Tensor, v_SGD: Tensor) -> None:
+        """Without attending."""
+        self.cache.keys_NRGDL[layer][self.row_P, :, :, self.position_P] = k_SGD[self.rows_P]
+        self.cache.values_NRGLD[layer][self.row_P, :, self.position_P] = v_SGD[self.rows_P]
 
 
 def fill_cache(
@@ -96,15 +104,18 @@ def fill_cache(
 class AttendCached:
     """One new position in each of the first R rows of a cache, over what that row holds."""
 
-    cache: Cache
-    place_X: Tensor
-    """The new position of each row of the model's batch: one number for all where it is the same."""
-    write_at: tuple[Any, ...]
-    """Where the new keys and values of `[R, G, L, D]` go."""
-    span: slice
-    """Cached positions that any row may look at."""
-    visible_R1L: Tensor | None
-    """Those of the span that each row may look at; None for all."""
+    position_X: Tensor
+    """The new position of each row of the model's batch."""
+    new_at: tuple[Any, Any]
+    """Its row and position in the cache: one position for all rows where it is the same."""
+    keys_NRGDL: Sequence[Tensor]
+    """Of each layer, with the rows that go on."""
+    values_NRGLD: Sequence[Tensor]
+    seen_keys_NBDL: Sequence[Tensor]
+    """The same at the positions that any row may look at."""
+    seen_values_NBLD: Sequence[Tensor]
+    bias_B1L: Tensor | None
+    """-inf for those of them that a row may not look at, else 0; None where all look at all."""
     order_R: Tensor | None
     """The cache row of each row of the model's batch; None where they are in the cache's order."""
     rank_R: Tensor | None
@@ -113,13 +124,12 @@ class AttendCached:
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if self.rank_R is not None:
             q_SHD, k_SGD, v_SGD = (each.index_select(0, self.rank_R) for each in (q_SHD, k_SGD, v_SGD))
-        rows = len(q_SHD)
-        keys_RGLD, values_RGLD = self.cache.keys_NRGLD[layer, :rows], self.cache.values_NRGLD[layer, :rows]
-        keys_RGLD[self.write_at] = k_SGD
-        values_RGLD[self.write_at] = v_SGD
-        attended_RHD = cached_attention(
-            q_SHD[:, :, None], keys_RGLD[:, :, self.span], values_RGLD[:, :, self.span], self.visible_R1L
-        )[:, :, 0]
+        row, position = self.new_at
+        self.keys_NRGDL[layer][row, :, :, position] = k_SGD
+        self.values_NRGLD[layer][row, :, position] = v_SGD
+        keys_BDL, values_BLD = self.seen_keys_NBDL[layer], self.seen_values_NBLD[layer]
+        q_BQD = q_SHD.reshape(len(keys_BDL), -1, q_SHD.shape[2])
+        attended_RHD = cached_attention(q_BQD, keys_BDL, values_BLD, self.bias_B1L).view(q_SHD.shape)
         return attended_RHD if self.order_R is None else attended_RHD.index_select(0, self.order_R)
 
 
@@ -129,20 +139,31 @@ def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCach
     Raises:
         ValueError: a row is full.
     """
-    device, lengths = cache.keys_NRGLD.device, cache.lengths[:rows]
+    device, lengths = cache.keys_NRGDL.device, cache.lengths[:rows]
     low, high = min(lengths), max(lengths)
     if high >= cache.length:
         raise ValueError(f"the cache has room for {cache.length} positions a row, and one is full")
-    first = 0 if cache.window is None else max(0, low - cache.window + 1)
-    span = slice(first, high + 1)
     cache.lengths[:rows] = [length + 1 for length in lengths]
-    rank_R = None if order_R is None else order_R.argsort()
-    if low == high:
-        place_1 = torch.full((1,), low, device=device)
-        return AttendCached(cache, place_1, (slice(None), slice(None), low), span, None, order_R, rank_R)
-    place_R = torch.tensor(lengths, device=device)
-    behind_RL = place_R[:, None] - torch.arange(span.start, span.stop, device=device)
-    visible_RL = behind_RL >= 0 if cache.window is None else (behind_RL >= 0) & (behind_RL < cache.window)
-    write_at = (torch.arange(rows, device=device), slice(None), place_R)
-    place_X = place_R if order_R is None else place_R[order_R]
-    return AttendCached(cache, place_X, write_at, span, visible_RL[:, None], order_R, rank_R)
+    span = slice(0 if cache.window is None else max(0, low - cache.window + 1), high + 1)
+    position_R = torch.tensor(lengths, device=device)
+    keys_NRGDL, values_NRGLD = cache.keys_NRGDL[:, :rows], cache.values_NRGLD[:, :rows]
+    same = low == high
+    return AttendCached(
+        position_R if order_R is None else position_R[order_R],
+        (slice(None), low) if same else (torch.arange(rows, device=device), position_R),
+        keys_NRGDL.unbind(),
+        values_NRGLD.unbind(),
+        keys_NRGDL[..., span].flatten(1, 2).unbind(),
+        values_NRGLD[:, :, :, span].flatten(1, 2).unbind(),
+        None if same else _bias(cache, position_R, span),
+        order_R,
+        None if order_R is None else order_R.argsort(),
+    )
+
+
+def _bias(cache: Cache, position_R: Tensor, span: slice) -> Tensor:
+    behind_RL = position_R[:, None] - torch.arange(span.start, span.stop, device=position_R.device)
+    hidden_RL = behind_RL < 0 if cache.window is None else (behind_RL < 0) | (behind_RL >= cache.window)
+    bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys_NRGDL.dtype, device=position_R.device)
+    bias_RL.masked_fill_(hidden_RL, -torch.inf)
+    return bias_RL.repeat_interleave(cache.keys_NRGDL.shape[2], dim=0)[:, None]

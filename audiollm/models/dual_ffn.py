@@ -97,7 +97,7 @@ class DualFFN(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
         x_SC = self.embed_rows(batch)
-        attend = self._attend_packed(batch, x_SC)
+        attend = self.attend_packed(batch, x_SC)
         return self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
 
     def add_audio_encoder(self, config: AudioEncoderConfig) -> None:
@@ -114,7 +114,7 @@ class DualFFN(nn.Module):
             ValueError: features for a model without an audio encoder.
         """
         if batch.features is None:
-            return self._embed(batch.text_ids_X, batch.codes_YK)
+            return self.embed(batch.text_ids_X, batch.codes_YK)
         if self.config.audio_encoder is None:
             raise ValueError(
                 "the batch has features of recordings, and this model no audio encoder: give codes"
@@ -142,7 +142,7 @@ class DualFFN(nn.Module):
             lengths: positions of each; what the pack has beyond them (idle rows) is not kept.
         """
         x_SC = self.embed_rows(batch)
-        attend = fill_cache(cache, batch, rows, lengths, self._attend_packed(batch, x_SC))
+        attend = fill_cache(cache, batch, rows, lengths, self.attend_packed(batch, x_SC))
         self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
 
     def extend(
@@ -157,8 +157,8 @@ class DualFFN(nn.Module):
             ValueError: a row of the cache is full.
         """
         attend = attend_cached(cache, len(text_ids_X) + len(codes_YK), order_R)
-        x_RC = self._embed(text_ids_X, codes_YK)
-        cosine, sine = (table[attend.place_X] for table in (cache.cosine_LD, cache.sine_LD))
+        x_RC = self.embed(text_ids_X, codes_YK)
+        cosine, sine = (table[attend.position_X] for table in (cache.cosine_LD, cache.sine_LD))
         return self._layers(x_RC, Rows(len(text_ids_X), cosine[:, None], sine[:, None], attend))
 
     def gradient_checkpointing_enable(self) -> None:
@@ -194,11 +194,11 @@ class DualFFN(nn.Module):
 
         return from_language_model(folder, num_codebooks, codebook_size, audio_ffn_layers, dtype)
 
-    def _embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
+    def embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
         """Text rows, then audio rows."""
         return torch.cat([self.model.embed_tokens(text_ids_X), self.model.embed_audio_tokens(codes_YK)])
 
-    def _attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
+    def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
         wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
         backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
         return AttendPacked(batch.layout, self.config.sliding_window, backend.name)

@@ -1,129 +1,119 @@
-"""The layers as rows of codes take them, one new position a row, with weights laid out for that: on a CPU.
+"""A model's generation on a CPU: the same prompts and steps, with weights laid out for them.
 
 A step of few rows through many small modules is mostly overhead, and reading weights that lie the other way round. Here
 projections of the same input are one product, its weights lie as oneDNN's kernels want them, and activation, gate and
-residual are part of the products. The numbers are those of `DualFFN.extend` (a test compares them), up to rounding.
+residual are part of the products; products that are too small to be worth waking a thread for are left to one. The
+numbers are those of `DualFFN.prefill` and `DualFFN.extend` (a test compares them), up to rounding.
 
-Shapes: R rows of a cache, C hidden size, H heads, G key and value heads, D head dimension, K codebooks.
+Shapes: S rows of a pack or of a step, X of them text, Y codes; R rows of a cache, C hidden size, H heads, G key and
+value heads, D head dimension, K codebooks, V codes or words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from audiollm.models.cache import Cache, attend_cached
-from audiollm.models.decoder import DualFFNLayer
+from audiollm.data.packing import PackedBatch
+from audiollm.models.attention import rotary_angles
+from audiollm.models.cache import Cache, attend_cached, fill_cache
+from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, route
 from audiollm.models.dual_ffn import DualFFN, Head
+from audiollm.models.kernels import RMSNorm
 
 MOST_BYTES = 2**31
 """Of weights: they are kept twice. In larger models the products take the time, and not what is around them."""
+WORTH_A_THREAD = 11_000_000
+"""Multiply-adds that take one thread about 0.1 ms, and two of them half of it; to wake a thread takes about as long."""
+READING = 15
+"""Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
 
 
-@dataclass(frozen=True)
-class Product:
-    """`x @ weight.T + bias`, with what follows it."""
+class Decoder:
+    """What a model's steps of generation are computed by: its packed copy where it can have one, else itself.
 
-    packed: Tensor
-    bias: Tensor | None
+    One for a model and all who generate with it: the copy is made once, and again when weights have changed.
+    """
 
-    @classmethod
-    def of(cls, *linears: nn.Linear) -> Product:
-        """Of several that take the same input: their outputs side by side."""
-        weight = torch.cat([linear.weight.detach() for linear in linears]).contiguous()
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        packed = _one_dnn()._reorder_linear_weight(weight, 8)
-        return cls(packed, torch.cat(biases) if biases else None)
+    def __init__(self, model: DualFFN) -> None:
+        self._model = model
+        self._packed: PackedDecoder | None = None
 
-    def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
-        out: Tensor = _one_dnn()._linear_pointwise(x, self.packed, self.bias, activation, [], "")
-        return out
-
-    def combined(self, x: Tensor, other: Tensor, how: str) -> Tensor:
-        """`add` to another tensor, or `mul`tiply with it."""
-        out: Tensor = _one_dnn()._linear_pointwise.binary(x, other, self.packed, self.bias, how)
-        return out
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """A layer's weights for rows of codes."""
-
-    norm_in: Tensor
-    qkv: Product
-    head_norms: tuple[Tensor, Tensor] | None
-    out: Product
-    norm_feed_forward: Tensor
-    gate: Product
-    up: Product
-    down: Product
-
-    @classmethod
-    def of(cls, layer: DualFFNLayer) -> PackedLayer:
-        attention, own = layer.self_attn, layer.has_audio_ffn
-        feed_forward = layer.audio_mlp if own else layer.mlp
-        norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        if own:
-            norms = (layer.audio_input_layernorm, layer.audio_post_attention_layernorm)
-        return cls(
-            norms[0].weight.detach(),
-            Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
-            (attention.q_norm.weight.detach(), attention.k_norm.weight.detach())
-            if attention.normalizes_heads
-            else None,
-            Product.of(attention.o_proj),
-            norms[1].weight.detach(),
-            Product.of(feed_forward.gate_proj),
-            Product.of(feed_forward.up_proj),
-            Product.of(feed_forward.down_proj),
-        )
+    def current(self) -> DualFFN | PackedDecoder:
+        """With the model's weights as they are now."""
+        if self._packed is None or not self._packed.is_current():
+            self._packed = packed_decoder(self._model)
+        return self._packed or self._model
 
 
 class PackedDecoder:
-    """A copy of what rows of codes need of a model: the layers, and the audio head. See `packed_decoder`."""
+    """A copy of a model's layers and heads, with the methods that generation calls. See `packed_decoder`."""
 
     def __init__(self, model: DualFFN) -> None:
         self._model, self._state = model, _state_of(model)
-        self._layers = [PackedLayer.of(layer) for layer in _layers(model)]
-        self._head = Product.of(model.audio_lm_head)
+        self._layers = [PackedLayer.of(layer, model.config) for layer in _layers(model)]
+        self._norm = Norm.of(model.model.norm)
+        self._audio_head, self._text_head = Product.of(model.audio_lm_head), Product.of(model.text_lm_head)
+        fed = model.config.hidden_size * model.config.intermediate_size
+        attended = sum(weight.numel() for weight in _layers(model)[0].self_attn.parameters())
+        self._weights_of_a_layer = attended + 3 * fed
 
     def is_current(self) -> bool:
         """The model's weights are still those that were copied."""
         return self._state == _state_of(self._model)
 
-    def extend(self, codes_RK: Tensor, cache: Cache) -> Tensor:
-        """As `DualFFN.extend` with codes alone: hidden states `[R, C]`."""
-        config, eps = self._model.config, self._model.config.norm_eps
-        heads, keys = config.num_heads, config.num_kv_heads
-        attend = attend_cached(cache, len(codes_RK), None)
-        cosine_R1D, sine_R1D = (table[attend.place_X][:, None] for table in (cache.cosine_LD, cache.sine_LD))
-        half = config.head_dim // 2
-        sine_R1D = torch.cat([-sine_R1D[..., :half], sine_R1D[..., half:]], dim=-1)
-        x_RC = self._model.model.embed_audio_tokens(codes_RK)
-        size = (config.hidden_size,)
-        for index, layer in enumerate(self._layers):
-            qkv_RC = layer.qkv(torch.rms_norm(x_RC, size, layer.norm_in, eps))
-            qkv_RHD = qkv_RC.view(len(x_RC), heads + 2 * keys, config.head_dim)
-            qk_RHD = qkv_RHD[:, : heads + keys]
-            if layer.head_norms is not None:
-                qk_RHD = _normalize_heads(qk_RHD, layer.head_norms, heads, eps)
-            # the half-split rotation: (a, b) -> (a cos - b sin, b cos + a sin)
-            qk_RHD = torch.addcmul(qk_RHD * cosine_R1D, qk_RHD.roll(half, -1), sine_R1D)
-            out_RHD = attend(index, qk_RHD[:, :heads], qk_RHD[:, heads:], qkv_RHD[:, heads + keys :])
-            x_RC = layer.out.combined(out_RHD.reshape(len(x_RC), -1), x_RC, "add")
-            normed_RC = torch.rms_norm(x_RC, size, layer.norm_feed_forward, eps)
-            fed = layer.up.combined(normed_RC, layer.gate(normed_RC, "swish"), "mul")
-            x_RC = layer.down.combined(fed, x_RC, "add")
-        return functional.rms_norm(x_RC, size, self._model.model.norm.weight, eps)
-
-    def audio_logits(self, hidden_RC: Tensor) -> Tensor:
-        """`[R, K, V]`."""
+    def prefill(self, batch: PackedBatch, cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """As `DualFFN.prefill`; of the last layer the keys and values alone are needed."""
         config = self._model.config
-        return self._head(hidden_RC).unflatten(-1, (config.num_codebooks, config.codebook_size))
+        x_SC = self._model.embed_rows(batch)
+        attend = fill_cache(cache, batch, rows, lengths, self._model.attend_packed(batch, x_SC))
+        turn = Turn.by(
+            *rotary_angles(batch.positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
+        )
+        for index, layer in enumerate(self._layers):
+            q_SHD, k_SGD, v_SGD = layer.begin(x_SC, batch.num_text, turn)
+            if index + 1 == config.num_layers:
+                attend.keep(index, k_SGD, v_SGD)
+                return
+            x_SC = layer.finish(x_SC, attend(index, q_SHD, k_SGD, v_SGD), batch.num_text)
+
+    def extend(
+        self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
+    ) -> Tensor:
+        """As `DualFFN.extend`: hidden states `[S, C]`, text first."""
+        num_text, rows = len(text_ids_X), len(text_ids_X) + len(codes_YK)
+        attend = attend_cached(cache, rows, order_R)
+        backbone = self._model.model
+        with _threads_for(self._work(rows, attend.seen_keys_NBDL[0].shape[2])):
+            if num_text:
+                x_SC = self._model.embed(text_ids_X, codes_YK)
+            else:
+                x_SC = backbone.embed_audio_tokens(codes_YK)
+            tables = (cache.cosine_LD, cache.sine_LD)
+            turn = Turn.by(*(table.index_select(0, attend.position_X) for table in tables))
+            for index, layer in enumerate(self._layers):
+                x_SC = layer.finish(x_SC, attend(index, *layer.begin(x_SC, num_text, turn)), num_text)
+            return self._norm(x_SC)
+
+    def audio_logits(self, hidden_YC: Tensor) -> Tensor:
+        """`[Y, K, V]`."""
+        config = self._model.config
+        return self._audio_head(hidden_YC).view(-1, config.num_codebooks, config.codebook_size)
+
+    def text_logits(self, hidden_XC: Tensor) -> Tensor:
+        """`[X, V]`."""
+        return self._text_head(hidden_XC)
+
+    def _work(self, rows: int, span: int) -> int:
+        """Of one of the six products of a layer on average (attention counts as one), in multiply-adds."""
+        config = self._model.config
+        cached = rows * span * 2 * config.num_kv_heads * config.head_dim
+        return (self._weights_of_a_layer * (rows + READING) + cached * READING) // 6
 
 
 def packed_decoder(model: DualFFN) -> PackedDecoder | None:
@@ -143,6 +133,156 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
     return PackedDecoder(model) if plain and fits and can else None
 
 
+@dataclass(frozen=True)
+class Product:
+    """`x @ weight.T + bias`, with what follows it."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, *linears: nn.Linear) -> Product:
+        """Of several that take the same input: their outputs side by side."""
+        weight = torch.cat([linear.weight.detach() for linear in linears]).contiguous()
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        packed = _one_dnn()._reorder_linear_weight(weight, 8)
+        return cls(packed, torch.cat(biases) if biases else None)
+
+    def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
+        out: Tensor = _one_dnn()._linear_pointwise.default(x, self.packed, self.bias, activation, [], "")
+        return out
+
+    def combined(self, x: Tensor, other: Tensor, how: str) -> Tensor:
+        """`add` to another tensor, or `mul`tiply with it."""
+        out: Tensor = _one_dnn()._linear_pointwise.binary(x, other, self.packed, self.bias, how)
+        return out
+
+
+@dataclass(frozen=True)
+class Norm:
+    """`RMSNorm` in four operations: torch's own takes eight on a CPU, where each takes longer than its numbers."""
+
+    weight: Tensor
+    eps_11: Tensor
+
+    @classmethod
+    def of(cls, norm: RMSNorm) -> Norm:
+        return cls(norm.weight.detach(), torch.full((1, 1), norm.eps))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        mean_square = torch.addcmul(self.eps_11, length, length, value=1 / x.shape[-1])
+        return (x * mean_square.rsqrt_()).mul_(self.weight)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rotary angles of each row, for the half-split rotation: (a, b) -> (a cos - b sin, b cos + a sin)."""
+
+    cosine_S1D: Tensor
+    signed_sine_S1D: Tensor
+
+    @classmethod
+    def by(cls, cosine_SD: Tensor, sine_SD: Tensor) -> Turn:
+        first, second = sine_SD.chunk(2, dim=-1)
+        return cls(cosine_SD[:, None], torch.cat([-first, second], dim=-1)[:, None])
+
+    def __call__(self, heads_SHD: Tensor) -> None:
+        """In place."""
+        swapped_SHD = heads_SHD.roll(heads_SHD.shape[-1] // 2, -1)
+        heads_SHD.mul_(self.cosine_S1D).addcmul_(swapped_SHD, self.signed_sine_S1D)
+
+
+@dataclass(frozen=True)
+class PackedFeedForward:
+    """A norm and the feed-forward after it."""
+
+    norm: Norm
+    gate: Product
+    up: Product
+    down: Product
+
+    @classmethod
+    def of(cls, norm: RMSNorm, fed: FeedForward) -> PackedFeedForward:
+        return cls(
+            Norm.of(norm), Product.of(fed.gate_proj), Product.of(fed.up_proj), Product.of(fed.down_proj)
+        )
+
+    def __call__(self, x_SC: Tensor) -> Tensor:
+        """Added to its input."""
+        normed_SC = self.norm(x_SC)
+        return self.down.combined(
+            self.up.combined(normed_SC, self.gate(normed_SC, "swish"), "mul"), x_SC, "add"
+        )
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A layer's weights; text and audio rows have the same norms and feed-forward where the layer has one for both."""
+
+    heads: int
+    keys: int
+    text_norm: Norm
+    audio_norm: Norm
+    qkv: Product
+    head_norms: tuple[Norm, Norm] | None
+    out: Product
+    text: PackedFeedForward
+    audio: PackedFeedForward
+
+    @classmethod
+    def of(cls, layer: DualFFNLayer, config: DualFFNConfig) -> PackedLayer:
+        attention = layer.self_attn
+        text_norm = audio_norm = Norm.of(layer.input_layernorm)
+        text = audio = PackedFeedForward.of(layer.post_attention_layernorm, layer.mlp)
+        if layer.has_audio_ffn:
+            audio_norm = Norm.of(layer.audio_input_layernorm)
+            audio = PackedFeedForward.of(layer.audio_post_attention_layernorm, layer.audio_mlp)
+        return cls(
+            config.num_heads,
+            config.num_kv_heads,
+            text_norm,
+            audio_norm,
+            Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
+            (Norm.of(attention.q_norm), Norm.of(attention.k_norm)) if attention.normalizes_heads else None,
+            Product.of(attention.o_proj),
+            text,
+            audio,
+        )
+
+    def begin(self, x_SC: Tensor, num_text: int, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries `[S, H, D]` and keys `[S, G, D]`, and values `[S, G, D]`."""
+        normed_SC = route(x_SC, num_text, self.text_norm, self.audio_norm)
+        both, heads = self.heads + self.keys, self.heads + 2 * self.keys
+        qkv_SHD = self.qkv(normed_SC).view(len(x_SC), heads, -1)
+        qk_SHD, v_SGD = qkv_SHD.split((both, self.keys), dim=1)
+        q_SHD, k_SGD = qk_SHD.split((self.heads, self.keys), dim=1)
+        if self.head_norms is not None:
+            for norm, part in zip(self.head_norms, (q_SHD, k_SGD), strict=True):
+                part.copy_(norm(part))
+        turn(qk_SHD)
+        return q_SHD, k_SGD, v_SGD
+
+    def finish(self, x_SC: Tensor, attended_SHD: Tensor, num_text: int) -> Tensor:
+        """From what attention gives to the next layer's input."""
+        x_SC = self.out.combined(attended_SHD.flatten(1), x_SC, "add")
+        return route(x_SC, num_text, self.text, self.audio)
+
+
+@contextmanager
+def _threads_for(work: int) -> Iterator[None]:
+    """One thread for what is little work, those that there are for what is more."""
+    threads = torch.get_num_threads()
+    if threads == 1 or work > WORTH_A_THREAD:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _one_dnn() -> Any:
     """PyTorch's oneDNN products, those that its compiler uses."""
     return torch.ops.mkldnn
@@ -153,21 +293,15 @@ def _layers(model: DualFFN) -> list[DualFFNLayer]:
 
 
 def _projections(model: DualFFN) -> list[nn.Module]:
-    found: list[nn.Module] = [model.audio_lm_head]
+    found: list[nn.Module] = [model.audio_lm_head, model.text_lm_head]
     for layer in _layers(model):
-        attention, fed = layer.self_attn, layer.audio_mlp if layer.has_audio_ffn else layer.mlp
+        attention = layer.self_attn
         found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        found += [fed.gate_proj, fed.up_proj, fed.down_proj]
+        for fed in (layer.mlp, layer.audio_mlp) if layer.has_audio_ffn else (layer.mlp,):
+            found += [fed.gate_proj, fed.up_proj, fed.down_proj]
     return found
 
 
 def _state_of(model: DualFFN) -> list[tuple[int, int]]:
     """Where the weights lie, and how often they were written to."""
     return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
-
-
-def _normalize_heads(qk_RHD: Tensor, norms: tuple[Tensor, Tensor], heads: int, eps: float) -> Tensor:
-    size = qk_RHD.shape[-1:]
-    query, key = qk_RHD[:, :heads], qk_RHD[:, heads:]
-    normed = [torch.rms_norm(part, size, norm, eps) for part, norm in zip((query, key), norms, strict=True)]
-    return torch.cat(normed, dim=1)

@@ -16,6 +16,7 @@ from audiollm.models.attention import (
     RopeScaling,
     SegmentLayout,
     attention_backend,
+    cached_attention,
     packed_attention,
     rotary_angles,
 )
@@ -170,3 +171,24 @@ def test_half_precision_kernels_are_as_exact_as_sdpa(
     )
     for reference, theirs, values in zip(exact, sdpa, ours, strict=True):
         assert float((values - reference).norm()) <= 1.5 * float((theirs - reference).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_attention_over_a_cache_is_a_softmax_over_what_may_be_seen(
+    dtype: torch.dtype, shared: int, ragged: bool
+) -> None:
+    """By products in full precision, by SDPA in half; hidden keys and values count for nothing."""
+    generator = torch.Generator().manual_seed(0)
+    q_BQD, keys_BDL, values_BLD = (
+        torch.randn(*shape, generator=generator).to(dtype)
+        for shape in ((4, shared, 8), (4, 8, 11), (4, 11, 8))
+    )
+    seen_BL = torch.rand(4, 11, generator=generator) < 0.6 if ragged else torch.ones(4, 11, dtype=torch.bool)
+    bias_B1L = torch.zeros(4, 1, 11, dtype=dtype).masked_fill(~seen_BL[:, None], -torch.inf)
+    scores_BQL = q_BQD.double() @ keys_BDL.double() / 8**0.5
+    shares_BQL = scores_BQL.masked_fill(~seen_BL[:, None], -torch.inf).softmax(-1)
+    given = cached_attention(q_BQD, keys_BDL, values_BLD, bias_B1L if ragged else None)
+    close = 1e-12 if dtype == torch.float64 else 2e-2
+    torch.testing.assert_close(given.double(), shares_BQL @ values_BLD.double(), atol=close, rtol=close)

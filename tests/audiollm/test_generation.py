@@ -180,7 +180,12 @@ def test_what_ends_an_answer() -> None:
     assert spoken.reason == "length" and spoken.speech.complete == 2
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40))
+@given(
+    # a control token's name is encoded as that token, which is never decoded
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40).filter(
+        lambda text: "<|" not in text
+    )
+)
 def test_any_text_comes_out_as_it_is(words: str) -> None:
     text, tokenizer = Text(BYTES), BYTES
     pieces = [text.take(token) for token in tokenizer.encode(words).ids]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from audiollm.data import text_tokenizer as tokens
-from audiollm.data.conditions import without_condition
+from audiollm.data.conditions import without_conditions
 from audiollm.data.packing import pack
 from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.data.template import Kind, Template, TokenStream
@@ -92,7 +92,7 @@ def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[lis
     numbers = torch.rand(256, 2, BOOKS, generator=torch.Generator().manual_seed(asked.seed))
     opened = template.prompt if asked.answer == "audio" else template.text_prompt
     streams = [
-        opened([without_condition(m, *hidden) for m in asked.messages], asked.audio)
+        opened(*without_conditions(asked.messages, asked.audio, *hidden))
         for hidden in asked.sampling.branches
     ]
     bos, eos = [SIZE] * BOOKS, [SIZE + 1] * BOOKS

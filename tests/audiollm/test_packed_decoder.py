@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from audiollm.data.packing import pack
-from audiollm.data.sample import Message, TextPart
-from audiollm.data.template import Template
+from audiollm.data.sample import AudioPart, Message, TextPart
+from audiollm.data.template import Template, TokenStream
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.generation.engine import Engine
 from audiollm.generation.request import Limits, Request
@@ -17,7 +18,7 @@ from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.cache import Cache
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import PackedDecoder, packed_decoder
+from audiollm.models.packed_decoder import Decoder, PackedDecoder, Turn, packed_decoder
 
 BOOKS, SIZE = 3, 16
 SHAPE: dict[str, Any] = {
@@ -52,30 +53,72 @@ def greedy_request() -> Request:
 @pytest.mark.parametrize("rows", [1, 3])
 @torch.no_grad()
 def test_the_packed_layers_compute_what_the_model_does(changes: dict[str, Any], rows: int) -> None:
-    """After prompts of one length, and of several; the caches stay the same, too."""
+    """Prompts of one length, and of several; steps of codes, of text, and of both; the caches, too."""
     model, shape = model_of(**changes), template()
     packed = packed_decoder(model)
     assert packed is not None
     for lengths in ([7] * rows, [4 + 2 * row for row in range(rows)]):
-        text = [Message(role="user", content=[TextPart(text="one " * 9)])]
-        stream = shape.text_prompt(text)
-        streams = [
-            type(stream)(*(each[:length] for each in list(stream.__dict__.values())[:5]))
-            for length in lengths
-        ]
+        streams = [cut(shape, length) for length in lengths]
         caches = [Cache.empty(model.config, rows + 1, 40, torch.device("cpu")) for _ in range(2)]
-        for cache in caches:
-            model.prefill(pack(streams), cache, range(rows), lengths)
+        for layers, cache in zip((model, packed), caches, strict=True):
+            layers.prefill(pack(streams), cache, range(rows), lengths)
+        same_caches(*caches)
         for step in range(6):
             generator = torch.Generator().manual_seed(step)
-            codes_RK = torch.randint(SIZE + 2, (rows, BOOKS), generator=generator)
-            wanted = model.extend(torch.zeros(0, dtype=torch.long), codes_RK, caches[0])
-            hidden = packed.extend(codes_RK, caches[1])
+            num_text = (0, 0, rows // 2, rows)[step % 4]
+            ids_X = torch.randint(280, (num_text,), generator=generator)
+            codes_YK = torch.randint(SIZE + 2, (rows - num_text, BOOKS), generator=generator)
+            order_R = torch.randperm(rows, generator=generator) if 0 < num_text < rows else None
+            wanted = model.extend(ids_X, codes_YK, caches[0], order_R)
+            hidden = packed.extend(ids_X, codes_YK, caches[1], order_R)
             torch.testing.assert_close(hidden, wanted, atol=1e-4, rtol=1e-4)
             logits = packed.audio_logits(hidden)
             torch.testing.assert_close(logits, model.audio_logits(wanted), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(caches[0].keys_NRGLD, caches[1].keys_NRGLD, atol=1e-4, rtol=1e-4)
+            words = packed.text_logits(hidden)
+            torch.testing.assert_close(words, model.text_logits(wanted), atol=1e-4, rtol=1e-4)
+        same_caches(*caches)
         assert caches[0].lengths == caches[1].lengths == [*(length + 6 for length in lengths), 0]
+
+
+def cut(shape: Template, length: int) -> TokenStream:
+    """The first positions of a prompt: text, two frames of codes, text."""
+    heard = AudioPart(path="(heard)")
+    told = [Message(role="user", content=[TextPart(text="one"), heard, TextPart(text="one " * 9)])]
+    stream = shape.text_prompt(told, [torch.arange(2 * BOOKS).view(BOOKS, 2)])
+    rows = {name: each[:length] for name, each in stream.__dict__.items() if isinstance(each, torch.Tensor)}
+    return replace(stream, **rows)
+
+
+def same_caches(one: Cache, other: Cache) -> None:
+    for name in ("keys_NRGDL", "values_NRGLD"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_small_steps_take_one_thread_and_leave_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, seen = torch.get_num_threads(), []
+    turn = Turn.__call__
+    monkeypatch.setattr(
+        Turn, "__call__", lambda self, heads: (seen.append(torch.get_num_threads()), turn(self, heads))[1]
+    )
+    none_X, codes_YK = torch.zeros(0, dtype=torch.long), torch.zeros(2, BOOKS, dtype=torch.long)
+    try:
+        torch.set_num_threads(2)
+        for changes, wanted in (({}, 1), ({"hidden_size": 1024, "intermediate_size": 2816}, 2)):
+            model = model_of(num_layers=1, **changes)
+            packed = packed_decoder(model)
+            assert packed is not None
+            cache = Cache.empty(model.config, 2, 1, torch.device("cpu"))
+            packed.extend(none_X, codes_YK, cache)
+            assert seen.pop() == wanted and torch.get_num_threads() == 2
+            with pytest.raises(ValueError, match="one is full"):
+                packed.extend(none_X, codes_YK, cache)
+            with pytest.raises(RuntimeError, match="valid range|index_size"):  # in the middle of a step
+                cache.lengths = [0, 0]
+                packed.extend(none_X, codes_YK + SIZE + 100, cache)
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_an_engine_speaks_with_the_weights_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +129,8 @@ def test_an_engine_speaks_with_the_weights_as_they_are(monkeypatch: pytest.Monke
         PackedDecoder, "__init__", lambda self, model: (made.append(1), original(self, model))[1]
     )
     model, shape, request = model_of(), template(), greedy_request()
-    engine = Engine(model, shape, 1, 80)
+    decoder = Decoder(model)
+    engine = Engine(model, shape, 1, 80, decoder)
     before = [engine.run([request])[0].codes_KT for _ in range(2)]
     assert torch.equal(*before) and len(made) == 1
     with torch.no_grad():
@@ -94,6 +138,8 @@ def test_an_engine_speaks_with_the_weights_as_they_are(monkeypatch: pytest.Monke
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     after = engine.run([request])[0].codes_KT
     assert len(made) == 2 and not torch.equal(before[0], after)
+    assert torch.equal(after, Engine(model, shape, 1, 80, decoder).run([request])[0].codes_KT)
+    assert len(made) == 2  # engines may share it
     assert torch.equal(after, Engine(model, shape, 1, 80).run([request])[0].codes_KT)
 
 
