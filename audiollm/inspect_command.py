@@ -153,6 +153,7 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
 def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
     """What the audio encoder of a train stage takes: by its model, by what it began from, or by its settings."""
     from audiollm.data.features import FeatureShape
+    from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
     from audiollm.models.hub import read_config
     from audiollm.models.layouts import LANGUAGE_MODELS, config_of
     from audiollm.models.pretrained import model_folder
@@ -170,7 +171,9 @@ def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
             if known is not None:
                 return known.features
     settings = (stage.get("model") or {}).get("audio_encoder") or {}
-    return FeatureShape(stride=settings.get("stride", 2))
+    stem = settings.get("stem", "conv1d")
+    stride = settings.get("stride") or DEFAULT_STRIDE[stem]
+    return FeatureShape(stride=stride, frames_per_position=FRAMES_PER_POSITION[stem])
 
 
 def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 
-from audiollm.data.sample import AudioPart, Message, TextPart
+from audiollm.data.sample import AudioPart, Message, Part, TextPart
 from audiollm.data.template import Kind, TokenStream
+
+Audio = TypeVar("Audio")
 
 
 def is_spoken(messages: Sequence[Message]) -> bool:
@@ -17,27 +20,36 @@ def is_spoken(messages: Sequence[Message]) -> bool:
     return last.role == "assistant" and any(isinstance(part, AudioPart) for part in last.content)
 
 
-def hide_conditions(messages: Sequence[Message], no_text: bool, no_speaker: bool) -> list[Message]:
-    """The messages without what is to be said and/or without the speaker line of the system prompt.
+def hide_conditions(
+    messages: Sequence[Message], audio: Sequence[Audio], no_text: bool, no_speaker: bool
+) -> tuple[list[Message], list[Audio]]:
+    """A training sample without what is to be said and/or without the speaker, and the audio of its parts.
 
     A conversation whose answer is written stays as it is: what it is asked is no condition of a voice.
     """
     if not is_spoken(messages):
-        return list(messages)
-    return [without_condition(message, no_text, no_speaker) for message in messages]
+        return list(messages), list(audio)
+    return without_conditions(messages, audio, no_text, no_speaker)
 
 
-def without_condition(message: Message, no_text: bool, no_speaker: bool) -> Message:
-    """One message of a prompt for speech, as the unconditional side of the guidance sees it.
+def without_conditions(
+    messages: Sequence[Message], audio: Sequence[Audio], no_text: bool, no_speaker: bool
+) -> tuple[list[Message], list[Audio]]:
+    """A prompt for speech as the unconditional side of the guidance sees it, and the audio of the parts that stay.
 
-    What is dropped leaves its turn in place, empty; recordings stay.
+    What is dropped leaves its turn in place, empty: of the user the text, of the system prompt the speaker's line and
+    every reference recording. A reference that is a turn of the assistant's stays.
     """
-    if message.role == "user" and no_text:
-        heard = [part for part in message.content if isinstance(part, AudioPart)]
-        return message.model_copy(update={"content": heard or [TextPart(text="")]})
-    if message.role == "system" and no_speaker:
-        return message.model_copy(update={"content": [_without_speaker(part) for part in message.content]})
-    return message
+    kept_messages, kept_audio, rest = [], [], iter(audio)
+    for message in messages:
+        parts: list[Part] = []
+        for part in message.content:
+            heard = list(islice(rest, 1)) if isinstance(part, AudioPart) else []
+            if shown := _shown(part, message.role, no_text, no_speaker):
+                parts.append(shown)
+                kept_audio += heard
+        kept_messages.append(message.model_copy(update={"content": parts or [TextPart(text="")]}))
+    return kept_messages, kept_audio
 
 
 def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: torch.Generator) -> TokenStream:
@@ -50,8 +62,15 @@ def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: to
     return TokenStream(**fields)
 
 
-def _without_speaker(part: Any) -> Any:
-    if not isinstance(part, TextPart):
-        return part
+def _shown(part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
+    """The part as it is shown; None: not at all."""
+    if role == "user" and no_text:
+        return part if isinstance(part, AudioPart) else None
+    if role == "system" and no_speaker:
+        return None if isinstance(part, AudioPart) else _without_speaker(part)
+    return part
+
+
+def _without_speaker(part: TextPart) -> TextPart:
     lines = [line for line in part.text.split("\n") if not line.startswith("Speaker:")]
     return TextPart(text="\n".join(lines).rstrip("\n"))

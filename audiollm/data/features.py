@@ -1,14 +1,15 @@
 """Sound as a Whisper-class encoder takes it: log-mel windows, and how many rows of the model each of them fills.
 
-The mel spectrogram is that of transformers' `WhisperFeatureExtractor` (100 frames a second). The encoder halves it to
-50 positions a second, and `stride` positions make a row: 25 rows a second with a stride of 2.
+The mel spectrogram is that of transformers' `WhisperFeatureExtractor` (100 frames a second). The encoder's stem makes a
+position of `frames_per_position` of them (Whisper's of 2: 50 positions a second), and `stride` positions make a row: 25
+rows a second with a stride of 2.
 
 Shapes: N samples at 16 kHz, M mel bins, F mel frames of a window, X mel frames of several windows end to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from transformers import WhisperFeatureExtractor
 
 SAMPLE_RATE = 16_000
-SAMPLES_PER_POSITION = 320
-"""An encoder's position is 20 ms: two mel frames."""
+FRAMES_A_SECOND = 100
+SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_A_SECOND
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
 
@@ -44,10 +45,13 @@ class FeatureShape:
     """Positions of a row."""
     padded: bool = False
     """Windows are filled up with silence to their full length, as published Whisper weights expect it."""
+    frames_per_position: int = 2
+    """Mel frames that the encoder's stem makes one position of."""
 
     def __post_init__(self) -> None:
-        if min(self.num_mel_bins, self.stride) < 1 or self.max_positions < self.stride:
-            raise ValueError(f"mel bins, stride and positions must be 1 or more, not {self}")
+        least = min(self.num_mel_bins, self.stride, self.frames_per_position)
+        if least < 1 or self.max_positions < self.stride:
+            raise ValueError(f"mel bins, stride, frames and positions must be 1 or more, not {self}")
         if self.max_positions % self.stride:
             raise ValueError(f"a window of {self.max_positions} positions is no multiple of {self.stride}")
 
@@ -56,8 +60,16 @@ class FeatureShape:
         return self.max_positions // self.stride
 
     @property
+    def frames_per_row(self) -> int:
+        return self.frames_per_position * self.stride
+
+    @property
     def samples_per_row(self) -> int:
-        return SAMPLES_PER_POSITION * self.stride
+        return SAMPLES_PER_FRAME * self.frames_per_row
+
+    @property
+    def rows_a_second(self) -> float:
+        return FRAMES_A_SECOND / self.frames_per_row
 
     def rows(self, num_samples: int) -> int:
         """Rows that so many samples at 16 kHz take: `ceil(seconds * 25)` with a stride of 2, at least one."""
@@ -175,12 +187,44 @@ def clip_features(clip: AudioClip, shape: FeatureShape) -> ClipFeatures:
     )
 
 
-def part_audio(loaded: LoadedSample, codes: Sequence[Tensor], shape: FeatureShape | None) -> list[PartAudio]:
+class HeardClips:
+    """Features of clips that come again and again, made once and kept as far as there is room for them.
+
+    What is kept stays: when all clips are gone through in turn, dropping the oldest would drop those that come next.
+    """
+
+    def __init__(self, shape: FeatureShape, room_bytes: int) -> None:
+        self._shape, self._room = shape, room_bytes
+        self._kept: dict[Hashable, ClipFeatures] = {}
+
+    def __call__(self, key: Hashable, clip: AudioClip) -> ClipFeatures:
+        """`clip_features` of what goes by this key.
+
+        Raises:
+            BadSample: there is no sound, or none that can be decoded.
+        """
+        if key in self._kept:
+            return self._kept[key]
+        made = clip_features(clip, self._shape)
+        size = sum(window.mel_MF.nbytes for window in made.windows)
+        if size <= self._room:
+            self._kept[key] = made
+            self._room -= size
+        return made
+
+
+def part_audio(
+    loaded: LoadedSample,
+    codes: Sequence[Tensor],
+    shape: FeatureShape | None,
+    hear: Callable[[int, AudioClip], ClipFeatures] | None = None,
+) -> list[PartAudio]:
     """What each audio part is given to the model as: its codes, or features of what is heard.
 
     Args:
         codes: one of the sample's encodings; empty where it has none.
         shape: what the model's encoder takes; None: all parts are given as codes.
+        hear: what makes features of a part, by its number and clip; None: `clip_features`.
 
     Raises:
         BadSample: a part that needs codes has none, or one that needs its sound cannot be read.
@@ -188,7 +232,7 @@ def part_audio(loaded: LoadedSample, codes: Sequence[Tensor], shape: FeatureShap
     made: list[PartAudio] = []
     for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if heard and shape is not None:
-            made.append(clip_features(clip, shape))
+            made.append(clip_features(clip, shape) if hear is None else hear(number, clip))
         elif number < len(codes):
             made.append(codes[number])
         else:
@@ -218,7 +262,8 @@ def no_codes(clip: AudioClip) -> BadSample:
 
 def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
     """`[M, F]`; of a window that is to be filled up, with the beginning of the silence and not all of it."""
-    length = shape.max_positions * SAMPLES_PER_POSITION if shape.padded else len(samples_N)
+    window = shape.max_positions * shape.frames_per_position * SAMPLES_PER_FRAME
+    length = window if shape.padded else len(samples_N)
     made = _extractor(shape.num_mel_bins)(
         samples_N.numpy(),
         sampling_rate=SAMPLE_RATE,
@@ -227,7 +272,7 @@ def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
         return_tensors="np",
     )
     mel_MF = np.asarray(made["input_features"][0], np.float32)
-    frames = 2 * len(samples_N) // SAMPLES_PER_POSITION + TAIL_FRAMES if shape.padded else mel_MF.shape[1]
+    frames = len(samples_N) // SAMPLES_PER_FRAME + TAIL_FRAMES if shape.padded else mel_MF.shape[1]
     return torch.from_numpy(np.ascontiguousarray(mel_MF[:, :frames]))
 
 

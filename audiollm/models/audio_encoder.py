@@ -1,11 +1,11 @@
 """Continuous audio in: a Whisper-class encoder over mel windows, and a projector to rows of the decoder.
 
-Parameter names are those of transformers' `WhisperEncoder` (and of Boson's `audio_tower`), with which a test compares
-the output. Windows lie end to end, of any lengths, so nothing is computed for the sake of a batch and a window's
-rows do not depend on what is beside it.
+With the stem `conv1d`, parameter names are those of transformers' `WhisperEncoder` (and of Boson's `audio_tower`), with
+which a test compares the output. Windows lie end to end, of any lengths, so nothing is computed for the sake of a batch
+and a window's rows do not depend on what is beside it.
 
-Shapes: W windows, X mel frames of all windows, Z the same with two columns of zeros behind each window, M mel bins,
-P positions (50 a second) of all windows, C width, H heads, D head dimension, R rows, E hidden size of the decoder.
+Shapes: W windows, X mel frames of all windows, M mel bins, P positions of all windows (50 or 12.5 a second, by the
+stem), C width, H heads, D head dimension, R rows, E hidden size of the decoder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from audiollm.config import ConfigError
-from audiollm.data.features import FeatureShape, PackedFeatures
+from audiollm.data.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
 from audiollm.files import read_json
 from audiollm.models.attention import attention_backend
+from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
 
-POSITIONS_A_SECOND = 50
-GAP = 2
-"""Columns of zeros behind each window: what the convolutions' padding is to a window alone."""
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""
 
@@ -45,16 +43,20 @@ class AudioEncoderConfig:
     encoder_ffn_dim: int = 1536
     num_mel_bins: int = 80
     max_source_positions: int = 1500
-    """Positions of a window: 50 a second; longer clips are cut into windows."""
+    """Positions of a window: 50 a second (`conv2d`: 12.5); longer clips are cut into windows."""
     padded: bool = False
     """Windows are filled up with silence to their full length, as published weights expect it."""
     stride: int = 2
-    """Positions that become one row: 25 rows a second with 2."""
+    """Positions that become one row: 25 rows a second with 2 and the stem `conv1d`, 12.5 with 1 and `conv2d`."""
     reduction: Literal["concat", "mean"] = "concat"
     """They are put side by side after the last norm; or their mean is taken before it (Qwen2-Audio, Boson)."""
     projector_size: int | None = None
     """Width of a hidden layer of the projector; None: it is one linear layer."""
     dropout: float = 0.0
+    stem: StemName = "conv1d"
+    """What makes positions of mel frames: Whisper's, or `conv2d`, which learns from few recordings."""
+    stem_channels: int = 32
+    """Of the first block of `conv2d`; the two after it have twice and four times as many."""
 
     def __post_init__(self) -> None:
         if self.d_model % (2 * self.encoder_attention_heads):
@@ -63,16 +65,30 @@ class AudioEncoderConfig:
             )
         if self.reduction not in ("concat", "mean"):
             raise ValueError(f"audio encoder: no reduction {self.reduction!r}; there are concat and mean")
-        FeatureShape(self.num_mel_bins, self.max_source_positions, self.stride, self.padded)
+        if self.stem not in FRAMES_PER_POSITION:
+            raise ValueError(
+                f"audio encoder: no stem {self.stem!r}; there are {', '.join(FRAMES_PER_POSITION)}"
+            )
+        if self.padded and self.stem != "conv1d":
+            raise ValueError(
+                "audio encoder: padded windows are for published weights, which have the stem conv1d"
+            )
+        _ = self.features
 
     @property
     def features(self) -> FeatureShape:
         """What the encoder is to be given."""
-        return FeatureShape(self.num_mel_bins, self.max_source_positions, self.stride, self.padded)
+        return FeatureShape(
+            self.num_mel_bins, self.max_source_positions, self.stride, self.padded, self.frames_per_position
+        )
+
+    @property
+    def frames_per_position(self) -> int:
+        return FRAMES_PER_POSITION[self.stem]
 
     @property
     def window_s(self) -> float:
-        return self.max_source_positions / POSITIONS_A_SECOND
+        return self.max_source_positions * self.frames_per_position / FRAMES_A_SECOND
 
 
 class EncoderAttention(nn.Module):
@@ -131,7 +147,7 @@ class Positions(nn.Module):
 
 
 class AudioTower(nn.Module):
-    """Two convolutions, sinusoidal positions, layers, a norm: transformers' `WhisperEncoder`, without a batch.
+    """A stem, sinusoidal positions, layers, a norm: with `conv1d` transformers' `WhisperEncoder`, without a batch.
 
     Where none of its parameters is trained it stays in evaluation mode and has no graph.
     """
@@ -141,8 +157,11 @@ class AudioTower(nn.Module):
     def __init__(self, config: AudioEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
+        if config.stem == "conv2d":
+            self.stem = Stem2d(config.num_mel_bins, config.stem_channels, config.d_model)
+        else:
+            self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
+            self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
         self.embed_positions = Positions(config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.d_model)
@@ -178,7 +197,9 @@ class AudioTower(nn.Module):
 
     def _check(self, features: PackedFeatures) -> None:
         config, (bins, _) = self.config, features.mel_MX.shape
-        unit, longest = 2 * config.stride, 2 * config.max_source_positions
+        unit, longest = (
+            config.frames_per_position * each for each in (config.stride, config.max_source_positions)
+        )
         fits = all(0 < each <= longest and (config.padded or each % unit == 0) for each in features.frames)
         if bins != config.num_mel_bins or not fits:
             raise ValueError(
@@ -189,11 +210,11 @@ class AudioTower(nn.Module):
 
     def _encode(self, features: PackedFeatures) -> Tensor:
         config = self.config
-        frames = (
-            (2 * config.max_source_positions,) * len(features.frames) if config.padded else features.frames
-        )
-        positions = tuple(each // 2 for each in frames)
-        x_PC = self._convolve(features, frames)
+        per = config.frames_per_position
+        window = (per * config.max_source_positions,) * len(features.frames)
+        frames = window if config.padded else features.frames
+        positions = tuple(each // per for each in frames)
+        x_PC = self._positioned(features, frames, positions)
         x_PC = functional.dropout(x_PC, config.dropout, self.training) if config.dropout else x_PC
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for layer in self.layers:
@@ -204,23 +225,21 @@ class AudioTower(nn.Module):
         if sum(features.rows) == len(reduced):
             return reduced
         return reduced.index_select(
-            0, _places(features.rows, [each // config.stride for each in positions], x_PC.device)
+            0, places(features.rows, [each // config.stride for each in positions], x_PC.device)
         )
 
-    def _convolve(self, features: PackedFeatures, frames: tuple[int, ...]) -> Tensor:
-        """Both convolutions, and the positions added: `[P, C]`."""
-        source_Z, is_real_Z = _spread(features.frames, frames)
-        device = features.mel_MX.device
-        real_1Z = is_real_Z.to(device)[None]
-        mel_MZ = features.mel_MX.to(self.conv1.weight.dtype).index_select(1, source_Z.to(device)) * real_1Z
-        hidden_CZ = functional.gelu(self.conv1(mel_MZ[None])[0]) * real_1Z
-        x_QC = functional.gelu(self.conv2(hidden_CZ[None])[0]).T
-        positions = [each // 2 for each in frames]
-        x_PC = x_QC.index_select(0, _places(positions, [each + GAP // 2 for each in positions], device))
-        place_P = torch.cat([torch.arange(each) for each in positions]).to(device)
-        dtype = (
-            self.conv1.weight.dtype
-        )  # autocast's convolutions are in half precision; the sum over layers is not
+    def _positioned(
+        self, features: PackedFeatures, frames: tuple[int, ...], positions: tuple[int, ...]
+    ) -> Tensor:
+        """What the stem makes of the mel frames, and the sinusoids added: `[P, C]`."""
+        x_PC = (
+            self.stem(features)
+            if self.config.stem == "conv2d"
+            else stem_1d(self.conv1, self.conv2, features, frames)
+        )
+        place_P = torch.cat([torch.arange(each) for each in positions]).to(x_PC.device)
+        # autocast's convolutions are in half precision; the sum over layers is not
+        dtype = self.layer_norm.weight.dtype
         return x_PC.to(dtype) + self.embed_positions(place_P).to(dtype)
 
     def _reduced(self, x_PC: Tensor) -> Tensor:
@@ -356,23 +375,6 @@ def _attend(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, .
     )
     attended = [functional.scaled_dot_product_attention(*(each[None] for each in part))[0] for part in parts]
     return torch.cat(attended, dim=1).transpose(0, 1)
-
-
-def _spread(frames: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Which mel column each of Z takes, and where it is none; a window that is filled up repeats its last one."""
-    source, is_real = [], []
-    for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):
-        source.append(start + torch.arange(full + GAP).clamp_max(own - 1))
-        is_real.append(torch.arange(full + GAP) < full)
-    return torch.cat(source), torch.cat(is_real)
-
-
-def _places(counts: tuple[int, ...] | list[int], rooms: list[int], device: torch.device) -> Tensor:
-    """Of rooms that lie end to end, the first `count` places of each."""
-    starts = accumulate((0, *rooms))
-    return torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]).to(
-        device
-    )
 
 
 def _read_tower(folder: Path) -> dict[str, Tensor]:

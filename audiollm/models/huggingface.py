@@ -194,8 +194,8 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
 
 
 def _window(mel_MX: Tensor, frames: int, shape: FeatureShape) -> FeatureWindow:
-    rows = -(-frames // (2 * shape.stride))
-    return FeatureWindow(mel_MX if shape.padded else mel_MX[:, : rows * 2 * shape.stride], rows)
+    rows = -(-frames // shape.frames_per_row)
+    return FeatureWindow(mel_MX if shape.padded else mel_MX[:, : rows * shape.frames_per_row], rows)
 
 
 def _streams(

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audiollm.data.augment import augment
+from audiollm.data.augmentation import Augmentation
 from audiollm.data.conditions import corrupt, hide_conditions
-from audiollm.data.features import FeatureShape, PartAudio, part_audio
+from audiollm.data.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
 from audiollm.data.fitting import Policy, fit
 from audiollm.data.mixture import Mixture
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
@@ -30,6 +32,8 @@ from audiollm.train.task import step_generator
 ROWS_MULTIPLE = 128
 WINDOW_RUNS = 64
 """Of 64 samples each are shuffled together: 4,096, a smaller source as a whole."""
+KEPT_BYTES = 128 * 2**20
+"""Of features of small data, which are made once and not in every pass; in each worker."""
 EVALUATED = 256
 """Held-out samples of a task that an evaluation looks at, at most."""
 
@@ -53,6 +57,8 @@ class Batching:
     corrupt_codes: float = 0.0
     encoder: FeatureShape | None = None
     """What is heard is given as features for the model's audio encoder; None: as codes."""
+    augment: tuple[Augmentation | None, ...] = ()
+    """Of each source, how features are varied in training; evaluations hear what there is."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class BatchMaker:
     ) -> None:
         self._sources, self._template, self._batching = sources, template, batching
         self._seed, self._rank, self._world = seed, rank, world
+        self._heard = HeardClips(batching.encoder, KEPT_BYTES) if batching.encoder else None
         self._rows = survey.rows
         self._used = [survey.used(place, held_out=False) for place in range(len(sources))]
         self.mixture = Mixture([len(used) for used in self._used], weights, seed, window_runs=WINDOW_RUNS)
@@ -131,12 +138,61 @@ class BatchMaker:
         dice = torch.rand(4, generator=generator).tolist()
         codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
         hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
-        messages = hide_conditions(loaded.sample.messages, *hidden)
-        audio = part_audio(loaded, codes, config.encoder)
+        audio = self._audio(source, index, loaded, codes, generator)
+        messages, audio = hide_conditions(loaded.sample.messages, audio, *hidden)
         stream, _ = fit(self._template, messages, audio, int(self._rows[source][index]), config.too_long)
         assert stream is not None, "the survey leaves out what is refused"
         share = dice[3] * config.corrupt_codes
         return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
+
+    def _audio(
+        self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
+    ) -> list[PartAudio]:
+        """What its parts are given as, features varied as the source has it.
+
+        Raises:
+            BadSample: it can no longer be read.
+        """
+        config, shape = self._batching, self._batching.encoder
+        audio, varied = (
+            self._parts(source, index, loaded, codes),
+            config.augment[source] if config.augment else None,
+        )
+        if varied is None or shape is None:
+            return audio
+        made: list[PartAudio] = []
+        for part in audio:
+            if isinstance(part, ClipFeatures):
+                is_mixed = torch.rand((), generator=generator).item() < varied.mix
+                other = self._another(source, generator) if is_mixed else None
+                part = augment(part, varied, shape, generator, other)
+            made.append(part)
+        return made
+
+    def _parts(
+        self, source: int, index: int, loaded: LoadedSample, codes: Sequence[Tensor]
+    ) -> list[PartAudio]:
+        """What its parts are given as; features are made once, and kept.
+
+        Raises:
+            BadSample: it can no longer be read.
+        """
+        heard = self._heard
+        if heard is None:
+            return part_audio(loaded, codes, None)
+        shape = self._batching.encoder
+        return part_audio(loaded, codes, shape, lambda part, clip: heard((source, index, part), clip))
+
+    def _another(self, source: int, generator: torch.Generator) -> ClipFeatures | None:
+        """What is heard of another sample; None where that cannot be read, as will be told when its own turn comes."""
+        used = self._used[source]
+        index = int(used[int(torch.randint(len(used), (), generator=generator))])
+        try:
+            loaded = self._sources[source][index]
+            audio = self._parts(source, index, loaded, (loaded.encodings or [[]])[0])
+        except BadSample:
+            return None
+        return next((part for part in audio if isinstance(part, ClipFeatures)), None)
 
 
 def evaluation_packs(

@@ -7,6 +7,7 @@ from itertools import pairwise
 from audiollm.data.features import PackedFeatures
 from audiollm.data.packing import PackedBatch
 from audiollm.models.audio_encoder import AudioEncoderConfig
+from audiollm.models.audio_stem import stem_multiplications
 from audiollm.models.decoder import DualFFNConfig
 
 
@@ -33,19 +34,25 @@ def encoder_flops(
 ) -> float:
     """Of an audio encoder over the windows of a pack, and of its projector, counted in the same way.
 
-    Every position of a window attends to the whole window. A mel frame meets the first convolution, two to a position.
+    Every position of a window attends to the whole window.
 
     Args:
         trained: whether the encoder is, and not its projector alone: otherwise it has no backward pass.
     """
-    window = 2 * config.max_source_positions
-    positions = [(window if config.padded else frames) // 2 for frames in features.frames]
+    own = [frames // config.frames_per_position for frames in features.frames]
+    positions = [config.max_source_positions] * len(own) if config.padded else own
     width = config.d_model
-    convolutions = 3 * width * (2 * config.num_mel_bins + width)
-    layer = width * (4 * width + 2 * config.encoder_ffn_dim)
-    weights = (convolutions + config.encoder_layers * layer) * sum(positions)
+    weights = encoder_multiplications(config) * sum(positions)
     pairs = 2 * config.encoder_layers * width * sum(each**2 for each in positions)
     given = width * (config.stride if config.reduction == "concat" else 1)
     sizes = [given, *([config.projector_size] if config.projector_size else []), hidden_size]
     projector = sum(features.rows) * sum(into * out for into, out in pairwise(sizes))
     return float((6 if trained else 2) * (weights + pairs) + 6 * projector)
+
+
+def encoder_multiplications(config: AudioEncoderConfig) -> int:
+    """Of a weight and a value, in the stem and the layers, for one position."""
+    width = config.d_model
+    layer = width * (4 * width + 2 * config.encoder_ffn_dim)
+    stem = stem_multiplications(config.stem, config.num_mel_bins, config.stem_channels, width)
+    return stem + config.encoder_layers * layer

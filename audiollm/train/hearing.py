@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from audiollm.config import ConfigError
-from audiollm.models.audio_encoder import POSITIONS_A_SECOND, AudioEncoderConfig, encoder_config, load_tower
+from audiollm.data.features import FRAMES_A_SECOND
+from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config, load_tower
+from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import is_language_model, read_config
 from audiollm.models.layouts import config_of
@@ -13,6 +15,8 @@ from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
 from audiollm.runner import StageError
 from audiollm.train.stage import AudioEncoderSettings, TrainConfig
+
+DEFAULT_WINDOW_S = 30
 
 
 def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
@@ -88,13 +92,17 @@ def _encoder_of_start(config: TrainConfig) -> AudioEncoderConfig | None:
 
 def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> AudioEncoderConfig:
     """A published encoder is given windows that are filled up, as it was trained; one from scratch none."""
+    stride = settings.stride or DEFAULT_STRIDE[settings.stem]
     others: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("stride", "reduction", "projector_size", "dropout")
-    }
+        name: getattr(settings, name) for name in ("reduction", "projector_size", "dropout")
+    } | {"stride": stride}
     if settings.padded is not None:
         others["padded"] = settings.padded
+    a_second = FRAMES_A_SECOND / FRAMES_PER_POSITION[settings.stem]
     if settings.window_s is not None:
-        others["max_source_positions"] = round(settings.window_s * POSITIONS_A_SECOND)
+        others["max_source_positions"] = round(settings.window_s * a_second)
+    elif settings.path is None:
+        others["max_source_positions"] = int(DEFAULT_WINDOW_S * a_second) // stride * stride
     hidden = settings.hidden_size or chosen(config.model.hidden_size)
     try:
         if settings.path is not None:
@@ -105,6 +113,8 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
             encoder_attention_heads=settings.num_heads or max(1, hidden // 64),
             encoder_ffn_dim=settings.intermediate_size or 4 * hidden,
             num_mel_bins=settings.num_mel_bins or 80,
+            stem=settings.stem,
+            stem_channels=settings.stem_channels or AudioEncoderConfig.stem_channels,
             **others,
         )
     except (ConfigError, ValueError) as error:

@@ -15,11 +15,13 @@ import torch
 
 from audiollm.config import ConfigError
 from audiollm.files import read_json
+from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import describe
 from audiollm.recipe import StagePlan, chosen
 from audiollm.train.adapt import adapt
+from audiollm.train.flops import encoder_multiplications
 from audiollm.train.shape import planned_shape
 from audiollm.train.stage import TrainConfig
 
@@ -30,6 +32,8 @@ ASSUMED_CLIP_S = 10.0
 """Where the data is not there to be looked at."""
 OWN_MB = 700
 """Python, torch, and the context of a device."""
+STEM_COPIES = 3
+"""Of what a convolution gives, kept for the backward pass: itself, its norm or activation, and without gaps."""
 VALUES_A_ROW = 24
 """Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
 
@@ -42,8 +46,6 @@ class Counts:
     trained: int
     largest_unit: int
     """What FSDP2 and ZeRO 3 gather at a time: embeddings and heads, and two layers."""
-    encoder: int
-    """Of all, those of an audio encoder."""
     trains_encoder: bool
 
 
@@ -62,7 +64,8 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
     Raises:
         ConfigError, StageError: what it starts from is no model, or what is to be trained is not in it.
     """
-    shape, data = planned_shape(config, plans), _data(config, plans)
+    shape = planned_shape(config, plans)
+    data = _data(config, plans, _rows_a_second(shape))
     batch = chosen(config.batch_size)
     steps = config.steps_for(data.samples / batch) if data.samples else config.steps
     tokens = (steps or 0) * batch * data.length
@@ -102,15 +105,13 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         layer = max(sum(p.numel() for p in layer.parameters()) for layer in model.model.layers)
         outside = total - sum(p.numel() for p in model.model.layers.parameters())
         adapt(model, config.trained, config.lora)
-        settings, encoder = config.model.audio_encoder, 0
-        if shape.audio_encoder is not None:
-            encoder = sum(parameter.numel() for parameter in model.audio_tower.parameters())
-            if settings is not None and not settings.trained:
-                model.audio_tower.freeze()
+        settings = config.model.audio_encoder
+        if shape.audio_encoder is not None and settings is not None and not settings.trained:
+            model.audio_tower.freeze()
     names = {f"model.{name}": p.numel() for name, p in model.named_parameters() if p.requires_grad}
     trained = {name: size for name, size in names.items() if not _is_frozen(config, name)}
     trains_encoder = any("audio_tower." in name for name in trained)
-    return Counts(total, sum(trained.values()), outside + 2 * layer, encoder, trains_encoder)
+    return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder)
 
 
 # ------------------------------------------------------------------------------------------------ private
@@ -128,7 +129,13 @@ def _missing(config: TrainConfig) -> str:
     return str(config.start)
 
 
-def _data(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Data:
+def _rows_a_second(shape: DualFFNConfig | None) -> float:
+    """Of audio: those of a codec, or those of what an encoder hears, where the model has one."""
+    heard = None if shape is None else shape.audio_encoder
+    return FRAME_RATE if heard is None else heard.features.rows_a_second
+
+
+def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
     samples, frames, known = 0.0, 0.0, True
     for source in config.shards:
@@ -139,8 +146,9 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Data:
         if counts is not None:
             samples, frames = samples + counts[0], frames + counts[1]
     if not known or not samples:
-        return Data(None, ASSUMED_CLIP_S * FRAME_RATE + TEXT_ROWS)
-    return Data(samples, min(frames / samples + TEXT_ROWS, chosen(config.max_length)))
+        return Data(None, ASSUMED_CLIP_S * rows_a_second + TEXT_ROWS)
+    rows = frames / samples * rows_a_second / FRAME_RATE
+    return Data(samples, min(rows + TEXT_ROWS, chosen(config.max_length)))
 
 
 def _counts(path: Path) -> tuple[float, float] | None:
@@ -184,6 +192,9 @@ def _memory_mb(
         positions = rows * encoder.stride
         layers = encoder.encoder_layers if counts.trains_encoder else 1
         activations += positions * _kept(layers, encoder.d_model, value, again)
+        if counts.trains_encoder:
+            stem = (encoder.stem, encoder.num_mel_bins, encoder.stem_channels, encoder.d_model)
+            activations += positions * STEM_COPIES * stem_values(*stem) * value
     return OWN_MB + max(held + activations, weights) / 2**20
 
 
@@ -218,5 +229,6 @@ def _flops_a_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, l
         positions: float = max(0.0, length - TEXT_ROWS) * encoder.stride
         if encoder.padded:
             positions = encoder.max_source_positions * -(-positions // encoder.max_source_positions)
-        flops += (6 + again if counts.trains_encoder else 2) * positions * counts.encoder
+        work = positions * encoder_multiplications(encoder)
+        flops += (6 + again if counts.trains_encoder else 2) * work
     return flops

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from audiollm.data.augmentation import Augmentation
 from audiollm.data.storage import is_url
 from audiollm.recipe import InputPath, Stage, StagePlan, check_input
 from audiollm.runner import Context
@@ -70,8 +71,13 @@ class AudioEncoderSettings(BaseModel):
     """Longer clips are cut into such windows; None: 30 s, or as published."""
     padded: bool | None = None
     """Windows are filled up with silence. None: those of a published encoder, which was trained so."""
-    stride: int = Field(2, ge=1)
-    """Of its 50 positions a second so many become one row of the model."""
+    stem: Literal["conv1d", "conv2d"] = "conv1d"
+    """What makes positions of mel frames: Whisper's convolutions over time (50 a second), or 2-D ones (12.5 a second),
+    which learn from few recordings. Published encoders have `conv1d`."""
+    stem_channels: int | None = Field(None, ge=8)
+    """Of the first block of `conv2d`, the later ones have more; None: 32."""
+    stride: int | None = Field(None, ge=1)
+    """So many of its positions become one row of the model; None: 2, and 1 of `conv2d`."""
     reduction: Literal["concat", "mean"] = "concat"
     """They are put side by side, or their mean is taken (Qwen2-Audio, Boson)."""
     projector_size: int | None = Field(None, ge=8)
@@ -80,9 +86,13 @@ class AudioEncoderSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_shape(self) -> AudioEncoderSettings:
-        shape = {"hidden_size", "num_layers", "num_heads", "intermediate_size", "num_mel_bins"}
+        shape = {
+            "hidden_size", "num_layers", "num_heads", "intermediate_size", "num_mel_bins", "stem", "stem_channels",
+        }  # fmt: skip
         if self.path is not None and (given := shape & self.model_fields_set):
             raise ValueError(f"{min(given)} is set, but path gives an encoder with a shape of its own")
+        if self.stem != "conv2d" and self.stem_channels is not None:
+            raise ValueError("stem_channels is set, but stem is conv1d, which is as wide as the encoder")
         return self
 
 
@@ -114,6 +124,8 @@ class ShardsConfig(BaseModel):
     """A folder of shards, or a .jsonl of samples without audio; here, or at any fsspec URL."""
     weight: float | None = Field(None, ge=0)
     """Its share of the samples of a step, relative to the others'; None: as many as it has."""
+    augment: Augmentation | None = None
+    """Of this source, in place of the stage's `augment`."""
 
 
 class TrainConfig(ModelTrainingConfig):
@@ -131,6 +143,8 @@ class TrainConfig(ModelTrainingConfig):
     """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
     audio_in: Literal["codes", "features"] = "codes"
     """What is heard is given to the model as codes, or as features through an audio encoder: then it needs no codes."""
+    augment: Augmentation | None = None
+    """How what is heard is varied in training (`audio_in: features`): `{}`, or `{shift: 1, ...}`; None: not at all."""
     max_tokens: int | None = Field(None, ge=64)
     """Positions of a pack, which is what is in memory at a time; a step has as many packs as it takes."""
     max_length: int | None = Field(None, ge=16)
@@ -182,6 +196,8 @@ class TrainConfig(ModelTrainingConfig):
             raise ValueError("model.audio_encoder is set, but audio_in is codes: set it to features")
         if 0 < sum(source.weight is not None for source in self.shards) < len(self.shards):
             raise ValueError("give every one of the shards a weight, or none")
+        if self.audio_in == "codes" and any(self.augmentations):
+            raise ValueError("augment is set, but audio_in is codes: set it to features")
         self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
         self.max_tokens = self.max_tokens or rule.max_tokens
         self.max_length = self.max_length or self.max_tokens
@@ -214,6 +230,11 @@ class TrainConfig(ModelTrainingConfig):
 
     def _encoder_from_scratch(self) -> AudioEncoderSettings | None:
         return AudioEncoderSettings() if self.audio_in == "features" and self.start is None else None
+
+    @property
+    def augmentations(self) -> tuple[Augmentation | None, ...]:
+        """Of each source."""
+        return tuple(source.augment or self.augment for source in self.shards)
 
     @property
     def weights(self) -> list[float] | None:

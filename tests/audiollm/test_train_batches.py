@@ -12,7 +12,7 @@ from train_samples import SAMPLE, WEIGHTS, model_of, small_template, write_shard
 from audiollm.data.conditions import corrupt, hide_conditions
 from audiollm.data.loader import Loader
 from audiollm.data.packing import pack
-from audiollm.data.sample import TextPart
+from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.data.shards import ShardWriter
 from audiollm.data.source import open_source
 from audiollm.data.template import Kind, Template
@@ -30,13 +30,32 @@ def template() -> Template:
 
 def test_dropped_conditions_leave_their_turns() -> None:
     def texts(no_text: bool, no_speaker: bool) -> list[str]:
-        messages = hide_conditions(SAMPLE.messages, no_text, no_speaker)
+        messages, _ = hide_conditions(SAMPLE.messages, [], no_text, no_speaker)
         assert [m.role for m in messages] == ["system", "user", "assistant"]
         return [part.text for m in messages for part in m.content if isinstance(part, TextPart)]
 
     assert texts(False, False) == ["Generate audio.\n\nSpeaker: theo", "seven"]
     assert texts(True, False) == ["Generate audio.\n\nSpeaker: theo", ""]
     assert texts(False, True) == ["Generate audio.", "seven"]
+
+
+def test_a_hidden_speaker_takes_its_reference_along() -> None:
+    reference, heard, spoken = (AudioPart(path=name) for name in ("reference.wav", "heard.wav", "spoken.wav"))
+    messages = [
+        Message(role="system", content=[TextPart(text="SPEAKER0: "), reference]),
+        Message(role="user", content=[heard, TextPart(text="Say it again.")]),
+        Message(role="assistant", content=[spoken]),
+    ]
+    for no_text, no_speaker, stay in (
+        (False, True, ["heard", "spoken"]),
+        (True, False, ["reference", "heard", "spoken"]),
+    ):
+        kept, audio = hide_conditions(messages, ["reference", "heard", "spoken"], no_text, no_speaker)
+        assert audio == stay, "the recordings that stay, in the order of their parts"
+        parts = [part for message in kept for part in message.content if isinstance(part, AudioPart)]
+        assert [part.path.removesuffix(".wav") for part in parts] == stay
+    written = [*messages[:2], Message(role="assistant", content=[TextPart(text="seven")])]
+    assert hide_conditions(written, ["reference", "heard"], True, True)[1] == ["reference", "heard"]
 
 
 def test_corruption_touches_spoken_inputs_alone(template: Template) -> None:

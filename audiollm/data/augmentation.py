@@ -1,0 +1,34 @@
+"""Settings of what `augment.py` does to what is heard in training; apart from it, because they need no torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Augmentation(BaseModel):
+    """How much, at most; each is drawn anew for every clip that is shown. `{}` is for speech and for sounds alike."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    mix: float = Field(0.0, ge=0, le=1)
+    """Share of the clips that are heard with another one of the source behind them, softer, whose answer is not asked
+    for: for sounds; 0 for speech, two of which are no sentence."""
+    mix_db: float = Field(20.0, ge=0)
+    """Softer by 0 up to so much."""
+    time_masks: int = Field(2, ge=0)
+    """Stretches of time that are hidden."""
+    time_mask_s: float = Field(1.0, ge=0)
+    """The length of each, from 0 up to this."""
+    time_mask_share: float = Field(0.2, ge=0, lt=1)
+    """And up to this share of the clip."""
+    mel_masks: int = Field(2, ge=0)
+    """Bands of neighbouring mel bins that are hidden."""
+    mel_mask_share: float = Field(0.2, ge=0, lt=1)
+    """The width of each, from 0 up to this share of the bins."""
+    gain_db: float = Field(12.0, ge=0)
+    """Louder or softer by up to so much."""
+    tilt_db: float = Field(10.0, ge=0)
+    """The lowest bin down by up to so much and the highest up, or the reverse, and those between in proportion."""
+    shift: float = Field(0.0, ge=0, le=1)
+    """Later by up to this share of the clip, with its end moved to its beginning: 1 for sounds that may begin anywhere,
+    0 for speech, whose words have an order."""

@@ -1,0 +1,171 @@
+"""What makes positions of mel frames, before the layers of the audio encoder: convolutions over windows end to end.
+
+`conv1d` is Whisper's: 50 positions a second, for published weights and for much data. `conv2d` sees patches of time and
+pitch, so that a sound is known wherever it lies in either, and learns from far fewer recordings: three residual blocks,
+12.5 positions a second (the 8 frames a position and the convolutions over both are those of Qwen3-Omni's encoder,
+arXiv 2509.17765, section 2.2; the blocks are our own).
+
+Behind each window lie columns of zeros, and what convolutions write there is set to 0 again: a window's positions are
+the same alone, beside others and in any order.
+
+Shapes: W windows, X mel frames of all windows, Z columns of all windows and gaps, M mel bins, P positions of all
+windows, N channels, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.data.features import PackedFeatures
+
+StemName = Literal["conv1d", "conv2d"]
+FRAMES_PER_POSITION: dict[StemName, int] = {"conv1d": 2, "conv2d": 8}
+"""Also the columns of zeros behind each window: one position, so that windows begin where positions do."""
+DEFAULT_STRIDE: dict[StemName, int] = {"conv1d": 2, "conv2d": 1}
+"""Positions that become one row of the model, where nothing else is said."""
+BLOCKS = ((7, (4, 4)), (3, (2, 2)), (3, (1, 2)))
+"""Of `conv2d`: kernel of the first convolution, its stride over frames and mel bins."""
+
+
+class Convolution(NamedTuple):
+    """The size of one convolution of a stem."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: tuple[int, int]
+    """Of frames, of mel bins."""
+    places: int
+    """Values of a channel that it gives for a position."""
+
+
+class FrameNorm(nn.Module):
+    """Mean 0 and variance 1 over channels and mel bins of a column, by itself; a gain and a bias a channel.
+
+    Statistics over time or a batch would make a window depend on its length or on what is packed beside it.
+    Images lie with channels last, so that this is one fused norm over what is side by side in memory.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x_1NZM: Tensor) -> Tensor:
+        x_1ZMN = x_1NZM.permute(0, 2, 3, 1)
+        shape = x_1ZMN.shape[2:]
+        weight_MN, bias_MN = (each.to(x_1NZM.dtype).expand(shape) for each in (self.weight, self.bias))
+        with torch.autocast(x_1NZM.device.type, enabled=False):  # which would make it float32, and slower
+            normed_1ZMN = functional.layer_norm(x_1ZMN, shape, weight_MN, bias_MN)
+        return normed_1ZMN.permute(0, 3, 1, 2)
+
+
+class StemBlock(nn.Module):
+    """Convolution, norm, ReLU, twice; the first makes it smaller, and goes around the second."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: tuple[int, int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2)
+        self.norm1 = FrameNorm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm2 = FrameNorm(outputs)
+
+    def forward(self, x_1NZM: Tensor, real_Z1: Tensor) -> Tensor:
+        """`real_Z1` of the columns that come out: 1 in windows, 0 in gaps."""
+        x_1NZM = self.norm1(self.conv1(x_1NZM)).relu()
+        x_1NZM = x_1NZM * real_Z1.to(x_1NZM.dtype)
+        return (self.norm2(self.conv2(x_1NZM)).relu() + x_1NZM) * real_Z1.to(x_1NZM.dtype)
+
+
+class Stem2d(nn.Module):
+    """Three blocks over mel bins and time, and a linear layer to the width of the encoder."""
+
+    def __init__(self, num_mel_bins: int, channels: int, width: int) -> None:
+        super().__init__()
+        sizes = convolutions("conv2d", num_mel_bins, channels, width)
+        firsts = sizes[0:-1:2]
+        self.blocks = nn.ModuleList(
+            StemBlock(each.inputs, each.outputs, each.kernel, each.stride) for each in firsts
+        )
+        self.linear = nn.Linear(sizes[-1].inputs, width)
+
+    def forward(self, features: PackedFeatures) -> Tensor:
+        """`[P, C]`; windows are whole positions long."""
+        per = FRAMES_PER_POSITION["conv2d"]
+        device = features.mel_MX.device
+        source_Z, is_real_Z = spread(features.frames, features.frames, per)
+        real_Z1 = is_real_Z.to(device)[:, None]
+        mel_ZM = features.mel_MX.T.to(self.linear.weight.dtype).index_select(0, source_Z.to(device)) * real_Z1
+        x_1NZM = mel_ZM[None, None].to(memory_format=torch.channels_last)
+        for block, (_, (stride, _)) in zip(self.blocks, BLOCKS, strict=True):
+            real_Z1 = real_Z1[::stride]
+            x_1NZM = block(x_1NZM, real_Z1)
+        positions = [frames // per for frames in features.frames]
+        at_P = places(positions, [each + 1 for each in positions], device)
+        x_PMN = x_1NZM[0].permute(1, 2, 0).index_select(0, at_P)
+        x_PC: Tensor = self.linear(x_PMN.flatten(1))
+        return x_PC
+
+
+def stem_1d(conv1: nn.Conv1d, conv2: nn.Conv1d, features: PackedFeatures, frames: Sequence[int]) -> Tensor:
+    """Whisper's two convolutions, `[P, C]`.
+
+    Args:
+        frames: what each window is to be filled up to.
+    """
+    per = FRAMES_PER_POSITION["conv1d"]
+    source_Z, is_real_Z = spread(features.frames, frames, per)
+    device = features.mel_MX.device
+    real_1Z = is_real_Z.to(device)[None]
+    mel_MZ = features.mel_MX.to(conv1.weight.dtype).index_select(1, source_Z.to(device)) * real_1Z
+    hidden_CZ = functional.gelu(conv1(mel_MZ[None])[0]) * real_1Z
+    x_QC = functional.gelu(conv2(hidden_CZ[None])[0]).T
+    positions = [each // per for each in frames]
+    return x_QC.index_select(0, places(positions, [each + 1 for each in positions], device))
+
+
+def convolutions(stem: StemName, num_mel_bins: int, channels: int, width: int) -> list[Convolution]:
+    """The convolutions of a stem in their order; of `conv2d` with the linear layer after them."""
+    if stem == "conv1d":
+        return [Convolution(num_mel_bins, width, 3, (1, 1), 2), Convolution(width, width, 3, (2, 1), 1)]
+    found, bins, frames, inputs = [], num_mel_bins, FRAMES_PER_POSITION[stem], 1
+    for kernel, stride in BLOCKS:
+        frames, bins = frames // stride[0], -(-bins // stride[1])
+        found.append(Convolution(inputs, channels, kernel, stride, bins * frames))
+        found.append(Convolution(channels, channels, 3, (1, 1), bins * frames))
+        inputs, channels = channels, 2 * channels
+    return [*found, Convolution(inputs * bins, width, 1, (1, 1), 1)]
+
+
+def stem_multiplications(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
+    """Of a weight and a value, for one position."""
+    area = 1 if stem == "conv1d" else 2
+    sizes = convolutions(stem, num_mel_bins, channels, width)
+    return sum(each.places * each.inputs * each.outputs * each.kernel**area for each in sizes)
+
+
+def stem_values(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
+    """What the convolutions give for one position."""
+    return sum(each.places * each.outputs for each in convolutions(stem, num_mel_bins, channels, width))
+
+
+def spread(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
+    """Which mel column each of Z takes, and where it is none; a window that is filled up repeats its last one."""
+    source, is_real = [], []
+    for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):
+        source.append(start + torch.arange(full + gap).clamp_max(own - 1))
+        is_real.append(torch.arange(full + gap) < full)
+    return torch.cat(source), torch.cat(is_real)
+
+
+def places(counts: Sequence[int], rooms: Sequence[int], device: torch.device) -> Tensor:
+    """Of rooms that lie end to end, the first `count` places of each."""
+    starts = accumulate((0, *rooms))
+    found = [start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]
+    return torch.cat(found).to(device)
