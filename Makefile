@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train clean
+.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 18
@@ -46,13 +46,24 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 	@$(BIN)/python -W ignore benchmarks/learn_tokenizer.py --data $(or $(DATA),../shared/data) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
+learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (an hour)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
+
+learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (an hour)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		pyworld-prebuilt resemblyzer webrtcvad-wheels
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_cloning.py $(if $(DATA),--data $(DATA))
+
+learn-understanding: $(READY)  ## spoken digits and sounds written down, alone and beside speaking in one model: DATA= (an hour)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_understanding.py $(if $(DATA),--data $(DATA))
+
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
 
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer  ## every proof that a model learns
+learn: learn-tokenizer learn-tts learn-cloning learn-understanding  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py

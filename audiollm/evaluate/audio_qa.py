@@ -100,6 +100,7 @@ def evaluate_audio_qa(
         _tables(result),
         [_example(row, q, folder) for row, q in sorted(zip(rows, questions, strict=True), key=_badness)],
         [(row["id"], row["problem"]) for row in rows if row["problem"]],
+        rows,
     )
 
 
@@ -178,10 +179,13 @@ def _row(question: Question, reply: Reply) -> Row:
         "id": question.id,
         **{group: getattr(question, group) for group in GROUPS},
         "choices": len(question.choices),
+        "question": question.question,
+        "answer": question.answer,
         "reply": reply.text,
         "problem": reply.problem,
         "left_out": reply.problem.startswith("cannot be heard"),
         "chosen": chosen,
+        "named": None if chosen is None else question.choices[chosen],
         "right": chosen is not None and question.choices[chosen] == question.answer,
         "matched": not reply.problem and mmau_match(reply.text, question.answer, question.choices),
     }

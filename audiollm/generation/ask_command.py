@@ -27,7 +27,7 @@ def ask(
         int, typer.Option(min=0, max=2**62, help="With a temperature: another seed, another answer.")
     ] = 0,
 ) -> None:
-    """Ask a trained model about a recording, and print its answer.
+    """Ask a trained model about a recording, and print its answer; what one should know of it goes to the errors.
 
     Examples:
 
@@ -39,14 +39,21 @@ def ask(
         raise ConfigError("there is no question", "QUESTION", "ask something about the recording, in quotes")
     if not math.isfinite(temperature):
         raise ConfigError(f"{temperature}: not a number that can be used", "--temperature", "leave it out")
+    if not audio.is_file():
+        problem = "is a folder" if audio.is_dir() else "no such file"
+        raise ConfigError(f"{audio}: {problem}", "AUDIO", "give a sound file")
 
     from audiollm.generation.generator import Generator
     from audiollm.generation.sampling import SamplingConfig
 
     sampling = SamplingConfig(temperature=temperature)
     generator = Generator.from_pretrained(model, codec)
-    answer = generator.answer(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
+    errors = Console(stderr=True, soft_wrap=True)
+    request = generator.question(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
+    for note in generator.notes_on(request):
+        errors.print(f"note: {note}", highlight=False, markup=False)
+    answer = generator.answer_all([request])[0].text.strip()
     if answer:
         typer.echo(answer)
     else:
-        Console(stderr=True).print("the model gave no answer", style="yellow")
+        errors.print("the model gave no answer", style="yellow")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from rich.console import Console
 from audiollm.config import ConfigError
 
 if TYPE_CHECKING:
+    from audiollm.generation.defaults import Defaults
     from audiollm.generation.speak import Speech
     from audiollm.generation.speech_stream import SpeechStream
 
@@ -71,21 +73,47 @@ def generate(
         int, typer.Option(min=1, max=1000, help="So many files, with seeds one after the other.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Another seed, another take.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely codes.")] = 0.7,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many codes only; 0 from all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(min=1e-6, max=1.0, help="Draw from the most likely codes only.")
-    ] = 0.9,
-    ras_window: Annotated[
-        int,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the most likely codes.", show_default="the model's *, else 0.7"),
+    ] = None,
+    top_k: Annotated[
+        int | None,
         typer.Option(
-            "--ras", min=0, help="Repetition-aware sampling looks back so many frames (Higgs: 7); 0 is none."
+            min=0, help="Draw from so many codes only; 0 from all.", show_default="the model's *, else 0"
         ),
-    ] = 0,
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            max=1.0,
+            help="Draw from the most likely codes only.",
+            show_default="the model's *, else 0.9",
+        ),
+    ] = None,
+    ras_window: Annotated[
+        int | None,
+        typer.Option(
+            "--ras",
+            min=0,
+            help="Repetition-aware sampling looks back so many frames (Higgs: 7); 0 is none.",
+            show_default="the model's *, else 0",
+        ),
+    ] = None,
     text_guidance: Annotated[
-        float, typer.Option(min=0.0, help="How strongly to follow the text; 1 is none.")
-    ] = 3.0,
-    speaker_guidance: Annotated[float, typer.Option(min=0.0, help="The same for --speaker.")] = 2.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="How strongly to follow the text; 1 is none. It takes a model that was trained with the text "
+            "hidden at times.",
+            show_default="3 for such a model **, else 1",
+        ),
+    ] = None,
+    speaker_guidance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="The same for --speaker.", show_default="2 for such a model **, else 1"),
+    ] = None,
     max_duration_s: Annotated[
         float | None,
         typer.Option(help="The longest it may speak.", show_default="three times what the text should take"),
@@ -106,10 +134,24 @@ def generate(
     audiollm generate --model m/train --dialogue talk.txt --reference Ann=ann.wav --reference Bob=b.wav -o talk.wav
 
     audiollm generate --model m/train --text "Good morning." --stream -o - | ffplay -nodisp -
+
+    How codes are drawn is said with what was written. Defaults come from the model's folder:
+    * generation_config.json (temperature, top_k, top_p, do_sample, ras_win_len, ras_win_max_num_repeat),
+    ** trained.json (text_dropout, speaker_dropout), which `train` writes.
     """
     words = _words(text, text_file, dialogue)
     _check_out(out, stream)
-    _check_numbers(temperature, top_p, text_guidance, speaker_guidance, max_duration_s)
+    _check_numbers(
+        max_duration_s,
+        {
+            "--temperature": temperature,
+            "--top-p": top_p,
+            "--text-guidance": text_guidance,
+            "--speaker-guidance": speaker_guidance,
+        },
+    )
+    if speaker and reference:
+        raise ConfigError("a speaker's name and a reference: whose voice?", "--speaker", "give one of them")
     if stream and (takes > 1 or dialogue):
         raise ConfigError("a stream is one take of a text", "--stream", "leave out --takes and --dialogue")
     if dialogue and speaker:
@@ -121,23 +163,29 @@ def generate(
 
     from audiollm.generation.dialogue import converse, converse_together, parse_script
     from audiollm.generation.generator import Generator
-    from audiollm.generation.sampling import SamplingConfig
     from audiollm.generation.speak import speak
     from audiollm.generation.speech_stream import SpeechStream
 
-    sampling = SamplingConfig(temperature, top_k, top_p, text_guidance, speaker_guidance, ras_window)
     generator = Generator.from_pretrained(model, codec)
+    drawn = generator.defaults.over(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        ras_window=ras_window,
+        text_guidance=text_guidance,
+        speaker_guidance=speaker_guidance,
+    )
     voices = {name: generator.voice(path, said) for name, (path, said) in named.items()}
     manner = generator.manner(
         speaker=speaker,
         reference=voices.get(""),
         scene=scene,
         seed=seed,
-        sampling=sampling,
+        sampling=drawn.sampling,
         max_duration_s=max_duration_s,
     )
     if stream:
-        _write_stream(SpeechStream(generator, words, manner), out)
+        _write_stream(SpeechStream(generator, words, manner), out, drawn)
         return
     for take in range(takes):
         manner = replace(manner, seed=seed + take)
@@ -147,7 +195,9 @@ def generate(
                 speech = say_all(generator, parse_script(words), voices, manner, on_seconds)
             else:
                 speech = speak(generator, words, manner, on_seconds)
-        _save(speech, out if takes == 1 else out.with_stem(f"{out.stem}_{take + 1}"), show_notes=take == 0)
+        file = out if takes == 1 else out.with_stem(f"{out.stem}_{take + 1}")
+        _save(speech, file)
+        _tell(speech, file, Console(soft_wrap=True), drawn, first=take == 0)
 
 
 # Private: what a person may have mistyped, said before the model is loaded where that is possible
@@ -161,6 +211,8 @@ def _words(text: str | None, text_file: Path | None, dialogue: Path | None) -> s
         raise ConfigError(problem, "generate", f"give one of {', '.join(given)}")
     option, path = named[0], text_file or dialogue
     words = text if path is None else _read(path, option)
+    if words and any("\ud800" <= letter <= "\udfff" for letter in words):
+        raise ConfigError("is not text in UTF-8", option, "write it in UTF-8, or give it as a --text-file")
     if not words or not words.strip():
         raise ConfigError("there is no text", option, "give the words to say, in quotes")
     return words
@@ -182,8 +234,10 @@ def _check_out(out: Path, stream: bool) -> None:
 
     from audiollm.audio import AudioError, encode_bytes
 
-    if out == STDIO and stream:
-        return
+    if out == STDIO:
+        if stream:
+            return
+        raise ConfigError("-: only a stream goes to the output", "--out", "add --stream, or name a file")
     if stream and out.suffix.lower() != ".wav":
         raise ConfigError(
             f"{out}: a stream is written as .wav", "--out", "give a name that ends in .wav, or -"
@@ -194,26 +248,20 @@ def _check_out(out: Path, stream: bool) -> None:
         encode_bytes(torch.zeros(1, 1000), 24_000, out.suffix.lower().removeprefix("."))
     except AudioError as error:
         raise ConfigError(f"{out}: {error.reason}", "--out") from error
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    try:  # a file without a name; its folders are made when there is something to write
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"{out}: nothing can be written in {folder} ({error.strerror})"
+        raise ConfigError(problem, "--out", "give the name of a file in another folder") from None
 
 
-def _check_numbers(
-    temperature: float,
-    top_p: float,
-    text_guidance: float,
-    speaker_guidance: float,
-    max_duration_s: float | None,
-) -> None:
+def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
     from audiollm.generation.speak import LONGEST_S
 
-    numbers = {
-        "--temperature": temperature,
-        "--top-p": top_p,
-        "--text-guidance": text_guidance,
-        "--speaker-guidance": speaker_guidance,
-        "--max-duration-s": max_duration_s or 0.0,
-    }
-    for option, value in numbers.items():
-        if not math.isfinite(value):
+    for option, value in {**numbers, "--max-duration-s": max_duration_s}.items():
+        if value is not None and not math.isfinite(value):
             raise ConfigError(
                 f"{value}: not a number that can be used", option, "give another, or leave it out"
             )
@@ -245,7 +293,8 @@ def _references(
                 raise ConfigError(problem, "--reference", "give one for each at most")
             name, path = speakers[place], reference
         if not Path(path).is_file():
-            raise ConfigError(f"{path}: no such file", "--reference", "give a recording of a voice")
+            problem = "is a folder" if Path(path).is_dir() else "no such file"
+            raise ConfigError(f"{path}: {problem}", "--reference", "give a recording of a voice")
         if name in named:
             raise ConfigError(f"{name} has two references", "--reference", "give one for each speaker")
         named[name] = (path, said)
@@ -283,31 +332,35 @@ def _bar(words: str) -> Iterator[Callable[[float], None]]:
             bar.stop()
 
 
-def _save(speech: Speech, out: Path, show_notes: bool) -> None:
+def _save(speech: Speech, out: Path) -> None:
     from audiollm.audio import AudioError, save
 
     try:
         save(out, speech.samples_1N, speech.sample_rate)
     except AudioError as error:
         raise ConfigError(str(error), "--out") from error
-    _tell(speech, out, Console(soft_wrap=True), show_notes)
 
 
-def _tell(speech: Speech | SpeechStream, out: Path, console: Console, show_notes: bool = True) -> None:
-    for note in speech.notes if show_notes else ():
-        console.print(f"note: {note}", highlight=False, markup=False)
+def _tell(
+    speech: Speech | SpeechStream, out: Path, console: Console, drawn: Defaults, first: bool = True
+) -> None:
+    """What was written; with the first of several takes, what holds for all: notes go to the errors."""
+    for note in speech.notes if first else ():
+        Console(stderr=True, soft_wrap=True).print(f"note: {note}", highlight=False, markup=False)
     cut = "" if speech.stopped else ", cut where it did not end by itself"
     factor = speech.seconds / speech.duration_s if speech.duration_s else math.nan
-    first = f"{speech.first_audio_s:.2f} s" if speech.first_audio_s is not None else "never"
+    heard = f"{speech.first_audio_s:.2f} s" if speech.first_audio_s is not None else "never"
     console.print(
         f"{out}: {speech.duration_s:.2f} s{cut} (made in {speech.seconds:.2f} s, real-time factor {factor:.2f}, "
-        f"first audio after {first})",
+        f"first audio after {heard})",
         highlight=False,
         markup=False,
     )
+    if first:
+        console.print(f"  drawn with {drawn}", highlight=False, markup=False)
 
 
-def _write_stream(stream: SpeechStream, out: Path) -> None:
+def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults) -> None:
     from audiollm.generation.wav_stream import WavWriter
 
     try:
@@ -320,4 +373,4 @@ def _write_stream(stream: SpeechStream, out: Path) -> None:
         raise ConfigError(
             f"{out}: {error.strerror}", "--out", "give a name in a folder that can be written"
         ) from error
-    _tell(stream, out, Console(stderr=True, soft_wrap=True))
+    _tell(stream, out, Console(stderr=True, soft_wrap=True), drawn)

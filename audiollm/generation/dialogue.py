@@ -189,6 +189,10 @@ def converse_together(
     sampling = replace(manner.sampling, speaker_guidance=1.0)
     request = Request(messages, manner.seed, audio, sampling, limits, "audio")
     answer = generator.answer_all([request], on_seconds)[0]
+    notes = _notes(generator, known if all_known else {}, manners, [c for here in chunks for c in here])
+    if known and not all_known:
+        unused = ", ".join(known)
+        notes += (f"in one go everybody needs a reference: that of {unused} is not used",)
     return Speech(
         samples_1N=generator.codec.decode(answer.codes_KT).cpu(),
         sample_rate=generator.codec.sample_rate,
@@ -196,7 +200,7 @@ def converse_together(
         text=text,
         seconds=time.perf_counter() - begun,
         first_audio_s=answer.first_frame_s,
-        notes=_notes(generator, known if all_known else {}, manners, [c for here in chunks for c in here]),
+        notes=notes,
     )
 
 
@@ -224,9 +228,15 @@ def _manner(generator: Generator, manner: Manner, name: str, voice: Voice | None
 def _chunks(generator: Generator, turn: Turn, manner: Manner, place: int) -> list[Chunk]:
     if not turn.text.strip():
         raise ConfigError(
-            f"turn {place}, of {turn.speaker}, is empty", "dialogue", "give it words, or leave it out"
+            f"turn {place + 1}, of {turn.speaker}, is empty", "dialogue", "give it words, or leave it out"
         )
-    return chunks_of(generator, turn.text, manner)
+    try:
+        return chunks_of(generator, turn.text, manner)
+    except ConfigError as error:
+        if error.where != "text":
+            raise
+        problem = f"turn {place + 1}, of {turn.speaker}: {error.message}"
+        raise ConfigError(problem, "dialogue", error.remedy) from None
 
 
 def _text(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:

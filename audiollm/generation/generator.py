@@ -5,6 +5,7 @@ Shapes: K codebooks, T code frames, N samples.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,29 +16,31 @@ from audiollm.audio import AudioError, Waveform, load, normalize_rms
 from audiollm.codec import Codec, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.features import SAMPLE_RATE as FEATURE_RATE
-from audiollm.data.features import PartAudio, mel_features
+from audiollm.data.features import PartAudio, mel_features, size_of
 from audiollm.data.sample import AudioPart, Message
 from audiollm.data.tasks import FieldValue, load_tasks, render
 from audiollm.data.template import Template
-from audiollm.data.text_tokenizer import SPEAKERS_FILE, TRAINED_FILE, header_style_of, load_text_tokenizer
-from audiollm.files import read_json
+from audiollm.data.text_tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
 from audiollm.generation import dialogue as dialogues
 from audiollm.generation import speak as speaking
+from audiollm.generation.defaults import Defaults, read_defaults, read_trained
 from audiollm.generation.engine import Engine
 from audiollm.generation.request import Answer, Event, Frames, Limits, Request
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.generation.speak import Manner, Speech
 from audiollm.generation.speech_stream import SpeechStream
 from audiollm.generation.voice import LEVEL_DBFS, Voice, read_voice
+from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.json_files import read_json_file
+from audiollm.models.packed_decoder import Decoder
 from audiollm.models.pretrained import model_folder
-from audiollm.runner import StageError
 from audiollm.train.optim import default_device
 
 LONGEST_HEARD_S = 600.0
 """Of a recording that is asked about."""
-SAMPLING = SamplingConfig()
 GREEDY = SamplingConfig(temperature=0.0)
+CODEC_REMEDY = "give the folder of the codec that the model was trained with"
 
 Recording = str | Path | Waveform
 
@@ -49,6 +52,7 @@ class Generator:
         codec: None for a model that hears through an encoder of its own and is only asked.
         speakers: the speaker names that the model was trained on.
         longest_positions: of the samples that it was trained on; None where that is not known.
+        defaults: how codes are drawn where a call does not say it.
     """
 
     def __init__(
@@ -58,52 +62,50 @@ class Generator:
         template: Template,
         speakers: Sequence[str] = (),
         longest_positions: int | None = None,
+        defaults: Defaults | None = None,
     ) -> None:
         self.model, self._codec, self.template = model.eval(), codec, template
+        self.decoder = Decoder(model)
+        """Shared by the engines of all answers: weights are laid out once."""
         self.speakers, self.longest_positions = list(speakers), longest_positions
+        self.defaults = defaults or Defaults()
 
     @classmethod
     def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
-        """Both from folders (a model's or a stage's).
+        """Both from folders (a model's or a stage's), and what is known of how to speak with them (`read_defaults`).
 
         Args:
             codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
 
         Raises:
-            ConfigError: nothing there.
-            StageError: the model was trained on the codes of another codec.
+            ConfigError: nothing there, damaged files, or a codec or a vocabulary that is not the model's.
         """
         folder = model_folder(Path(model))
+        defaults, trained = read_defaults(folder), read_trained(folder)
+        speakers = folder / SPEAKERS_FILE
+        names = [str(name) for name in read_json_file(speakers, list)] if speakers.exists() else []
         loaded = DualFFN.from_pretrained(folder).to(default_device())
         config = loaded.config
         codec_folder = Path(codec) if codec is not None else folder.parent.parent / "train_tokenizer"
         loaded_codec = None
         if codec_folder.is_dir():
-            loaded_codec = load_codec(model_folder(codec_folder))
-            if (config.num_codebooks, config.codebook_size) != (
-                loaded_codec.num_codebooks,
-                loaded_codec.codebook_size + 2,
-            ):
-                raise StageError(f"{folder} was trained on the codes of another codec than {codec_folder}")
+            loaded_codec = _codec_for(config, folder, codec_folder)
         elif codec is not None or config.audio_encoder is None:
-            remedy = "give the folder of the codec it was trained with"
-            raise ConfigError(f"no codec at {codec_folder}", "codec", remedy)
+            raise ConfigError(f"no codec at {codec_folder}", "codec", CODEC_REMEDY)
         tokenizer = load_text_tokenizer(folder)
+        words = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if words > config.vocab_size:
+            problem = f"a vocabulary of {words} words, and the model has {config.vocab_size}"
+            raise ConfigError(problem, str(folder), "tokenizer.json and the weights must be of one model")
         style = header_style_of(tokenizer)
         template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
-        speakers, trained = (
-            read_json(path) if path.exists() else none
-            for path, none in ((folder / SPEAKERS_FILE, []), (folder / TRAINED_FILE, {}))
-        )
-        return cls(loaded, loaded_codec, template, speakers, trained.get("longest_positions"))
+        return cls(loaded, loaded_codec, template, names, trained.longest_positions, defaults)
 
     @property
     def codec(self) -> Codec:
         """Raises: ConfigError: there is none."""
         if self._codec is None:
-            raise ConfigError(
-                "this model was loaded without a codec", "codec", "give the one it was trained with"
-            )
+            raise ConfigError("this model was loaded without a codec", "codec", CODEC_REMEDY)
         return self._codec
 
     def speak(
@@ -115,7 +117,7 @@ class Generator:
         reference_text: str | None = None,
         scene: str | None = None,
         seed: int = 0,
-        sampling: SamplingConfig = SAMPLING,
+        sampling: SamplingConfig | None = None,
         max_duration_s: float | None = None,
         on_seconds: Callable[[float], None] = lambda seconds: None,
     ) -> Speech:
@@ -127,11 +129,13 @@ class Generator:
             reference_text: its words, which make the likeness better where the model was trained so.
             scene: a description of place and mood.
             seed: another seed, another take.
+            sampling: how codes are drawn; by default as is best known for the model (`self.defaults`).
             max_duration_s: nothing is spoken longer; by default three times what the text should take.
             on_seconds: called now and then with the seconds of speech made so far.
 
         Raises:
-            ConfigError: no text, a text with control tokens, an unknown speaker, or a reference that cannot be used.
+            ConfigError: no text, one without a word or with control tokens, an unknown speaker, a speaker and a
+                reference, or a reference that cannot be used.
         """
         manner = self.manner(
             speaker=speaker,
@@ -152,7 +156,7 @@ class Generator:
         reference_texts: Mapping[str, str] | None = None,
         scene: str | None = None,
         seed: int = 0,
-        sampling: SamplingConfig = SAMPLING,
+        sampling: SamplingConfig | None = None,
         max_duration_s: float | None = None,
         together: bool = False,
         on_seconds: Callable[[float], None] = lambda seconds: None,
@@ -193,7 +197,7 @@ class Generator:
         reference_text: str | None = None,
         scene: str | None = None,
         seed: int = 0,
-        sampling: SamplingConfig = SAMPLING,
+        sampling: SamplingConfig | None = None,
         max_duration_s: float | None = None,
     ) -> SpeechStream:
         """As `speak`, in pieces while they are made: iterate over it."""
@@ -222,6 +226,19 @@ class Generator:
         Raises:
             ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
         """
+        request = self.question(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
+        return self.answer_all([request])[0].text.strip()
+
+    def question(
+        self,
+        audio: Recording,
+        question: str,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> Request:
+        """What `answer` asks the engine. Raises: ConfigError: as there."""
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
         heard = _recording(audio)
@@ -238,8 +255,15 @@ class Generator:
             raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
         sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
         limits = Limits(max_text_tokens=max_tokens)
-        request = Request(messages, seed, [self.heard(heard)], sampling, limits, "text")
-        return self.answer_all([request])[0].text.strip()
+        return Request(messages, seed, [self.heard(heard)], sampling, limits, "text")
+
+    def notes_on(self, request: Request) -> tuple[str, ...]:
+        """What whoever asks should know: the prompt is longer than what the model was trained on."""
+        length = self.template.length(request.messages, [size_of(part) for part in request.audio])
+        if self.longest_positions is None or length <= self.longest_positions:
+            return ()
+        trained = f"the longest sample that the model was trained on has {self.longest_positions}"
+        return (f"recording and question take {length} positions, {trained}: do not rely on the answer",)
 
     def answer_all(
         self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
@@ -254,7 +278,8 @@ class Generator:
             if new:  # text alone may come of a model without a codec
                 on_seconds(made / self.codec.frame_rate)
 
-        return Engine.sized_for(self.model, self.template, requests).run(requests, on_step)
+        engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
+        return engine.run(requests, on_step)
 
     def manner(
         self,
@@ -264,12 +289,12 @@ class Generator:
         reference_text: str | None = None,
         scene: str | None = None,
         seed: int = 0,
-        sampling: SamplingConfig = SAMPLING,
+        sampling: SamplingConfig | None = None,
         max_duration_s: float | None = None,
     ) -> Manner:
         """How to say something, with the reference read: what `speak`, `converse` and `SpeechStream` take."""
         voice = None if reference is None else self.voice(reference, reference_text)
-        return Manner(speaker, voice, scene, seed, sampling, max_duration_s)
+        return Manner(speaker, voice, scene, seed, sampling or self.defaults.sampling, max_duration_s)
 
     def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
         """A reference, read and encoded once, to be used many times.
@@ -305,14 +330,30 @@ class Generator:
         return audio
 
     def unseen_letters(self, text: str) -> str:
-        """The letters beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
+        """The letters and signs beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
         encode = self.template.tokenizer.encode
-        letters = sorted({letter for letter in text if letter.isalpha() and not letter.isascii()})
+        letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
         return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
 
     def _encode(self, waveform: Waveform) -> Tensor:
         samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
         return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
+
+
+def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path) -> Codec:
+    found = model_folder(codec_folder)
+    read_json_file(found / "config.json", dict)
+    try:
+        codec = load_codec(found)
+    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not go together
+        said = " ".join(str(error).split())
+        raise ConfigError(f"the codec cannot be loaded: {said:.300}", str(found), CODEC_REMEDY) from error
+    shapes = (config.num_codebooks, config.codebook_size - 2), (codec.num_codebooks, codec.codebook_size)
+    if shapes[0] != shapes[1]:
+        (books, codes), (given, of) = shapes
+        problem = f"the codec has {given} codebooks of {of} codes, the model {folder} {books} of {codes}"
+        raise ConfigError(problem, str(found), CODEC_REMEDY)
+    return codec
 
 
 def _recording(audio: Recording) -> Waveform:

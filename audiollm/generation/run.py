@@ -10,9 +10,9 @@ from audiollm.audio import save
 from audiollm.data.conditions import is_spoken
 from audiollm.data.sample import Sample, read_samples
 from audiollm.files import read_jsonl, safe_name, write_jsonl
+from audiollm.generation.defaults import Defaults
 from audiollm.generation.generator import Generator
 from audiollm.generation.request import Limits, Request
-from audiollm.generation.sampling import SamplingConfig
 from audiollm.generation.stage import GenerateConfig
 from audiollm.runner import Context, StageError
 
@@ -30,6 +30,7 @@ def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
         )
     work = [(sample, take) for sample in pairs for take in range(config.takes)]
     generator = Generator.from_pretrained(config.model, config.codec)
+    context.say(f"drawn with {defaults_of(config, generator)}")
     limit_s = min(config.max_duration_s, _longest_s(samples))
     rows: list[dict[str, Any]] = []
     with context.progress("speaking", len(work)) as bar:
@@ -46,8 +47,9 @@ def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
     return {"clips": len(rows), "stopped": stopped, "prompts": len(pairs)}
 
 
-def sampling_of(config: GenerateConfig) -> SamplingConfig:
-    return SamplingConfig(
+def defaults_of(config: GenerateConfig, generator: Generator) -> Defaults:
+    """How codes are drawn: what the recipe says, else what the model's folder does."""
+    return generator.defaults.over(
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
@@ -65,12 +67,12 @@ def _speak_batch(
     context: Context,
 ) -> list[dict[str, Any]]:
     limits = Limits(max_frames=max(1, round(limit_s * generator.codec.frame_rate)))
-    requests = []
+    requests, sampling = [], defaults_of(config, generator).sampling
     for sample, take in batch:
         messages = sample.messages[:-1]
         seed = _seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
-        requests.append(Request(messages, seed, audio, sampling_of(config), limits, "audio"))
+        requests.append(Request(messages, seed, audio, sampling, limits, "audio"))
     rows = []
     answers = generator.answer_all(requests)
     for (sample, take), answer in zip(batch, answers, strict=True):

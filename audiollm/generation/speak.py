@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from audiollm.data.features import PartAudio, size_of
 from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.data.tasks import FieldValue, load_tasks, render
 from audiollm.data.text import prompt_form
+from audiollm.generation.defaults import PLAIN
 from audiollm.generation.long_text import Chunk, join, split_text, spoken_seconds
 from audiollm.generation.request import Answer, Limits, Request
 from audiollm.generation.sampling import SamplingConfig
@@ -36,6 +38,8 @@ POSITIONS_PER_SECOND = 40.0
 """Code frames and text tokens of a second of speech, generously."""
 SLACK, SLACK_S = 3.0, 3.0
 """A chunk may take so many times its estimated length, and so much more, before it is cut."""
+TOGETHER = 16
+"""So many chunks at most go through the engine at a time: each takes memory for all that it may become."""
 
 _SPOKEN = AudioPart(path="(to be said)")
 
@@ -48,7 +52,7 @@ class Manner:
     voice: Voice | None = None
     scene: str | None = None
     seed: int = 0
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: SamplingConfig = PLAIN
     max_duration_s: float | None = None
     """Of all of it; None: by the length of the text."""
     chunk_s: float | None = None
@@ -113,7 +117,8 @@ def speak(
     """All of a text as one recording.
 
     Raises:
-        ConfigError: no text, a text with control tokens, an unknown speaker, a length that cannot be.
+        ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
+            voice, a length that cannot be.
     """
     begun = time.perf_counter()
     chunks = chunks_of(generator, text, manner)
@@ -150,9 +155,18 @@ def chunks_of(generator: Generator, text: str, manner: Manner) -> list[Chunk]:
     check(generator, manner)
     if not text.strip():
         raise ConfigError("there is no text", "text", "give the words to say")
+    unprintable = next((a for a in text if unicodedata.category(a) in ("Cc", "Cs") and not a.isspace()), None)
+    if unprintable is not None:
+        problem = (
+            f"a character that cannot be said, U+{ord(unprintable):04X} at place {text.index(unprintable)}"
+        )
+        raise ConfigError(problem, "text", "remove it; texts are in UTF-8")
     paragraphs = [prompt_form(paragraph) for paragraph in text.replace("\r\n", "\n").split("\n\n")]
     chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
-    for name, words in (("text", " ".join(c.text for c in chunks)), ("scene", manner.scene or "")):
+    whole = " ".join(chunk.text for chunk in chunks)
+    if not any(letter.isalnum() for letter in whole):
+        raise ConfigError(f"there is no word in it: {whole:.40}", "text", "give words to say")
+    for name, words in (("text", whole), ("scene", manner.scene or "")):
         try:
             generator.template.layout([Message(role="user", content=[TextPart(text=words)])], [])
         except ValueError as error:
@@ -162,7 +176,9 @@ def chunks_of(generator: Generator, text: str, manner: Manner) -> list[Chunk]:
 
 
 def check(generator: Generator, manner: Manner) -> None:
-    """Raises: ConfigError: an unknown speaker, or a length that cannot be."""
+    """Raises: ConfigError: an unknown speaker, one beside a voice, or a length that cannot be."""
+    if manner.speaker is not None and manner.voice is not None:
+        raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
     if manner.speaker is not None and generator.speakers and manner.speaker not in generator.speakers:
         remedy = nearest(manner.speaker, generator.speakers)
         raise ConfigError(f"{manner.speaker}: not a speaker of this model", "speaker", remedy)
@@ -197,9 +213,13 @@ def say(
         earlier: what the same voice said before.
     """
     if _remembered(manner) == 0 and manner.max_duration_s is None:
-        requests = [request_of(generator, chunk.text, manner, ()) for chunk in chunks]
-        for chunk, answer in zip(chunks, generator.answer_all(requests, on_seconds), strict=True):
-            yield Said.of(chunk, answer)
+        seconds = 0.0
+        for first in range(0, len(chunks), TOGETHER):
+            some = chunks[first : first + TOGETHER]
+            requests = [request_of(generator, chunk.text, manner, ()) for chunk in some]
+            answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
+            seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
+            yield from map(Said.of, some, answers)
         return
     reading = Reading(generator, chunks, manner, earlier)
     for chunk, request in reading.requests():
@@ -295,6 +315,8 @@ def prompt_of(
 def notes_of(generator: Generator, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
     """What a listener should know beforehand."""
     notes = manner.voice.notes if manner.voice else ()
+    if manner.speaker is not None and not generator.speakers:
+        notes += (f"the model has no list of its speakers: whether it knows {manner.speaker} is not known",)
     unseen = generator.unseen_letters("".join(chunk.text for chunk in chunks))
     if unseen:
         shown = " ".join(unseen[:8]) + (" ..." if len(unseen) > 8 else "")

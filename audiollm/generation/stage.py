@@ -27,15 +27,18 @@ class GenerateConfig(StageConfig):
     batch_size: int = Field(60, ge=1)
     max_duration_s: float = Field(30.0, gt=0)
     """Nothing is spoken longer; the limit follows the training clips where those are shorter."""
-    temperature: float = Field(0.7, ge=0)
-    top_k: int = Field(0, ge=0)
-    top_p: float = Field(0.9, gt=0, le=1)
-    ras_window: int = Field(0, ge=0)
-    """Repetition-aware sampling looks back so many frames (Higgs Audio V2: 7); 0 is none."""
-    text_guidance: float = Field(3.0, ge=0)
-    """Classifier-free guidance on the text; 1 is none."""
-    speaker_guidance: float = Field(2.0, ge=0)
-    """Classifier-free guidance on the speaker; 1 is none."""
+    temperature: float | None = Field(None, ge=0)
+    """None, here and below: as the model's generation_config.json says, else 0.7."""
+    top_k: int | None = Field(None, ge=0)
+    """0 (all) where nothing says more."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """0.9 where nothing says more."""
+    ras_window: int | None = Field(None, ge=0)
+    """Repetition-aware sampling looks back so many frames (Higgs Audio V2: 7); 0 (none) where nothing says more."""
+    text_guidance: float | None = Field(None, ge=0)
+    """Classifier-free guidance on the text, 1 is none. None: 3 where training hid the text at times, else 1."""
+    speaker_guidance: float | None = Field(None, ge=0)
+    """Classifier-free guidance on the speaker. None: 2 where training hid the speaker at times, else 1."""
     seed: int = 0
 
 

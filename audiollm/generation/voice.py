@@ -44,18 +44,17 @@ def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec)
     """The voice of a recording. What is longer than `LONGEST_S` is cut at a pause; its text is then of no use.
 
     Raises:
-        ConfigError: it cannot be read, is silent, or is shorter than `SHORTEST_S`.
+        ConfigError: it cannot be read, is silent, or has less than `SHORTEST_S` of sound in it.
     """
     name = "the reference" if isinstance(reference, Waveform) else str(reference)
     waveform, whole_s = _read(reference, name, codec.sample_rate)
     if peak_dbfs(waveform.samples_CN) < SILENCE_DBFS:
         remedy = f"give a recording of a voice (the first {2 * LONGEST_S:g} s are looked at)"
         raise ConfigError(f"{name}: there is only silence in it", "reference", remedy)
-    if waveform.duration_s < SHORTEST_S:
+    loud_s = trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.0).shape[1] / waveform.sample_rate
+    if loud_s < SHORTEST_S:
         remedy = f"give at least {SHORTEST_S:g} s of one voice, better 3 to {LONGEST_S:g} s"
-        raise ConfigError(
-            f"{name}: {waveform.duration_s:.2f} s is too short to be a voice", "reference", remedy
-        )
+        raise ConfigError(f"{name}: {loud_s:.2f} s of sound is too short to be a voice", "reference", remedy)
     waveform = Waveform(trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.1), waveform.sample_rate)
     said = prompt_form(text) if text else None
     notes: tuple[str, ...] = ()

@@ -6,9 +6,8 @@ Shapes: V words, C hidden size, K codebooks.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from audiollm.config import ConfigError
 from audiollm.data.text_tokenizer import FILE_NAME
-from audiollm.files import read_json, write_json, write_text
+from audiollm.files import write_json, write_text
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
+from audiollm.models.json_files import read_json_file
 from audiollm.models.layouts import (
     BOSON,
     LANGUAGE_MODELS,
@@ -35,8 +35,6 @@ from audiollm.models.pretrained import StoredWeights, fill, model_folder, save_s
 
 TEXT_EMBEDDING, TEXT_HEAD = "model.embed_tokens.weight", "text_lm_head.weight"
 AUDIO_EMBEDDING, AUDIO_HEAD = "model.embed_audio_tokens.embed_audio_tokens.weight", "audio_lm_head.weight"
-REPETITION = {"ras_win_len": 7, "ras_win_max_num_repeat": 2}
-"""Repetition-aware sampling, as published."""
 
 
 def load_pretrained(folder: Path | str, dtype: torch.dtype | None = torch.float32) -> DualFFN:
@@ -72,6 +70,7 @@ def save_pretrained(
     tokenizer: Tokenizer | None = None,
     card: ModelCard | None = None,
     max_shard_size: int | str = "5GB",
+    generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that `load_pretrained` and transformers read; config.json is written last.
 
@@ -83,6 +82,8 @@ def save_pretrained(
         tokenizer: written beside it; gives the ids of the special tokens in config.json.
         card: what is known of the model, for its README.md.
         max_shard_size: of a file of weights, in bytes or as "5GB".
+        generation: how codes are best drawn from it, for generation_config.json; `generation_config.read_generation`
+            tells that of another folder. None: nothing is said.
     """
     folder = Path(folder)
     state = model.state_dict()
@@ -92,7 +93,7 @@ def save_pretrained(
     if tokenizer is not None:
         _save_tokenizer(folder, tokenizer)
     ids = {name: description[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(folder / "generation_config.json", {**ids, **REPETITION})
+    write_json(folder / GENERATION_FILE, {**ids, **(generation or {})})
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_card(folder, card or ModelCard(), model.config, parameters, description["model_type"])
     write_json(folder / "config.json", description)
@@ -182,14 +183,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: not JSON, or not a mapping.
     """
-    path = folder / "config.json"
-    try:
-        data = read_json(path)
-    except JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error}", str(path), "download or write it again") from error
-    if not isinstance(data, dict):
-        raise ConfigError("no mapping of settings", str(path), "download or write it again")
-    return data
+    return read_json_file(folder / "config.json", dict)
 
 
 def _sources(names: Iterable[str]) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from audiollm.data import text_tokenizer as tokens
 from audiollm.models.attention import RopeScaling
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.json_files import REMEDY
 
 Values = Mapping[str, Any]
 
@@ -132,8 +133,23 @@ def config_of(data: Values, where: str) -> DualFFNConfig:
     """The shape of the model that a config.json describes.
 
     Raises:
-        ConfigError: another kind of model, or one with parts that a DualFFN does not have.
+        ConfigError: another kind of model, one with parts that a DualFFN does not have, or values that cannot be.
     """
+    try:
+        config = _config_of(data, where)
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # of whatever is missing or of another type
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"no model can be made of it: {said}", where, REMEDY) from error
+    _check_numbers(config, where)
+    return config
+
+
+def _config_of(data: Values, where: str) -> DualFFNConfig:
     kind = data.get("model_type")
     if kind == OURS and "num_layers" in data:
         return _as_first_written(data, where)
@@ -199,6 +215,22 @@ def own_key(key: str) -> str | None:
     for pattern, replacement in _KEYS:
         key = pattern.sub(replacement, key)
     return key
+
+
+def _check_numbers(config: DualFFNConfig, where: str) -> None:
+    """Raises: ConfigError: a size that is none, or sizes that do not go together."""
+    for ours, name in _NAMES.items():
+        value = getattr(config, ours)
+        kinds = (int, float) if ours == "norm_eps" else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool) or value <= 0:
+            kind = "positive number" if ours == "norm_eps" else "positive whole number"
+            raise ConfigError(f"{name}: {value!r} is no {kind}", where, REMEDY)
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise ConfigError(
+            f"{config.num_heads} heads of {config.head_dim} cannot share {config.num_kv_heads} for keys and values",
+            where,
+            REMEDY,
+        )
 
 
 def _rope_parameters(config: DualFFNConfig) -> dict[str, Any]:

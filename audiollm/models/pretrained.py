@@ -5,6 +5,7 @@ Only safetensors are read: a pickle can run any code when it is opened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -16,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from audiollm.config import ConfigError, nearest
-from audiollm.files import atomic_path, read_json, write_json
+from audiollm.files import atomic_path, write_json
+from audiollm.models.json_files import REMEDY, read_json_file
 
 Config = TypeVar("Config")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,10 +36,11 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
     """The config and weights in `folder`, or in its `model` where `folder` is a stage's.
 
     Raises:
-        ConfigError: nothing there, another kind of model, or a setting that this version does not know.
+        ConfigError: nothing there, another kind of model, settings that this version does not know or that are missing,
+            or a damaged file.
     """
     folder = model_folder(folder)
-    data: dict[str, Any] = read_json(folder / "config.json")
+    data = read_json_file(folder / "config.json", dict)
     where = str(folder / "config.json")
     found = data.pop("model_type", None)
     if found != model_type:
@@ -49,7 +52,13 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
         if key not in known:
             raise ConfigError(f"{key}: no such setting of {model_type}", where, nearest(key, known))
     shape = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return config_type(**shape), load_file(weight_files(folder)[0])
+    path = weight_files(folder)[0]
+    try:
+        return config_type(**shape), load_file(path)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"no {model_type} can be made of it: {error}", where, REMEDY) from error
+    except SafetensorError as error:
+        raise ConfigError(f"not whole: {error}", str(path), REMEDY) from error
 
 
 def model_folder(folder: Path) -> Path:
@@ -81,7 +90,7 @@ class StoredWeights:
                         self._files[name] = path
                         self._shapes[name] = list(opened.get_slice(name).get_shape())
             except SafetensorError as error:
-                raise ConfigError(f"not whole: {error}", str(path), "download or write it again") from error
+                raise ConfigError(f"not whole: {error}", str(path), REMEDY) from error
 
     @property
     def names(self) -> list[str]:
@@ -101,11 +110,14 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model: those that the index names, or the one.
 
     Raises:
-        ConfigError: some are missing or named outside of the folder, or there are pickles alone.
+        ConfigError: some are missing or named outside of the folder, there are pickles alone, or the index is damaged.
     """
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        weight_map = read_json_file(folder / INDEX, dict).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ConfigError("weight_map: no mapping of weights to files", str(folder / INDEX), REMEDY)
+        names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name:
             raise ConfigError(
@@ -159,7 +171,7 @@ def fill(
         optional: tensors that the files may lack; they stay on the meta device.
 
     Raises:
-        ConfigError: tensors are missing or surplus, or of other shapes.
+        ConfigError: tensors are missing or surplus, of other shapes, or hold what is no number.
     """
     wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     missing = [name for name in wanted if name not in sources and name not in optional]
@@ -188,5 +200,20 @@ def fill(
             )
         tensors = [weights.read(part) for part in parts]
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        state[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        if not _is_finite(tensor):
+            raise ConfigError(
+                f"{name} holds values that are no numbers (NaN or infinite)",
+                where,
+                "its training diverged, or the file is damaged: take an earlier checkpoint, or download it again",
+            )
+        state[name] = tensor
     model.load_state_dict(state, strict=False, assign=True)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its extremes, through which NaN goes; unlike `isfinite` that needs no memory beside the tensor."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))

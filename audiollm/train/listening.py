@@ -14,6 +14,7 @@ from audiollm.data.template import Template
 from audiollm.files import safe_name, write_jsonl
 from audiollm.generation.engine import Engine
 from audiollm.generation.request import Limits, Request
+from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.train.survey import frames_of
 
@@ -28,6 +29,7 @@ class Listening:
 
     Args:
         samples: spoken ones, with what their audio parts are given as; the last turn of each is what is to be said.
+        sampling: how codes are drawn.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class Listening:
         template: Template,
         samples: Sequence[tuple[LoadedSample, Sequence[PartAudio]]],
         folder: Path,
+        sampling: SamplingConfig,
     ) -> None:
         self._model, self._codec, self._template, self._folder = model, codec, template, folder
         self._samples = [loaded.sample for loaded, _ in samples]
         longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
         limits = Limits(max_frames=min(2 * longest, round(LONGEST_S * codec.frame_rate)))
         self._requests = [
-            request_of(loaded.sample, audio, seed, limits) for seed, (loaded, audio) in enumerate(samples)
+            request_of(loaded.sample, audio, seed, sampling, limits)
+            for seed, (loaded, audio) in enumerate(samples)
         ]
         write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
 
@@ -67,8 +71,10 @@ def _described(sample: Sample) -> dict[str, str]:
     return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
 
 
-def request_of(sample: Sample, audio: Sequence[PartAudio], seed: int, limits: Limits) -> Request:
+def request_of(
+    sample: Sample, audio: Sequence[PartAudio], seed: int, sampling: SamplingConfig, limits: Limits
+) -> Request:
     """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
     messages = sample.messages[:-1]
     before = sum(part.type == "audio" for message in messages for part in message.content)
-    return Request(messages, seed, audio[:before], limits=limits)
+    return Request(messages, seed, audio[:before], sampling, limits)

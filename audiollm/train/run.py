@@ -27,9 +27,11 @@ from audiollm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from audiollm.files import write_json
+from audiollm.generation.defaults import guidance_of
+from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import is_language_model
+from audiollm.models.hub import is_language_model, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
@@ -46,7 +48,7 @@ from audiollm.train.optim import compute_dtype, default_device
 from audiollm.train.sft import SFTTask
 from audiollm.train.shape import shape_from_settings
 from audiollm.train.stage import SIZES, TrainConfig
-from audiollm.train.start import start_from_codebooks, start_model, start_vocabulary
+from audiollm.train.start import start_from_codebooks, start_generation, start_model, start_vocabulary
 from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
 
 
@@ -262,7 +264,8 @@ def _listening(
         return None
     picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.listen)]
     codec = load_codec(model_folder(chosen(config.codec)))
-    return Listening(model, codec, template, picked, context.folder / "listening")
+    sampling = SamplingConfig(**guidance_of(config.text_dropout, config.speaker_dropout))
+    return Listening(model, codec, template, picked, context.folder / "listening", sampling)
 
 
 def _no_listening(config: TrainConfig, context: Context) -> str:
@@ -284,10 +287,16 @@ def _save(
     if config.trained == "adapter":
         save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
         model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
-    model.save_pretrained(folder / "model", template.tokenizer, _card(config, sources, found))
+    card, generation = _card(config, sources, found), start_generation(config.start)
+    save_pretrained(model, folder / "model", template.tokenizer, card, generation=generation)
     write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
     longest = max(int(rows.max(initial=0)) for rows in found.rows)
-    write_json(folder / "model" / TRAINED_FILE, {"longest_positions": longest})
+    trained = {
+        "longest_positions": longest,
+        "text_dropout": config.text_dropout,
+        "speaker_dropout": config.speaker_dropout,
+    }
+    write_json(folder / "model" / TRAINED_FILE, trained)
 
 
 def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:
@@ -327,6 +336,7 @@ def _batching(config: TrainConfig) -> Batching:
         max_tokens=chosen(config.max_tokens),
         max_length=chosen(config.max_length),
         encoder=_features(config),
+        augment=config.augmentations,
         **{name: getattr(config, name) for name in same},
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -19,6 +20,7 @@ from audiollm.data.text_tokenizer import (
     read_text_tokenizer,
 )
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.generation_config import read_generation
 from audiollm.models.hub import from_language_model, grow_vocabulary, is_language_model, load_pretrained
 from audiollm.models.pretrained import model_folder
 
@@ -57,6 +59,7 @@ def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int
     if is_language_model(folder):
         model = from_language_model(folder, *shape, audio_ffn_layers)
     else:
+        start_generation(folder)  # what is wrong with it is told now, and not when the training is over
         model = load_pretrained(folder)
         found = (model.config.num_codebooks, model.config.codebook_size)
         if found != shape:
@@ -74,6 +77,17 @@ def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int
             )
     grow_vocabulary(model, template.tokenizer, _known_words(folder, template.tokenizer))
     return model
+
+
+def start_generation(folder: Path | None) -> dict[str, Any]:
+    """How codes are best drawn from the model that a training begins from, which holds for what comes of it, too.
+
+    A language model's settings are those of words, and say nothing.
+
+    Raises:
+        ConfigError: its generation_config.json is damaged.
+    """
+    return {} if folder is None or is_language_model(folder) else read_generation(model_folder(folder))
 
 
 @torch.no_grad()

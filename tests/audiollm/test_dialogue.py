@@ -111,7 +111,7 @@ def test_together_needs_all_references_or_takes_none(generator: Generator, asked
 
 def test_an_empty_turn_is_named(generator: Generator) -> None:
     for together in (False, True):
-        with pytest.raises(ConfigError, match="turn 1, of Bob, is empty"):
+        with pytest.raises(ConfigError, match="turn 2, of Bob, is empty"):
             generator.dialogue([("Ann", "one"), ("Bob", " ")], together=together)
     with pytest.raises(ConfigError, match="no turn"):
         generator.dialogue([])

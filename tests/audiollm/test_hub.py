@@ -54,7 +54,8 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("shard", ["5GB", "20KB"])
 def test_transformers_loads_what_is_saved_here(tokenizer: Tokenizer, tmp_path: Path, shard: str) -> None:
     model = random_model()
-    save_pretrained(model, tmp_path, tokenizer, max_shard_size=shard)
+    repetition = {"ras_win_len": 7, "ras_win_max_num_repeat": 3}
+    save_pretrained(model, tmp_path, tokenizer, max_shard_size=shard, generation=repetition)
     peer, info = transformers.HiggsAudioV2ForConditionalGeneration.from_pretrained(
         tmp_path, use_text_head=True, output_loading_info=True
     )
@@ -79,7 +80,7 @@ def test_transformers_loads_what_is_saved_here(tokenizer: Tokenizer, tmp_path: P
         32,
         33,
     )
-    assert peer.generation_config.ras_win_len == 7 and peer.generation_config.ras_win_max_num_repeat == 2
+    assert peer.generation_config.ras_win_len == 7 and peer.generation_config.ras_win_max_num_repeat == 3
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("<|eot_id|>seven").input_ids == (
         tokenizer.encode("<|eot_id|>seven").ids
     )

@@ -180,9 +180,11 @@ def test_a_wrong_number_of_frames_is_named(pair: tuple[Any, Any]) -> None:
         model(input_ids=torch.ones(1, 3, dtype=torch.long), input_features=torch.zeros(1, 80, 8))
 
 
-@pytest.mark.parametrize("fill_up", [False, True])
-def test_features_are_heard_as_in_a_pack(fill_up: bool) -> None:
-    encoder = replace(ENCODER, padded=fill_up)
+@pytest.mark.parametrize(
+    "changes", [{}, {"padded": True}, {"stem": "conv2d", "stem_channels": 8, "max_source_positions": 24}]
+)
+def test_features_are_heard_as_in_a_pack(changes: dict[str, Any]) -> None:
+    encoder = replace(ENCODER, **changes)
     model = ours(replace(CONFIG, audio_encoder=encoder))
     shape: FeatureShape = encoder.features
     generator = torch.Generator().manual_seed(2)
@@ -206,7 +208,7 @@ def test_features_are_heard_as_in_a_pack(fill_up: bool) -> None:
         frames = window.mel_MF.shape[1]
         mel[place, :, :frames] = window.mel_MF
         mel[place, :, frames:] = window.mel_MF[:, -1:]  # silence
-        mask[place, : 4 * window.rows] = 1
+        mask[place, : shape.frames_per_row * window.rows] = 1
     real = torch.arange(80) < torch.tensor([len(stream) for stream in streams])[:, None]
     with torch.no_grad():
         found = model(

@@ -16,7 +16,7 @@ from audiollm.evaluate import subjects
 from audiollm.evaluate.listening_stage import Config, choices_of, run
 from audiollm.evaluate.own_model import OwnModel
 from audiollm.evaluate.subjects import Subject
-from audiollm.files import read_json
+from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from tests.audiollm.heard_samples import small_model, small_template, sound
@@ -69,6 +69,11 @@ def test_transcripts_are_scored_by_words_and_answers_by_choice(
     assert (found["questions"], found["accuracy"], found["chance"]) == (2, 0.5, 0.5)
     assert found == read_json(tmp_path / "stage" / "results.json")
     assert (tmp_path / "stage" / "audio-qa" / "report.html").exists()
+    rows = read_jsonl(tmp_path / "stage" / "audio-qa" / "rows.jsonl")
+    assert [(row["id"], row["question"], row["answer"], row["named"], row["right"]) for row in rows] == [
+        ("c", "Which tone?", "high", "high", True),
+        ("d", "Which tone?", "high", "low", False),
+    ]
 
 
 def test_a_model_that_never_answers_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

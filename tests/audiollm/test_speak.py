@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ def test_the_limit_holds_for_all_chunks_together(generator: Generator) -> None:
 
 def test_guidance_on_the_speaker_needs_a_speaker(generator: Generator) -> None:
     voice = read_voice(a_voice(1.0), None, generator.codec)
-    for manner, weight in ((Manner(speaker="anna"), 2.0), (Manner(), 1.0), (Manner(voice=voice), 1.0)):
+    for by, weight in ((Manner(speaker="anna"), 2.0), (Manner(), 1.0), (Manner(voice=voice), 1.0)):
+        manner = replace(by, sampling=SamplingConfig(speaker_guidance=2.0))
         assert request_of(generator, "one", manner, ()).sampling.speaker_guidance == weight
 
 

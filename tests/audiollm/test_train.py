@@ -18,6 +18,7 @@ from audiollm.data.source import open_source
 from audiollm.data.template import Template
 from audiollm.files import read_json, read_jsonl
 from audiollm.generation.request import Limits
+from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.runner import StageError
@@ -189,7 +190,7 @@ def test_the_stage_on_two_ranks_is_the_stage_on_one(tmp_path: Path) -> None:
 def test_listening_speaks_the_same_prompts_every_time(tmp_path: Path, template: Template) -> None:
     folder, model = write_shards(tmp_path / "shards", 4), model_of(template).eval()
     samples = [(loaded, loaded.encodings[0]) for loaded in (open_source(folder)[i] for i in (1, 2))]
-    listening = Listening(model, Tones(), template, samples, tmp_path / "out")
+    listening = Listening(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())
     for step in (5, 10):
         listening(step)
     first, second = (sorted((tmp_path / "out").glob(f"step-0000{step}/*")) for step in ("05", "10"))
@@ -197,7 +198,7 @@ def test_listening_speaks_the_same_prompts_every_time(tmp_path: Path, template: 
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes() and load(one).samples_CN.shape[1] >= 960
     assert list((tmp_path / "out" / "tensorboard").glob("events*"))
-    request = request_of(samples[0][0].sample, samples[0][1], 3, Limits(max_frames=7))
+    request = request_of(samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7))
     assert [m.role for m in request.messages] == ["system", "user"] and not request.audio
     assert request.seed == 3 and request.limits.max_frames == 7
 

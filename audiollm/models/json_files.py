@@ -1,0 +1,30 @@
+"""JSON files of a model's folder, which anybody may have written: read, checked, and told of where they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from audiollm.config import ConfigError
+from audiollm.files import read_json
+
+Kind = TypeVar("Kind", dict[str, Any], list[Any])
+REMEDY = "download or write it again"
+_CALLED = {dict: "mapping of settings", list: "list"}
+
+
+def read_json_file(path: Path, kind: type[Kind]) -> Kind:
+    """What a file holds, a `dict` or a `list`.
+
+    Raises:
+        ConfigError: it cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        value = read_json(path)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", str(path), "check the path") from None
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested without end
+        raise ConfigError(f"not JSON: {error}", str(path), REMEDY) from None
+    if not isinstance(value, kind):
+        raise ConfigError(f"no {_CALLED[kind]}", str(path), REMEDY)
+    return value

@@ -1,0 +1,204 @@
+"""The corpus of `learn_cloning.py`: utterances of three digits, in real, in shifted and in synthetic voices.
+
+Of every real speaker there is a group of voices: his own recordings, and the same with pitch and formants shifted by
+the WORLD vocoder. Leaving a speaker out leaves his whole group out. A last group is spoken by espeak-ng. Nothing is
+spoken twice in one voice: takes 0 to 4 make the test utterances, the others those of training.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from audiollm.audio import AudioError, find_audio, load, normalize_rms, resample, save, to_mono
+from audiollm.files import write_jsonl
+from pipelines.annotate.synthetic import Synthesizer
+
+SAMPLE_RATE = 16_000
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = 3
+"""Words of an utterance."""
+TEST_TAKES = 5
+OTHER_SPEECH = ("read_speech_en", "librispeech_speakers", "ljspeech_32", "speech_zh", "speech_other_lang")
+GAP_S = 0.06
+LEVEL_DBFS = -23.0
+SHIFTS = (
+    (0.75, 0.9),
+    (0.85, 1.0),
+    (1.0, 0.88),
+    (1.0, 1.12),
+    (1.2, 1.0),
+    (1.3, 0.92),
+    (1.3, 1.12),
+    (1.6, 1.2),
+)
+"""Factors of pitch and of formants of the shifted voices."""
+SYNTHETIC = tuple(
+    (f"{accent}+{variant}", pitch)
+    for variant, pitch in itertools.product(("m1", "m3", "m5", "m7", "f1", "f2", "f4"), (25, 50, 75))
+    for accent in (("en-us", "en-gb-scotland") if pitch == 50 else ("en-us",))
+)
+"""Voices of espeak-ng, and their pitch of 0 to 100."""
+REAL_UTTERANCES, TEST_UTTERANCES, SHIFTED_UTTERANCES, SYNTHETIC_UTTERANCES = 150, 30, 50, 40
+"""Of each voice."""
+
+Sound = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Take:
+    """A recording of the spoken digit dataset."""
+
+    word: str
+    number: int
+    path: Path
+
+
+def speakers(recordings: Path) -> dict[str, list[Take]]:
+    """Everybody's takes, by name, in a fixed order."""
+    found: dict[str, list[Take]] = {}
+    for path in sorted(recordings.glob("*_*_*.wav")):
+        digit, name, number = path.stem.split("_")
+        found.setdefault(name, []).append(Take(WORDS[int(digit)], int(number), path))
+    return found
+
+
+def write_group(folder: Path, name: str, takes: Sequence[Take], bar: Progress) -> Path:
+    """The group of a real speaker: `segments.jsonl` and the recordings that it names; what is there is kept."""
+    done = folder / "segments.jsonl"
+    if done.exists():
+        return done
+    rows = []
+    heard = {take.path: _read(take.path) for take in takes}
+    train = [take for take in takes if take.number >= TEST_TAKES]
+    test = [take for take in takes if take.number < TEST_TAKES]
+    random = np.random.default_rng([0, *name.encode()])
+    for split, pool, count in (("train", train, REAL_UTTERANCES), ("test", test, TEST_UTTERANCES)):
+        for number, chosen in enumerate(_draws(pool, count, random)):
+            sounds = [heard[take.path] for take in chosen]
+            rows.append(_write(folder, name, f"{split}{number}", sounds, chosen, split))
+    task = bar.add_task(f"{name}, shifted", total=len(SHIFTS))
+    for shift in SHIFTS:
+        voice = f"{name}-{shift[0]:g}-{shift[1]:g}"
+        for number, chosen in enumerate(_draws(train, SHIFTED_UTTERANCES, random)):
+            sounds = [shifted(heard[take.path], *shift) for take in chosen]
+            rows.append(_write(folder, voice, str(number), sounds, chosen, "train"))
+        bar.advance(task)
+    write_jsonl(done, rows)
+    return done
+
+
+def write_synthetic(folder: Path, bar: Progress) -> Path:
+    """The group of the synthetic voices, in the same form."""
+    done = folder / "segments.jsonl"
+    if done.exists():
+        return done
+    rows = []
+    task = bar.add_task("synthetic voices", total=len(SYNTHETIC))
+    for place, (espeak, pitch) in enumerate(SYNTHETIC):
+        random = np.random.default_rng([1, place])
+        pool = [Take(word, 0, Path(word)) for word in WORDS]
+        with Synthesizer() as synthesizer:
+            for number, chosen in enumerate(_draws(pool, SYNTHETIC_UTTERANCES, random)):
+                sounds = [_spoken(synthesizer, take.word, espeak, pitch, random) for take in chosen]
+                rows.append(_write(folder, f"{espeak}-{pitch}", str(number), sounds, chosen, "train"))
+        bar.advance(task)
+    write_jsonl(done, rows)
+    return done
+
+
+def write_speech(data: Path, folder: Path, bar: Progress) -> None:
+    """Speech of other people for the tokenizer, each recording also as over a telephone (8 kHz)."""
+    files = [path for name in OTHER_SPEECH if (data / name).is_dir() for path in find_audio(data / name)[0]]
+    task = bar.add_task("other speech", total=len(files))
+    for path in files:
+        name = "-".join(path.relative_to(data).with_suffix("").parts)
+        try:
+            if not (folder / f"{name}-8k.wav").exists():
+                wave = load(path)
+                wide_1N = resample(to_mono(wave.samples_CN), wave.sample_rate, SAMPLE_RATE)
+                narrow_1N = resample(resample(wide_1N, SAMPLE_RATE, 8_000), 8_000, SAMPLE_RATE)
+                save(folder / f"{name}.wav", wide_1N, SAMPLE_RATE)
+                save(folder / f"{name}-8k.wav", narrow_1N, SAMPLE_RATE)
+        except AudioError as error:
+            bar.console.print(f"left out: {error}")
+        bar.advance(task)
+
+
+def shifted(samples_N: Sound, pitch: float, formants: float) -> Sound:
+    """The same words in another voice: pitch and the frequencies of the spectral envelope times a factor each."""
+    import pyworld
+
+    wave_N = samples_N.astype(np.float64)
+    pitch_F, time_F = pyworld.dio(wave_N, SAMPLE_RATE)
+    pitch_F = pyworld.stonemask(wave_N, pitch_F, time_F, SAMPLE_RATE)
+    envelope_FB = pyworld.cheaptrick(wave_N, pitch_F, time_F, SAMPLE_RATE)
+    # without its vote on what is voiced, which telephone speech fails
+    noise_FB = pyworld.d4c(wave_N, pitch_F, time_F, SAMPLE_RATE, threshold=0.0)
+    warped_FB = np.exp(_stretched(np.log(envelope_FB + 1e-12), formants))
+    made_N = pyworld.synthesize(pitch_F * pitch, warped_FB, _stretched(noise_FB, formants), SAMPLE_RATE)
+    return made_N.astype(np.float32)
+
+
+# Private
+
+
+def _draws(pool: Sequence[Take], count: int, random: np.random.Generator) -> Iterator[list[Take]]:
+    """`count` times DIGITS takes: every take is used as often as every other, as far as it goes."""
+    order: list[int] = []
+    while len(order) < count * DIGITS:
+        order += random.permutation(len(pool)).tolist()
+    for first in range(0, count * DIGITS, DIGITS):
+        yield [pool[place] for place in order[first : first + DIGITS]]
+
+
+def _read(path: Path) -> Sound:
+    wave = resample(load(path).samples_CN, load(path).sample_rate, SAMPLE_RATE)
+    return wave[0].numpy()
+
+
+def _spoken(
+    synthesizer: Synthesizer, word: str, voice: str, pitch: int, random: np.random.Generator
+) -> Sound:
+    rate, bend = 150 + int(random.integers(-25, 26)), 50 + int(random.integers(-20, 21))
+    samples_N = synthesizer.speak(
+        word, voice, rate=rate, pitch=pitch + int(random.integers(-5, 6)), intonation=bend
+    )
+    return resample(torch.from_numpy(samples_N)[None], 22_050, SAMPLE_RATE)[0].numpy()
+
+
+def _write(
+    folder: Path, voice: str, name: str, sounds: Sequence[Sound], takes: Sequence[Take], split: str
+) -> dict[str, Any]:
+    gap_N = np.zeros(round(GAP_S * SAMPLE_RATE), np.float32)
+    joined_N = np.concatenate([part for sound in sounds for part in (sound, gap_N)])
+    samples_1N = normalize_rms(torch.from_numpy(joined_N)[None], LEVEL_DBFS)
+    path = folder / "audio" / f"{voice}_{name}.wav"
+    save(path, samples_1N, SAMPLE_RATE)
+    return {
+        "id": f"{voice}_{name}",
+        "path": str(path.resolve()),
+        "start_s": 0.0,
+        "end_s": samples_1N.shape[1] / SAMPLE_RATE,
+        "speaker": voice,
+        "text": " ".join(take.word for take in takes),
+        "split": split,
+    }
+
+
+def _stretched(bins_FB: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Along the frequencies: what was at bin b is at bin b * factor."""
+    count = bins_FB.shape[1]
+    place_B = np.clip(np.arange(count) / factor, 0, count - 1)
+    below_B = place_B.astype(int)
+    above_B = np.minimum(below_B + 1, count - 1)
+    share_B = place_B - below_B
+    return np.ascontiguousarray(bins_FB[:, below_B] * (1 - share_B) + bins_FB[:, above_B] * share_B)
