@@ -83,7 +83,7 @@ llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higg
 bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train  ## every benchmark; each prints JSON lines
 
 llm-generate: $(READY)  ## audio frames per second against transformers' generate, first-audio latency
-	@$(BIN)/python -W ignore benchmarks/llm_generate.py
+	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_generate.py
 
 clean:  ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -94,6 +94,8 @@ def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, 
                 "preset": "native",
                 "teacher": "none",
                 "adversary_share": 1,
+                "batch_size": 8,
+                "quantizer_dropout": 0.15,
                 "minutes": TOKENIZER_MINUTES,
             }
         }
