@@ -30,11 +30,12 @@ TOKENIZER: dict[str, Any] = {
     "preset": "native",
     "teacher": "none",
     "adversary_share": 1,
-    "batch_size": 8,
-    "passes": 26,
+    "crop_frames": 12,
+    "steps": 3_600,
     "quantizer_dropout": 0.15,
 }
-"""Half the usual batch in twice the steps: of real takes through the codec 0.96 are then understood, not 0.94."""
+"""Crops as short as the clips, in more steps: of real takes through the codec 0.967 are understood, and the voice is
+recognized in 0.96; with the usual 24 frames and 1,496 steps in 0.937 and 0.95 (one tokenizer each)."""
 SETTING: dict[str, Any] = {"text_guidance": 3.0, "speaker_guidance": 3.0, "temperature": 0.7, "top_p": 0.9}
 """Of the stage `generate`: how codes are drawn."""
 TEXT, VOICE = "what is said, relative to real takes", "the asked voice"

@@ -29,6 +29,9 @@ FRAMES_PER_POSITION: dict[StemName, int] = {"conv1d": 2, "conv2d": 8}
 """Also the columns of zeros behind each window: one position, so that windows begin where positions do."""
 DEFAULT_STRIDE: dict[StemName, int] = {"conv1d": 2, "conv2d": 1}
 """Positions that become one row of the model, where nothing else is said."""
+LAST_GAIN = 4.0
+"""Of the weights of `conv2d`'s last layer as it begins: positions have much in common (no value before it is negative),
+and what tells them apart must not be small beside the sinusoids that are added."""
 BLOCKS = ((7, (4, 4)), (3, (2, 2)), (3, (1, 2)))
 """Of `conv2d`: kernel of the first convolution, its stride over frames and mel bins."""
 
@@ -94,6 +97,8 @@ class Stem2d(nn.Module):
             StemBlock(each.inputs, each.outputs, each.kernel, each.stride) for each in firsts
         )
         self.linear = nn.Linear(sizes[-1].inputs, width)
+        nn.init.normal_(self.linear.weight, std=LAST_GAIN * self.linear.in_features**-0.5)
+        nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: PackedFeatures) -> Tensor:
         """`[P, C]`; windows are whole positions long."""

@@ -134,7 +134,7 @@ def test_long_clips_are_their_windows() -> None:
     tower, clip = AudioTower(config).eval(), noise(2.5)
     pieces = [clip[:, :16_000], clip[:, 16_000:32_000], clip[:, 32_000:]]
     separate = torch.cat([tower(packed(piece, shape=config.features)) for piece in pieces])
-    assert (tower(packed(clip, shape=config.features)) - separate).abs().max() < 1e-6
+    assert (tower(packed(clip, shape=config.features)) - separate).abs().max() < 1e-5
 
 
 def test_a_frozen_tower_stays_in_evaluation_without_a_graph() -> None:
