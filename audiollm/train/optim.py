@@ -105,7 +105,7 @@ def default_device() -> torch.device:
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """What matrix products are taken in; None for the parameters' own.
 
-    `auto` takes bf16 on a GPU and on CPUs with bf16 matrix units (AMX).
+    `auto` takes bf16 on a GPU and on CPUs that compute it (AMX, AVX512_BF16).
     """
     if precision == "auto":
         return torch.bfloat16 if _fast_bf16(device) else None

@@ -36,7 +36,7 @@ class TrainingConfig(StageConfig):
     batch_size: int | None = Field(None, ge=1)
     learning_rate: float | None = Field(None, gt=0)
     precision: Precision = "auto"
-    """`auto`: bf16 on a GPU and on CPUs with bf16 matrix units, else fp32. fp16 scales its losses."""
+    """`auto`: bf16 on a GPU and on CPUs that compute it (AMX, AVX512_BF16), else fp32. fp16 scales its losses."""
     checkpoint_seconds: float = Field(20.0, ge=0)
     """Time between checkpoints, and 20 times what writing one takes at least; 0: after every step."""
     seed: int = 0

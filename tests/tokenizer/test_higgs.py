@@ -273,6 +273,9 @@ def test_codebooks_start_follow_and_revive() -> None:
     assert quantizer.revive(latent_SD[None], torch.Generator().manual_seed(1)) >= 1
     quantizer(latent_SD[None])
     assert book.embed[3].abs().max() < 10
+    book.cluster_size[3] = 0
+    with torch.autocast("cpu", torch.bfloat16):  # as training in bf16 calls it
+        assert quantizer.revive(latent_SD[None].bfloat16(), torch.Generator().manual_seed(1)) >= 1
 
 
 @pytest.mark.slow

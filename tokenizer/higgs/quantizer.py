@@ -154,14 +154,15 @@ class HiggsQuantizer(nn.Module):
     def revive(self, latent_BFD: Tensor, generator: torch.Generator, threshold: float = 0.05) -> int:
         """Move codes used less than `threshold` times the mean onto residuals of this batch; returns how many."""
         residual_SD, revived = latent_BFD.flatten(0, 1).float(), 0
-        for level in self.levels():
-            x_SE, book = level.project_in(residual_SD), level.codebook
-            residual_SD = residual_SD - level.decode(book.nearest(x_SE))
-            usage = book.cluster_size.mean()
-            dead = (book.cluster_size < threshold * usage).nonzero()[:, 0]
-            picked = torch.randint(len(x_SE), (len(dead),), generator=generator).to(x_SE.device)
-            book.place(dead, x_SE[picked], usage)
-            revived += len(dead)
+        with torch.autocast(latent_BFD.device.type, enabled=False):  # codebooks are float32
+            for level in self.levels():
+                x_SE, book = level.project_in(residual_SD), level.codebook
+                residual_SD = residual_SD - level.decode(book.nearest(x_SE))
+                usage = book.cluster_size.mean()
+                dead = (book.cluster_size < threshold * usage).nonzero()[:, 0]
+                picked = torch.randint(len(x_SE), (len(dead),), generator=generator).to(x_SE.device)
+                book.place(dead, x_SE[picked], usage)
+                revived += len(dead)
         return revived
 
     def alive_K(self, threshold: float = 0.05) -> Tensor:
