@@ -45,9 +45,15 @@ TASKS = {
 """Each asked in one way: with the recording first, as answers are asked for."""
 SOUND_S = 5.0
 STEPS = 1200
-SPEECH_BATCH, DIGITS_BATCH, SOUNDS_BATCH = 48, 24, 24
+SPEECH_BATCH, DIGITS_BATCH, SOUNDS_BATCH = 48, 48, 24
 ENCODER: dict[str, Any] = {"stem": "conv2d", "num_layers": 2, "window_s": 8}
-HEARING: dict[str, Any] = {"audio_in": "features", "model": {"audio_encoder": ENCODER}, "text_weight": 1.0}
+HEARING: dict[str, Any] = {
+    "audio_in": "features",
+    "model": {"audio_encoder": ENCODER},
+    "text_weight": 1.0,
+    "learning_rate": 1e-3,
+}
+"""Of what listens. Twice the learning rate, the default of the size, is too much for an encoder from scratch."""
 VARIED: dict[str, dict[str, Any]] = {"digits": {}, "sounds": {"shift": 1.0}}
 """How the clips of each source are varied in training."""
 BARS = {"digits": 0.99, "sounds": 0.75}

@@ -21,24 +21,15 @@ UNITS_A_DB = 1 / 40
 
 
 def augment(
-    clip: ClipFeatures,
-    config: Augmentation,
-    shape: FeatureShape,
-    generator: torch.Generator,
-    other: ClipFeatures | None = None,
+    clip: ClipFeatures, config: Augmentation, shape: FeatureShape, generator: torch.Generator
 ) -> ClipFeatures:
     """The clip as it is heard this time: as many windows, frames and rows.
 
     Args:
         shape: what the windows were made for; silence that fills a window up stays behind the sound.
-        other: a clip that is heard behind it.
     """
     mel_MF = torch.cat([window.mel_MF for window in clip.windows], dim=1)
     sound = min(mel_MF.shape[1], clip.rows * shape.frames_per_row)
-    if other is not None:
-        other_MF = torch.cat([window.mel_MF for window in other.windows], dim=1)
-        softer_db = torch.rand((), generator=generator).item() * config.mix_db
-        mel_MF[:, :sound] = _together(mel_MF[:, :sound], other_MF, softer_db)
     mel_MF = mel_MF + _level_M1(len(mel_MF), config, generator)
     mel_MF[:, :sound] = _moved(mel_MF[:, :sound], config, generator)
     _mask(mel_MF, sound, config, generator)
@@ -49,15 +40,6 @@ def augment(
 
 
 # Private
-
-
-def _together(louder_MF: Tensor, softer_MF: Tensor, softer_db: float) -> Tensor:
-    """Both at once; the other is cut, or comes again, and its mean power is so much below the louder one's."""
-    frames = louder_MF.shape[1]
-    repeated_MF = softer_MF.repeat(1, -(-frames // softer_MF.shape[1]))[:, :frames]
-    powers = [10 ** (4 * mel_MF.double() - 4) for mel_MF in (louder_MF, repeated_MF)]
-    factor = powers[0].mean() / powers[1].mean() * 10 ** (-softer_db / 10)
-    return (((powers[0] + factor * powers[1]).log10() + 4) / 4).to(louder_MF.dtype)
 
 
 def _level_M1(bins: int, config: Augmentation, generator: torch.Generator) -> Tensor:

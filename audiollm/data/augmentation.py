@@ -10,11 +10,6 @@ class Augmentation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    mix: float = Field(0.0, ge=0, le=1)
-    """Share of the clips that are heard with another one of the source behind them, softer, whose answer is not asked
-    for: for sounds; 0 for speech, two of which are no sentence."""
-    mix_db: float = Field(20.0, ge=0)
-    """Softer by 0 up to so much."""
     time_masks: int = Field(2, ge=0)
     """Stretches of time that are hidden."""
     time_mask_s: float = Field(1.0, ge=0)

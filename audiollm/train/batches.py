@@ -148,51 +148,22 @@ class BatchMaker:
     def _audio(
         self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
     ) -> list[PartAudio]:
-        """What its parts are given as, features varied as the source has it.
+        """What its parts are given as: features are made once, and varied as the source has it.
 
         Raises:
             BadSample: it can no longer be read.
         """
-        config, shape = self._batching, self._batching.encoder
-        audio, varied = (
-            self._parts(source, index, loaded, codes),
-            config.augment[source] if config.augment else None,
-        )
-        if varied is None or shape is None:
-            return audio
-        made: list[PartAudio] = []
-        for part in audio:
-            if isinstance(part, ClipFeatures):
-                is_mixed = torch.rand((), generator=generator).item() < varied.mix
-                other = self._another(source, generator) if is_mixed else None
-                part = augment(part, varied, shape, generator, other)
-            made.append(part)
-        return made
-
-    def _parts(
-        self, source: int, index: int, loaded: LoadedSample, codes: Sequence[Tensor]
-    ) -> list[PartAudio]:
-        """What its parts are given as; features are made once, and kept.
-
-        Raises:
-            BadSample: it can no longer be read.
-        """
-        heard = self._heard
-        if heard is None:
+        heard, shape = self._heard, self._batching.encoder
+        if heard is None or shape is None:
             return part_audio(loaded, codes, None)
-        shape = self._batching.encoder
-        return part_audio(loaded, codes, shape, lambda part, clip: heard((source, index, part), clip))
-
-    def _another(self, source: int, generator: torch.Generator) -> ClipFeatures | None:
-        """What is heard of another sample; None where that cannot be read, as will be told when its own turn comes."""
-        used = self._used[source]
-        index = int(used[int(torch.randint(len(used), (), generator=generator))])
-        try:
-            loaded = self._sources[source][index]
-            audio = self._parts(source, index, loaded, (loaded.encodings or [[]])[0])
-        except BadSample:
-            return None
-        return next((part for part in audio if isinstance(part, ClipFeatures)), None)
+        audio = part_audio(loaded, codes, shape, lambda part, clip: heard((source, index, part), clip))
+        config = self._batching.augment[source] if self._batching.augment else None
+        if config is None:
+            return audio
+        return [
+            augment(part, config, shape, generator) if isinstance(part, ClipFeatures) else part
+            for part in audio
+        ]
 
 
 def evaluation_packs(

@@ -126,26 +126,6 @@ def test_a_shift_moves_the_end_before_the_beginning() -> None:
     assert max(places) < 30 and len(places) > 15
 
 
-def test_another_clip_behind_it_is_the_sum_of_the_sounds() -> None:
-    """Tones far apart in pitch: the mel spectrogram of their sum, at levels measured on the samples."""
-    low, high = sound(1.0, 0, 300.0), sound(1.0, 1, 4000.0)
-    clip, other = (
-        mel_features(low, SHAPE),
-        mel_features(0.01 * high, SHAPE),
-    )  # whose own level does not matter
-    config = NOTHING.model_copy(update={"mix_db": 20.0})
-    for seed in range(5):
-        made = frames_of(augment(clip, config, SHAPE, generator(seed), other))
-        softer_db = torch.rand((), generator=generator(seed)).item() * 20
-        powers = [10 ** (4 * frames_of(mel_features(each, SHAPE)) - 4) for each in (low, high)]
-        factor = (powers[0].mean() / powers[1].mean() * 10 ** (-softer_db / 10)).sqrt()
-        expected = frames_of(mel_features(low + factor * high, SHAPE))
-        loud = expected > expected.max() - 0.5  # within 20 dB of the loudest: elsewhere their phases matter
-        assert loud.sum() > 200 and (made - expected)[loud].abs().max() < 0.02
-    short = mel_features(high[:, :3_000], SHAPE)
-    assert frames_of(augment(clip, config, SHAPE, generator(), short)).shape == frames_of(clip).shape
-
-
 def test_silence_that_fills_a_window_up_stays_behind_the_sound() -> None:
     """The encoder repeats the last frame of a window that is filled up: it must be silence still."""
     shape = FeatureShape(20, 100, 1, padded=True)
@@ -203,9 +183,6 @@ def test_each_source_has_its_own_and_evaluations_none(tmp_path: Path) -> None:
     assert len(plain) == len(both) == len(second)
     same = [torch.equal(one, other) for one, other in zip(plain, second, strict=True)]
     assert any(same) and not all(same)
-    mixed = mels(None, NOTHING.model_copy(update={"mix": 1.0, "mix_db": 0.0}))
-    assert [torch.equal(one, other) for one, other in zip(plain, mixed, strict=True)] == same
-    assert [torch.equal(one, other) for one, other in zip(plain, both, strict=True)] == same
 
 
 def test_features_are_made_once_and_kept_while_there_is_room(tmp_path: Path) -> None:
