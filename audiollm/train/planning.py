@@ -37,6 +37,9 @@ STEM_COPIES = 3
 VALUES_A_ROW = 24
 """Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
 
+LOOP_PREFIX = "model.model."
+"""The training loop's names of the decoder's parameters, which `rules` go by: the task's module, and its losses'."""
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -108,7 +111,7 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         settings = config.model.audio_encoder
         if shape.audio_encoder is not None and settings is not None and not settings.trained:
             model.audio_tower.freeze()
-    names = {f"model.{name}": p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    names = {f"{LOOP_PREFIX}{name}": p.numel() for name, p in model.named_parameters() if p.requires_grad}
     trained = {name: size for name, size in names.items() if not _is_frozen(config, name)}
     trains_encoder = any("audio_tower." in name for name in trained)
     return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder)
