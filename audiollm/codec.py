@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from audiollm.config import ConfigError, nearest
-from audiollm.files import read_json
+from audiollm.models.json_files import read_json_file
 
 
 @runtime_checkable
@@ -56,18 +59,51 @@ class StreamedCodec(Protocol):
     def code_stream(self) -> CodeStream: ...
 
 
+@runtime_checkable
+class ProjectedCodec(Protocol):
+    """What a codec has besides, where its code vectors are products: the last bits of one differ with the machine and
+    the number of threads, those of what it is made of do not."""
+
+    @property
+    def codebook_tensors(self) -> Sequence[Sequence[Tensor]]:
+        """What makes up each codebook of `codebook_vectors_KVD`, as it is stored."""
+
+
+def codec_digest(codec: Codec, num_codebooks: int | None = None) -> str:
+    """What tells the codes of one codec from those of another of the same shape: 16 hexadecimal digits of SHA-256.
+
+    Of the shapes and float32 bytes of the code vectors, or of what they are made of (`ProjectedCodec`).
+
+    Args:
+        num_codebooks: the first ones only; None: all.
+    """
+    vectors: Sequence[Sequence[Tensor]] = (
+        codec.codebook_tensors
+        if isinstance(codec, ProjectedCodec)
+        else [[vectors_VD] for vectors_VD in codec.codebook_vectors_KVD]
+    )
+    digest = hashlib.sha256()
+    for codebook in vectors[:num_codebooks]:
+        for tensor in codebook:
+            digest.update(str(tuple(tensor.shape)).encode())
+            digest.update(
+                tensor.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes()
+            )
+    return digest.hexdigest()[:16]
+
+
 def load_codec(folder: Path) -> Codec:
     """The codec saved in `folder`, through the entry-point group `audiollm.codecs` and `model_type` in its config.
 
     Raises:
-        ConfigError: no config there, or no installed package knows its `model_type`.
+        ConfigError: no config there or a damaged one, or no installed package knows its `model_type`.
     """
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(
             f"no codec in {folder}: config.json is missing", str(folder), "give a codec's folder"
         )
-    kind = str(read_json(path).get("model_type"))
+    kind = str(read_json_file(path, dict).get("model_type"))
     known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
     if kind not in known:
         raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), nearest(kind, known))

@@ -112,7 +112,7 @@ def run_recipe(
 
     Raises:
         ConfigError: an unknown stage name, or another process at work in the same run folder.
-        StageError: from a stage; the report has been written where the recipe has one.
+        StageError, ConfigError: from a stage; the report has been written where the recipe has one.
     """
     names = [stage.name for stage in recipe.stages]
     for option, wanted in (("--from", start), ("--only", only)):
@@ -141,7 +141,7 @@ def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
         stage = next(stage for stage in recipe.stages if stage.name == name)
         try:
             stage.stage.run(stage.config, Context(stage.folder, recipe, console, {}, ranks))
-        except StageError:
+        except (StageError, ConfigError):
             time.sleep(GRACE_SECONDS)  # most likely all ranks met it; the first one is to tell, and to report
             raise
 
@@ -171,7 +171,7 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
             shared = ranks if stage.stage.all_ranks else ALONE
             context = Context(stage.folder, recipe, console, results, shared)
             results[stage.name] = _run_stage(stage, fingerprint, context)
-        except StageError:
+        except (StageError, ConfigError):
             _report_failure(recipe, stage, console, results)
             raise
 
@@ -197,7 +197,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
         context.ranks.of_first(stage.name)
         try:
             figures = stage.stage.run(stage.config, context)
-        except StageError as error:
+        except (StageError, ConfigError) as error:
             meter.write("failed", error=str(error))
             raise
         for artifact, path in stage.artifacts.items():

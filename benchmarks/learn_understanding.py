@@ -44,8 +44,8 @@ TASKS = {
 }
 """Each asked in one way: with the recording first, as answers are asked for."""
 SOUND_S = 5.0
-STEPS = 1200
-SPEECH_BATCH, DIGITS_BATCH, SOUNDS_BATCH = 48, 24, 24
+STEPS = 800
+SPEECH_BATCH, DIGITS_BATCH, SOUNDS_BATCH = 48, 32, 24
 ENCODER: dict[str, Any] = {"stem": "conv2d", "num_layers": 2, "window_s": 8}
 HEARING: dict[str, Any] = {
     "audio_in": "features",

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, probe
 from audiollm.audio_stream import stream_mono
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, BadSample, Sample
 from audiollm.data.shards import ShardWriter
@@ -229,6 +229,7 @@ def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
         "codebook_size": codec.codebook_size,
         "sample_rate": codec.sample_rate,
         "path": str(coding.codec.resolve()),
+        "digest": codec_digest(codec, coding.num_codebooks),
         "fingerprint": folder_digest(coding.codec),
     }
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiollm.audio import AudioError, save
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.sample import BadSample, Sample, read_samples
 from audiollm.data.shards import ShardWriter
 from audiollm.files import atomic_path, write_json
@@ -178,7 +178,7 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     shape = {
         key: getattr(codec, key) for key in ("frame_rate", "num_codebooks", "codebook_size", "sample_rate")
     }
-    counts = writer.close({"codec": {**shape, "path": str(config.codec)}})
+    counts = writer.close({"codec": {**shape, "path": str(config.codec), "digest": codec_digest(codec)}})
 
     context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
     return {**counts, "set_aside": len(set_aside.rows)}

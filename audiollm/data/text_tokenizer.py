@@ -35,7 +35,8 @@ FILE_NAME = "tokenizer.json"
 SPEAKERS_FILE = "speakers.json"
 """Beside it: the speaker names of the training data."""
 TRAINED_FILE = "trained.json"
-"""Beside it: `longest_positions`, those of the longest sample that was trained on."""
+"""Beside it: `longest_positions`, those of the longest sample that was trained on; shares of what was hidden; and
+`codec_digest`, of the codec whose codes it was trained on (`audiollm.codec.codec_digest`)."""
 
 
 @dataclass(frozen=True)

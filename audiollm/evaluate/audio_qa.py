@@ -33,6 +33,9 @@ class Question(BaseModel):
 
     id: str = Field(min_length=1)
     audio_id: str = Field(min_length=1)
+    start_s: float = Field(default=0.0, ge=0)
+    end_s: float | None = None
+    """Seconds from the file's beginning, of what is asked about; None: to its end."""
     question: str
     choices: tuple[str, ...] = Field(min_length=2, max_length=len(LETTERS))
     answer: str
@@ -45,6 +48,12 @@ class Question(BaseModel):
     def _answer_is_a_choice(self) -> Question:
         if self.answer not in self.choices:
             raise ValueError(f"the answer {self.answer!r} is none of the choices")
+        return self
+
+    @model_validator(mode="after")
+    def _span_is_positive(self) -> Question:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"the span ends at {self.end_s} s, not after its start at {self.start_s} s")
         return self
 
     @field_validator("category", "sub_category", mode="before")
@@ -63,7 +72,7 @@ class Question(BaseModel):
         return f"{self.question}\n{options}\nAnswer with the text of the right option and nothing else."
 
     def inquiry(self, folder: Path) -> Inquiry:
-        return Inquiry(self.id, folder / self.audio_id, self.prompt())
+        return Inquiry(self.id, folder / self.audio_id, self.prompt(), self.start_s, self.end_s)
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -237,6 +246,5 @@ def _example(row: Row, question: Question, folder: Path) -> Example:
     reply = row["problem"] or row["reply"] or "(nothing)"
     lines = [("question", question.question), ("options", " · ".join(question.choices))]
     lines += [("right", question.answer), ("reply", reply)]
-    return Example(
-        f"{question.id} · {question.task}", lines, [Sound("recording", folder / question.audio_id)]
-    )
+    heard = Sound("recording", folder / question.audio_id, question.start_s, question.end_s)
+    return Example(f"{question.id} · {question.task}", lines, [heard])

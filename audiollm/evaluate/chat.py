@@ -19,11 +19,17 @@ import torch
 
 from audiollm.audio import Waveform, encode_bytes, resample
 from audiollm.config import ConfigError
+from audiollm.data.sample import Message, TextPart
 from audiollm.evaluate.subjects import Answerer
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
 MOST_REPLY_BYTES = 4_000_000
+
+
+Parts = Sequence[str | Waveform]
+Turn = tuple[str, Parts]
+"""A role (system, user, assistant), and what it says and plays."""
 
 
 class ChatError(Exception):
@@ -36,8 +42,19 @@ class Chat(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ask(self, parts: Sequence[str | Waveform]) -> str:
+    def ask(self, parts: Parts) -> str:
         """
+        Raises:
+            ChatError: there is no answer.
+        """
+
+
+class TurnChat(Chat, Protocol):
+    """Any number of turns."""
+
+    def go_on(self, turns: Sequence[Turn]) -> str:
+        """The assistant's next turn.
+
         Raises:
             ChatError: there is no answer.
         """
@@ -45,12 +62,20 @@ class Chat(Protocol):
 
 @dataclass(frozen=True)
 class ChatAnswerer:
-    """An `Answerer` out of a chat: the recording, then the question."""
+    """An `Answerer` out of a chat (the recording, then the question), and a `Conversant`."""
 
-    chat: Chat
+    chat: TurnChat
 
     def answer(self, audio: Waveform, question: str) -> str:
         return self.chat.ask([audio, question])
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        return self.chat.go_on(
+            [
+                (m.role, [part.text if isinstance(part, TextPart) else audio for part in m.content])
+                for m in messages
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class OneClipChat:
     answerer: Answerer
     name: str
 
-    def ask(self, parts: Sequence[str | Waveform]) -> str:
+    def ask(self, parts: Parts) -> str:
         clips = [part.resample(SENT_RATE).samples_CN for part in parts if isinstance(part, Waveform)]
         pause_1N = torch.zeros(1, int(PAUSE_S * SENT_RATE))
         joined = [piece for clip in clips for piece in (clip, pause_1N)][:-1]
@@ -117,11 +142,15 @@ class EndpointChat:
     def name(self) -> str:
         return self.model
 
-    def ask(self, parts: Sequence[str | Waveform]) -> str:
-        content = [_content(part) for part in parts]
+    def ask(self, parts: Parts) -> str:
+        return self.go_on([("user", parts)])
+
+    def go_on(self, turns: Sequence[Turn]) -> str:
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": content}],
+            "messages": [
+                {"role": role, "content": [_content(part) for part in parts]} for role, parts in turns
+            ],
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
@@ -217,12 +246,17 @@ class PretrainedChat:
         self._model = self._model.eval().to(default_device())
         self._rate = int(self._processor.feature_extractor.sampling_rate)
 
+    def ask(self, parts: Parts) -> str:
+        return self.go_on([("user", parts)])
+
     @torch.inference_mode()
-    def ask(self, parts: Sequence[str | Waveform]) -> str:
-        content = [self._content(part) for part in parts]
+    def go_on(self, turns: Sequence[Turn]) -> str:
+        messages = [
+            {"role": role, "content": [self._content(part) for part in parts]} for role, parts in turns
+        ]
         try:
             inputs = self._processor.apply_chat_template(
-                [{"role": "user", "content": content}],
+                messages,
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=True,

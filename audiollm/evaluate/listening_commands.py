@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,9 +27,8 @@ from audiollm.evaluate.speech_commands import (
 from audiollm.evaluate.suite import bar, conclude, spread, step
 
 if TYPE_CHECKING:
-    from audiollm.audio import Waveform
-    from audiollm.evaluate.chat import Chat
-    from audiollm.evaluate.replies import Inquiry, Reply
+    from audiollm.evaluate.chat import Chat, EndpointChat
+    from audiollm.evaluate.replies import Inquiry, Reply, Write
     from audiollm.evaluate.speech import Clip, SpeechRequest
     from audiollm.evaluate.subjects import Subject
 
@@ -244,7 +242,7 @@ def _replies(
 
 
 def _ask(
-    write: Callable[[Waveform, str], str],
+    write: Write,
     fingerprint: str,
     inquiries: list[Inquiry],
     out: Path,
@@ -281,7 +279,7 @@ def _chat(source: ListenerSource) -> tuple[Chat, str]:
     return OneClipChat(subject.model, subject.name), subject.fingerprint
 
 
-def _endpoint_chat(source: ListenerSource) -> Chat:
+def _endpoint_chat(source: ListenerSource) -> EndpointChat:
     from audiollm.evaluate.chat import EndpointChat
 
     if source.endpoint is None or source.endpoint_model is None:

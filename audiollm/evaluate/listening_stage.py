@@ -125,9 +125,10 @@ def figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _is_answered(sample: Sample) -> bool:
-    """Whether it is one recording, a question and an answer in words."""
-    words = bool(sample.texts("user") and sample.texts("assistant")) and not sample.audio("assistant")
-    return words and len(sample.audio("user")) == 1
+    """Whether it is one recording, a question and at last an answer in words."""
+    words = bool(sample.texts("user") and sample.texts("assistant"))
+    alone = len(sample.audio_parts()) == len(sample.audio("user")) == 1
+    return words and alone and sample.messages[-1].role == "assistant"
 
 
 def _question(sample: Sample) -> str:
@@ -142,7 +143,8 @@ def _inquiry(sample: Sample) -> Inquiry:
     from audiollm.evaluate.replies import Inquiry
 
     heard = sample.audio("user")[0]
-    return Inquiry(sample.id, Path(heard.path), _question(sample), heard.start_s, heard.end_s)
+    asked = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
+    return Inquiry(sample.id, Path(heard.path), _question(sample), heard.start_s, heard.end_s, asked)
 
 
 def _recording(sample: Sample, language: str) -> Recording:
@@ -158,9 +160,12 @@ def _recording(sample: Sample, language: str) -> Recording:
 def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
     from audiollm.evaluate.audio_qa import Question
 
+    heard = sample.audio("user")[0]
     return Question(
         id=sample.id,
-        audio_id=sample.audio("user")[0].path,
+        audio_id=heard.path,
+        start_s=heard.start_s,
+        end_s=heard.end_s,
         question=_question(sample),
         choices=choices,
         answer=_answer(sample),

@@ -1,4 +1,4 @@
-"""Our own model under test: `Generator` as a `Speaker`, a `DialogueSpeaker` and an `Answerer`."""
+"""Our own model under test: `Generator` as a `Speaker`, a `DialogueSpeaker`, an `Answerer` and a `Conversant`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audiollm.audio import Waveform
+from audiollm.data.sample import Message
 from audiollm.evaluate.subjects import Voice
 from audiollm.files import folder_digest
 from audiollm.generation.generator import Generator
@@ -72,6 +73,10 @@ class OwnModel:
 
     def answer(self, audio: Waveform, question: str) -> str:
         return self.generator.answer(audio, question, max_tokens=self.max_tokens)
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        request = self.generator.asked(messages, audio, max_tokens=self.max_tokens)
+        return self.generator.answer_all([request])[0].text.strip()
 
     def _say(
         self,

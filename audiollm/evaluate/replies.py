@@ -9,12 +9,13 @@ from typing import Any
 
 from audiollm.audio import Waveform
 from audiollm.config import ConfigError
+from audiollm.data.sample import AudioPart, Message
 from audiollm.evaluate.hearing import Recognizer, digest, load_clip
 from audiollm.evaluate.lists import read_rows
 from audiollm.evaluate.signal_metrics import MetricError
 from audiollm.evaluate.speech import Advance
 from audiollm.evaluate.store import RowStore
-from audiollm.evaluate.subjects import Subject
+from audiollm.evaluate.subjects import Conversant, Subject
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,16 @@ class Inquiry:
     question: str
     start_s: float = 0.0
     end_s: float | None = None
+    messages: tuple[Message, ...] = ()
+    """How a `Conversant` is asked: a chat that holds the recording and the question. Empty: by the question alone."""
+
+
+Write = Callable[[Waveform, Inquiry], str]
+"""What is written about the sound of an inquiry."""
 
 
 def ask_all(
-    write: Callable[[Waveform, str], str],
+    write: Write,
     fingerprint: str,
     inquiries: Sequence[Inquiry],
     store: RowStore,
@@ -51,14 +58,20 @@ def ask_all(
     return replies
 
 
-def by_answerer(subject: Subject) -> Callable[[Waveform, str], str]:
-    """How an `Answerer` writes."""
-    return lambda wave, question: str(subject.model.answer(wave, question))
+def by_answerer(subject: Subject) -> Write:
+    """How an `Answerer` writes; one that is a `Conversant` too is given the chat, where the inquiry has one."""
+
+    def write(wave: Waveform, inquiry: Inquiry) -> str:
+        if inquiry.messages and isinstance(subject.model, Conversant):
+            return str(subject.model.reply(inquiry.messages, wave))
+        return str(subject.model.answer(wave, inquiry.question))
+
+    return write
 
 
-def by_recognizer(judge: Recognizer) -> Callable[[Waveform, str], str]:
+def by_recognizer(judge: Recognizer) -> Write:
     """How a recognizer writes; it is asked nothing."""
-    return lambda wave, question: judge.recognize(wave.samples_CN, wave.sample_rate)
+    return lambda wave, inquiry: judge.recognize(wave.samples_CN, wave.sample_rate)
 
 
 def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[str, Reply]:
@@ -86,7 +99,7 @@ def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[st
     return {id: found.get(id, Reply(problem="no reply")) for id in ids}
 
 
-def _ask(write: Callable[[Waveform, str], str], fingerprint: str, inquiry: Inquiry, store: RowStore) -> Reply:
+def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> Reply:
     try:
         content = digest(inquiry.path)
         depends_on: list[Any] = [
@@ -96,6 +109,7 @@ def _ask(write: Callable[[Waveform, str], str], fingerprint: str, inquiry: Inqui
             inquiry.start_s,
             inquiry.end_s,
             inquiry.question,
+            *_wording(inquiry.messages),
         ]
         known = store.get(*depends_on)
         if known is not None:
@@ -104,9 +118,17 @@ def _ask(write: Callable[[Waveform, str], str], fingerprint: str, inquiry: Inqui
     except MetricError as error:
         return Reply(problem=error.reason)
     try:
-        text = write(wave, inquiry.question)
+        text = write(wave, inquiry)
     except Exception as error:  # whatever a model raises is its result for this recording
         said = " ".join(str(error).split())[:300]
         return Reply(problem=f"the model failed: {type(error).__name__}: {said}")
     store.add({"id": inquiry.id, "path": str(inquiry.path), "reply": text}, *depends_on)
     return Reply(text)
+
+
+def _wording(messages: Sequence[Message]) -> list[Any]:
+    """A chat as plain data: its words, and where the recording stands among them."""
+    return [
+        [message.role, [None if isinstance(part, AudioPart) else part.text for part in message.content]]
+        for message in messages
+    ]

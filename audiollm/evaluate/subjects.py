@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from audiollm.audio import Waveform
 from audiollm.config import ConfigError
+from audiollm.data.sample import Message
 from audiollm.files import folder_digest, read_json
 
 OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
@@ -52,6 +53,14 @@ class Answerer(Protocol):
     """Answers a question about a recording in words."""
 
     def answer(self, audio: Waveform, question: str) -> str: ...
+
+
+@runtime_checkable
+class Conversant(Protocol):
+    """An `Answerer` that is asked in a chat as it is written, with its system message and in its order."""
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        """The assistant's next turn in words; `audio` is the one recording in the messages."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ PLAIN = SamplingConfig()
 TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0
 """Of models that were trained so."""
 GIVEN = "given"
+DAMAGED_REMEDY = "mend it, or remove the file: then nothing is known of the training"
 
 _NAMES = {
     "temperature": "temperature",
@@ -40,6 +41,7 @@ class Trained(NamedTuple):
     longest_positions: int | None = None
     text_dropout: float | None = None
     speaker_dropout: float | None = None
+    codec_digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def read_trained(folder: Path) -> Trained:
             problem = (
                 f"{name}: {value!r} is no number of 0{f' to {most:g}' if most < math.inf else ' or more'}"
             )
-            raise ConfigError(
-                problem, str(path), "mend it, or remove the file: then nothing is known of the training"
-            )
+            raise ConfigError(problem, str(path), DAMAGED_REMEDY)
+    digest = data.get("codec_digest")
+    if digest is not None and not isinstance(digest, str):
+        raise ConfigError(f"codec_digest: {digest!r} is no text", str(path), DAMAGED_REMEDY)
     return Trained(**{name: data.get(name) for name in Trained._fields})

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load, normalize_rms
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.features import PartAudio, mel_features, size_of
@@ -89,7 +89,7 @@ class Generator:
         codec_folder = Path(codec) if codec is not None else folder.parent.parent / "train_tokenizer"
         loaded_codec = None
         if codec_folder.is_dir():
-            loaded_codec = _codec_for(config, folder, codec_folder)
+            loaded_codec = _codec_for(config, folder, codec_folder, trained.codec_digest)
         elif codec is not None or config.audio_encoder is None:
             raise ConfigError(f"no codec at {codec_folder}", "codec", CODEC_REMEDY)
         tokenizer = load_text_tokenizer(folder)
@@ -241,7 +241,6 @@ class Generator:
         """What `answer` asks the engine. Raises: ConfigError: as there."""
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
-        heard = _recording(audio)
         part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
         fields: dict[str, FieldValue] = {
             "audio": part,
@@ -249,13 +248,30 @@ class Generator:
             "answer": "(asked for)",
         }
         messages = render(load_tasks()["audio_qa"], "question", fields).messages[:-1]
+        return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
+
+    def asked(
+        self,
+        messages: Sequence[Message],
+        audio: Recording,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> Request:
+        """A request for an answer in words to a chat, the one recording of which is `audio`.
+
+        Raises:
+            ConfigError: control tokens in the words, or a recording that `answer` does not take.
+        """
+        heard = _recording(audio)
         try:
             self.template.layout(messages, [1])
         except ValueError as error:
             raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
         sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
         limits = Limits(max_text_tokens=max_tokens)
-        return Request(messages, seed, [self.heard(heard)], sampling, limits, "text")
+        return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
 
     def notes_on(self, request: Request) -> tuple[str, ...]:
         """What whoever asks should know: the prompt is longer than what the model was trained on."""
@@ -340,9 +356,9 @@ class Generator:
         return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
 
 
-def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path) -> Codec:
+def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
+    """The codec in a folder, if it is that of the model in `folder` as far as is known (`digest`)."""
     found = model_folder(codec_folder)
-    read_json_file(found / "config.json", dict)
     try:
         codec = load_codec(found)
     except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not go together
@@ -352,6 +368,9 @@ def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path) -> Codec
     if shapes[0] != shapes[1]:
         (books, codes), (given, of) = shapes
         problem = f"the codec has {given} codebooks of {of} codes, the model {folder} {books} of {codes}"
+        raise ConfigError(problem, str(found), CODEC_REMEDY)
+    if digest is not None and codec_digest(codec) != digest:
+        problem = f"another codec than that of the model {folder}: its codes stand for other sounds"
         raise ConfigError(problem, str(found), CODEC_REMEDY)
     return codec
 

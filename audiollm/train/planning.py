@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from audiollm.models.layouts import describe
 from audiollm.recipe import StagePlan, chosen
 from audiollm.train.adapt import adapt
 from audiollm.train.flops import encoder_multiplications
+from audiollm.train.optim import freeze
 from audiollm.train.shape import planned_shape
 from audiollm.train.stage import TrainConfig
 
@@ -83,7 +83,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
     try:
         counts = count_parameters(config, shape)
     except ValueError as error:  # a pattern that fits nothing
-        raise ConfigError(str(error), "train", "see `trained` and `lora`") from error
+        raise ConfigError(str(error), "train", "see `trained`, `lora` and `rules`") from error
     if counts.trained < counts.total:
         note += f", {counts.trained / 1e6:.1f} M trained"
     memory = partial(_memory_mb, config, shape, counts, batch * data.length)
@@ -101,7 +101,11 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
 
 
 def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
-    """Exactly, by a model of that shape on the meta device with what is trained chosen as the stage does."""
+    """Exactly, by a model of that shape on the meta device with what is trained chosen as the stage does.
+
+    Raises:
+        ValueError: a pattern of `trained`, `lora` or `rules` that fits nothing.
+    """
     with torch.device("meta"):
         model = DualFFN(shape)
         total = sum(parameter.numel() for parameter in model.parameters())
@@ -111,18 +115,14 @@ def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
         settings = config.model.audio_encoder
         if shape.audio_encoder is not None and settings is not None and not settings.trained:
             model.audio_tower.freeze()
-    names = {f"{LOOP_PREFIX}{name}": p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    trained = {name: size for name, size in names.items() if not _is_frozen(config, name)}
+    named = {f"{LOOP_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
+    freeze(named.items(), config.rules)
+    trained = {name: parameter.numel() for name, parameter in named.items() if parameter.requires_grad}
     trains_encoder = any("audio_tower." in name for name in trained)
     return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder)
 
 
 # ------------------------------------------------------------------------------------------------ private
-
-
-def _is_frozen(config: TrainConfig, name: str) -> bool:
-    rule = next((rule for rule in config.rules if fnmatchcase(name, rule.pattern)), None)
-    return rule is not None and rule.frozen
 
 
 def _missing(config: TrainConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from audiollm.codec import load_codec
+from audiollm.codec import codec_digest, load_codec
 from audiollm.data.conditions import is_spoken
 from audiollm.data.features import FeatureShape, PartAudio
 from audiollm.data.loader import Loader
@@ -27,7 +27,7 @@ from audiollm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from audiollm.files import write_json
-from audiollm.generation.defaults import guidance_of
+from audiollm.generation.defaults import guidance_of, read_trained
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
 from audiollm.models.dual_ffn import DualFFN
@@ -124,26 +124,31 @@ def _template(
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
 
 
-def codec_of(sources: Sequence[Source]) -> dict[str, int]:
-    """Codebooks and their size that all coded sources agree on; those of Higgs where none is coded.
+def codec_of(sources: Sequence[Source]) -> dict[str, Any]:
+    """Codebooks and their size that all coded sources agree on, and what else is known of their codec.
+
+    Those of Higgs where none is coded.
 
     Raises:
         StageError: two sources were coded by different codecs.
     """
-    keys = ("num_codebooks", "codebook_size", "fingerprint")
+    keys = ("num_codebooks", "codebook_size", "digest", "fingerprint")
     found = {source.name: getattr(source, "facts", {}).get("codec") or {} for source in sources}
-    shapes = {
+    codecs = {
         name: {key: codec[key] for key in keys if key in codec} for name, codec in found.items() if codec
     }
-    names = list(shapes)
-    for name in names[1:]:
-        if shapes[name] != shapes[names[0]]:
+    for (first, one), (second, other) in combinations(codecs.items(), 2):
+        shared = one.keys() & other.keys()
+        if "digest" in shared:  # the same codes, whatever else is in the codec's folder
+            shared -= {"fingerprint"}
+        if any(one[key] != other[key] for key in shared):
             raise StageError(
-                f"{names[0]} and {name} were coded by different codecs: {shapes[names[0]]}, {shapes[name]}",
+                f"{first} and {second} were coded by different codecs: {one}, {other}",
                 "tokenize them with the same one",
                 2,
             )
-    return shapes[names[0]] if names else {"num_codebooks": 8, "codebook_size": 1024}
+    agreed = {key: value for codec in codecs.values() for key, value in codec.items()}
+    return agreed or {"num_codebooks": 8, "codebook_size": 1024}
 
 
 def _survey(
@@ -263,7 +268,10 @@ def _listening(
     if not spoken:
         return None
     picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.listen)]
-    codec = load_codec(model_folder(chosen(config.codec)))
+    codec, digest = load_codec(model_folder(chosen(config.codec))), codec_of(sources).get("digest")
+    if digest is not None and codec_digest(codec) != digest:
+        problem = f"codec: {config.codec} is another codec than that of the shards"
+        raise StageError(problem, "give the folder of the codec that the shards were tokenized with", 2)
     sampling = SamplingConfig(**guidance_of(config.text_dropout, config.speaker_dropout))
     return Listening(model, codec, template, picked, context.folder / "listening", sampling)
 
@@ -295,8 +303,14 @@ def _save(
         "longest_positions": longest,
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
+        "codec_digest": codec_of(sources).get("digest") or _codec_of_start(config),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
+
+
+def _codec_of_start(config: TrainConfig) -> str | None:
+    """Training without codes leaves what the model knows of a codec's."""
+    return None if config.start is None else read_trained(model_folder(config.start)).codec_digest
 
 
 def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:

@@ -1,4 +1,4 @@
-"""The section on the tokenizer: its figures, its curves, and held-out clips before and after."""
+"""The section on tokenizers: of every stage that trains one its figures, its curves, and clips before and after."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
-from pipelines.report.media import Gallery
+from pipelines.report.media import Gallery, shares
 
 EXAMPLES_SHOWN = 4
+"""Of all stages together."""
+BRIEF = ("training steps", "mel distance, held out")
+"""The facts that stand beside the name of one of several stages."""
 EXAMPLE_TITLES = {
     "original": "original",
     "decoded": "decoded, all codebooks",
@@ -19,10 +22,19 @@ EXAMPLE_TITLES = {
 
 
 def tokenizer_section(material: Material, gallery: Gallery) -> Row:
-    """The last stage `train_tokenizer`; `absent` where it is not done, with what it has left so far."""
-    stage = material.last("train_tokenizer")
-    if stage is None:
-        return {"absent": "This recipe has no stage train_tokenizer."}
+    """Every stage `train_tokenizer` in the order of the recipe; `absent` where it has none."""
+    stages = material.stages("train_tokenizer")
+    if not stages:
+        return {"absent": "This recipe has no stage train_tokenizer.", "stages": []}
+    done = [stage.name for stage in stages if stage.figures is not None]
+    examples = dict(zip(done, shares(EXAMPLES_SHOWN, len(done)), strict=True))
+    # the last first: where the page has its fill of sound, that of the earlier ones is left out
+    sections = [_stage(stage, gallery, examples.get(stage.name, 0)) for stage in reversed(stages)]
+    return {"absent": "", "stages": sections[::-1]}
+
+
+def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
+    """`absent` where it is not done, with what it has left so far."""
     rows = stage.rows("metrics.jsonl")
     charts = [
         chart_of(rows, "Mel distance", "mean |Δ ln mel|", "mel"),
@@ -32,11 +44,14 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
         *_perplexity_charts(rows),
         _adversary_chart(rows),
     ]
+    facts = [] if stage.figures is None else _tokenizer_facts(stage.figures)
     return {
+        "name": stage.name,
         "absent": stage.absent,
-        "facts": [] if stage.figures is None else _tokenizer_facts(stage.figures),
+        "brief": stage.absent or " · ".join(f"{title} {value}" for title, value in facts if title in BRIEF),
+        "facts": facts,
         "charts": [chart for chart in charts if chart["svg"]],
-        "examples": _examples(stage, gallery) if stage.figures is not None else [],
+        "examples": _examples(stage, gallery, examples),
         "alarms": alarms_of(stage),
     }
 
@@ -82,7 +97,7 @@ def _adversary_chart(rows: Sequence[Row]) -> Row:
     return drawn("Adversary", "hinge loss, relative L1", series)
 
 
-def _examples(stage: Trace, gallery: Gallery) -> list[Row]:
+def _examples(stage: Trace, gallery: Gallery, most: int) -> list[Row]:
     listed = stage.json("examples.json")
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     return [
@@ -94,5 +109,5 @@ def _examples(stage: Trace, gallery: Gallery) -> list[Row]:
                 if key in row
             ],
         }
-        for row in rows[:EXAMPLES_SHOWN]
+        for row in rows[:most]
     ]

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from audiollm.audio import Waveform, load_bytes
 from audiollm.cli import build_app
 from audiollm.config import ConfigError
+from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.evaluate.chat import ChatAnswerer, ChatError, EndpointChat, OneClipChat, PretrainedChat
 from audiollm.evaluate.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
 from audiollm.evaluate.speech import Clip
@@ -228,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", f"{self.server.url}/stolen")
         self.end_headers()
         if status == 200:
-            content = body["messages"][0]["content"]
+            content = body["messages"][-1]["content"]
             sounds = [p["input_audio"]["data"] for p in content if p["type"] == "input_audio"]
             ask = content[-1].get("text", "")
             form = json.loads(ask[ask.rindex("{") :]) if "{" in ask else {}
@@ -263,6 +264,12 @@ def test_what_goes_to_an_endpoint(endpoint: Endpoint, monkeypatch: pytest.Monkey
     heard = load_bytes(base64.b64decode(sound["input_audio"]["data"]))
     assert (heard.sample_rate, heard.num_samples) == (24_000, 2400)
     assert "secret-1" not in repr(chat)
+    told = [Message(role="system", content=[TextPart(text="Be brief.")])]
+    told.append(Message(role="user", content=[TextPart(text="How loud?"), AudioPart(path="x.wav")]))
+    assert ChatAnswerer(chat).reply(told, WAVES[0]) == "1 heard"
+    system, user = endpoint.seen[-1][1]["messages"]
+    assert system == {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert [part["type"] for part in user["content"]] == ["text", "input_audio"] and user["role"] == "user"
     monkeypatch.delenv("MY_KEY")
     chat.ask(["hello"])
     assert "Authorization" not in endpoint.seen[-1][0]

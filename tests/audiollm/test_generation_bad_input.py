@@ -17,6 +17,7 @@ from train_samples import write_shards
 
 from audiollm import cli
 from audiollm.audio import load, save
+from audiollm.codec import codec_digest, load_codec
 from audiollm.data.text_tokenizer import SPEAKERS_FILE, TRAINED_FILE, train_text_tokenizer
 from audiollm.files import read_json, write_json
 from audiollm.generation.generator import Generator
@@ -41,9 +42,9 @@ class Seen(NamedTuple):
 Run = Callable[..., Seen]
 
 
-def write_codec(folder: Path, books: int = BOOKS) -> None:
+def write_codec(folder: Path, books: int = BOOKS, seed: int = 0) -> None:
     shape = {"mel_hidden_size": 16, "hidden_size": 16, "encoder_layers": (1, 1), "decoder_layers": (1, 1)}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = TokenizerConfig(num_codebooks=books, codebook_size=CODES, latent_dim=8, **shape)  # type: ignore[arg-type]
     AudioTokenizer(config).save_pretrained(folder)
 
@@ -211,6 +212,7 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         ("train/model/trained.json", "{", ("trained.json", "not JSON")),
         ("train/model/trained.json", {"longest_positions": "many"}, ("longest_positions: 'many'",)),
         ("train/model/trained.json", {"text_dropout": 1.5}, ("text_dropout: 1.5",)),
+        ("train/model/trained.json", {"codec_digest": 7}, ("codec_digest: 7 is no text",)),
         ("train/model/generation_config.json", "{", ("generation_config.json", "not JSON")),
         ("train/model/generation_config.json", {"top_p": 2}, ("top_p: 2 cannot",)),
         ("train/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
@@ -227,6 +229,25 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
 def test_damaged_folders(run: Run, name: str, content: Any, said: tuple[str, ...]) -> None:
     damage(f"r/{name}", content)
     refused(say(run, "--text", "one"), *said)
+
+
+def test_a_codec_of_the_same_shape_that_is_another(run: Run) -> None:
+    """The run's own is known by its digest; before there was one, nothing is known and all goes on."""
+    write_codec(Path("other"), seed=1)
+    say(run, "--text", "one", "--codec", "other")
+    rmtree("out")
+    write_json(
+        Path("r/train/model") / TRAINED_FILE,
+        {"codec_digest": codec_digest(load_codec(Path("r/train_tokenizer/model")))},
+    )
+    assert say(run, "--text", "one").code == 0
+    rmtree("out")
+    said = "other  another codec than that of the model r/train/model", "give the folder of the codec"
+    refused(say(run, "--text", "one", "--codec", "other"), *said)
+    refused(run("ask", "me.wav", "What?", "--model", "r/train", "--codec", "other"), *said)
+    rmtree("r/train_tokenizer")
+    write_codec(Path("r/train_tokenizer/model"), seed=1)
+    refused(say(run, "--text", "one"), "r/train_tokenizer/model  another codec")
 
 
 def test_weights_of_a_training_that_diverged(run: Run) -> None:

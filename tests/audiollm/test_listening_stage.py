@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from audiollm.audio import Waveform, save
+from audiollm.audio import Waveform, load_bytes, save
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.evaluate import subjects
 from audiollm.evaluate.listening_stage import Config, choices_of, run
 from audiollm.evaluate.own_model import OwnModel
-from audiollm.evaluate.subjects import Subject
+from audiollm.evaluate.subjects import Conversant, Subject
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
@@ -74,6 +77,69 @@ def test_transcripts_are_scored_by_words_and_answers_by_choice(
         ("c", "Which tone?", "high", "high", True),
         ("d", "Which tone?", "high", "low", False),
     ]
+
+
+class Scribe:
+    """Writes down how it is asked: the turns before its own, with * for the recording."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def answer(self, audio: Waveform, question: str) -> str:
+        raise AssertionError("there is a chat to answer")
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        shown = [
+            [m.role, *("*" if isinstance(part, AudioPart) else part.text for part in m.content)]
+            for m in messages
+        ]
+        self.asked.append(f"{audio.duration_s:.2f} s, {shown}")
+        return "high"
+
+
+def test_a_sample_is_asked_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its system message, its order, its span: in what is asked, in what is kept, and in the page."""
+    scribe = Scribe()
+    monkeypatch.setattr(subjects, "load_answerer", lambda *given: Subject("scribe", "1", scribe))
+    tones = torch.cat([sound(0.5, 0, 300.0), sound(0.25, 0, 2500.0)], dim=1)
+    save(tmp_path / "tones.wav", tones, 16_000)
+    part = AudioPart(path=str(tmp_path / "tones.wav"), start_s=0.5, end_s=0.75)
+    words, told = TextPart(text="Which  tone?"), Message(role="assistant", content=[TextPart(text="high")])
+    system = Message(role="system", content=[TextPart(text="Be brief.")])
+    after, before = Message(role="user", content=[words, part]), Message(role="user", content=[part, words])
+    chats = {"a": [after, told], "b": [system, before, told], "c": [before, told]}
+    samples = [
+        Sample(id=id, messages=chat, task="tone", metadata={"split": "test"}) for id, chat in chats.items()
+    ]
+    low = sample("low", tmp_path / "tones.wav", "Which tone?", "low", "train")  # the other choice
+    with_another = Message(role="system", content=[AudioPart(path="x.wav")])  # two recordings: not asked
+    samples.append(low.model_copy(update={"id": "two", "messages": [with_another, *low.messages]}))
+    found = scored(tmp_path, [*samples, low])
+    assert found["questions"] == 3 and found["accuracy"] == 1.0
+    assert scribe.asked == [
+        "0.25 s, [['user', 'Which  tone?', '*']]",
+        "0.25 s, [['system', 'Be brief.'], ['user', '*', 'Which  tone?']]",
+        "0.25 s, [['user', '*', 'Which  tone?']]",
+    ]
+    page = (tmp_path / "stage" / "audio-qa" / "report.html").read_text()
+    heard = [load_bytes(b64decode(data)) for data in re.findall(r"data:audio/[\w-]+;base64,([\w+/=]+)", page)]
+    assert [round(wave.duration_s, 2) for wave in heard] == [0.25] * 3
+    scored(tmp_path, [*samples, low])
+    assert len(scribe.asked) == 3, "each is kept by its own wording"
+
+
+def test_a_model_of_ours_is_given_the_chat_of_the_sample(tmp_path: Path) -> None:
+    """Either order gets an answer of its own; `answer` knows one of them alone."""
+    template = small_template()
+    small_model(template).float().save_pretrained(tmp_path / "stage" / "model", template.tokenizer)
+    own = OwnModel.load(tmp_path / "stage", None, max_tokens=4)
+    wave, part, words = Waveform(sound(0.3), 16_000), AudioPart(path="x.wav"), TextPart(text="what is it?")
+    after, before = ([Message(role="user", content=parts)] for parts in ([words, part], [part, words]))
+    assert own.generator.asked(after, wave).messages == after
+    replies = {own.reply(after, wave), own.reply(before, wave)}
+    assert isinstance(own, Conversant) and len(replies) == 2 and own.answer(wave, "what is it?") in replies
+    with pytest.raises(ConfigError, match="AUDIO"):
+        own.reply([Message(role="user", content=[part, TextPart(text="what is <|AUDIO|>?")])], wave)
 
 
 def test_a_model_that_never_answers_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_failure_keeps_the_folder_reports_and_resumes(tmp_path: Path) -> None:
     assert ran[3:] == ["b", "c", "report"]
     resumed = read_result(tmp_path / "b")
     assert resumed is not None and resumed.figures["resumed"] is True
+
+
+def test_settings_that_a_stage_finds_wrong_end_it_as_failed(tmp_path: Path) -> None:
+    def refuses(config: CountConfig, context: Context) -> dict[str, Any]:
+        raise ConfigError("model_type: no such codec: 'x'", "codec/config.json", "give another")
+
+    ran: list[str] = []
+    recipe = recipe_of(tmp_path, ran, {})
+    a = recipe.stages[0]
+    refusing = replace(a, stage=replace(a.stage, run=refuses))
+    with pytest.raises(ConfigError, match="no such codec"):
+        run_recipe(replace(recipe, stages=(refusing, *recipe.stages[1:])), QUIET)
+    assert ran == ["report"]
+    result = read_result(tmp_path / "a")
+    assert result is not None and result.state == "failed"
+    assert result.error == "codec/config.json  model_type: no such codec: 'x'\n  give another"
+    run_recipe(recipe, QUIET)
+    assert ran == ["report", "a", "b", "c", "report"]
 
 
 def test_from_and_only(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from pydantic import ValidationError
 from train_samples import SMALL, model_of, run_stage, settings_of, small_template, write_shards
 
 from audiollm.audio import load
+from audiollm.codec import codec_digest
 from audiollm.data.shards import ShardWriter
 from audiollm.data.source import open_source
 from audiollm.data.template import Template
+from audiollm.data.text_tokenizer import TRAINED_FILE
 from audiollm.files import read_json, read_jsonl
 from audiollm.generation.request import Limits
 from audiollm.generation.sampling import SamplingConfig
@@ -27,6 +30,7 @@ from audiollm.train.listening import Listening, request_of
 from audiollm.train.planning import plan_training
 from audiollm.train.stage import SIZES, TrainConfig
 from audiollm.train.start import start_from_codebooks
+from tokenizer.model import AudioTokenizer, TokenizerConfig
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,41 @@ def test_the_stage_trains_saves_and_mixes_sources(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="different codecs"):
         ShardWriter(tmp_path / "c", 5).close({"codec": {"num_codebooks": 2, "codebook_size": 32}})
         run_stage(tmp_path / "other", [str(first), str(tmp_path / "c")], model=SMALL)
+
+
+def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tmp_path: Path) -> None:
+    ours, theirs = (write_shards(tmp_path / name, 7, digest=name) for name in ("ours", "theirs"))
+    older = write_shards(tmp_path / "older", 7)
+    old, other = (write_shards(tmp_path / name, 7, fingerprint=name) for name in ("old", "other"))
+    with pytest.raises(
+        StageError, match="ours and .*theirs were coded by different codecs: .*'digest': 'ours'"
+    ):
+        run_stage(tmp_path / "refused", [str(older), str(ours), str(theirs)], model=SMALL)
+    with pytest.raises(StageError, match="old and .*other were coded by different codecs"):
+        run_stage(tmp_path / "as_before", [str(old), str(other)], model=SMALL)
+    again = write_shards(tmp_path / "again", 7, digest="ours", fingerprint="saved anew")
+    run_stage(tmp_path / "run", [str(ours), str(older), str(again)], model=SMALL)
+    assert read_json(tmp_path / "run" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
+    run_stage(tmp_path / "on", str(older), start=str(tmp_path / "run"))
+    assert read_json(tmp_path / "on" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
+    run_stage(tmp_path / "unknown", str(older), model=SMALL)
+    assert read_json(tmp_path / "unknown" / "model" / TRAINED_FILE)["codec_digest"] is None
+
+
+def test_prompts_are_not_spoken_with_another_codec(tmp_path: Path) -> None:
+    shape: Any = {
+        "mel_hidden_size": 16,
+        "hidden_size": 16,
+        "encoder_layers": (1, 1),
+        "decoder_layers": (1, 1),
+    }
+    codec = AudioTokenizer(TokenizerConfig(num_codebooks=4, codebook_size=32, latent_dim=8, **shape))
+    codec.save_pretrained(tmp_path / "codec")
+    own, other = (write_shards(tmp_path / name, 7, digest=name) for name in (codec_digest(codec), "other"))
+    with pytest.raises(StageError, match="codec is another codec than that of the shards"):
+        run_stage(tmp_path / "refused", str(other), model=SMALL, codec=str(tmp_path / "codec"))
+    run_stage(tmp_path / "run", str(own), model=SMALL, codec=str(tmp_path / "codec"), evaluations=1)
+    assert list((tmp_path / "run" / "listening").glob("step-*/*.wav"))
 
 
 def test_an_adapter_is_saved_by_itself_and_merged(tmp_path: Path) -> None:

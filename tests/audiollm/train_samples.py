@@ -50,14 +50,14 @@ def settings_of(values: dict[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate(values, context={"artifacts": {"shards"}, "inputs": []})
 
 
-def write_shards(folder: Path, samples: int, frames: int = 3) -> Path:
+def write_shards(folder: Path, samples: int, frames: int = 3, **codec: str) -> Path:
     """Sample i is i of every code; the last one is held out."""
     writer = ShardWriter(folder, samples_per_shard=5)
     for i in range(samples):
         split = {"split": "test" if i == samples - 1 else "train", "speaker": f"voice{i % 2}"}
         sample = SAMPLE.model_copy(update={"id": f"s{i}", "metadata": split})
         writer.write(i, sample, [[torch.full((4, frames + i), i).numpy()]])
-    writer.close({"codec": {"num_codebooks": 4, "codebook_size": 32}})
+    writer.close({"codec": {"num_codebooks": 4, "codebook_size": 32, **codec}})
     return folder
 
 

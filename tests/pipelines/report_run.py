@@ -101,20 +101,24 @@ def annotated(run: Run, segments: int = 3) -> None:
 
 def trained(run: Run) -> None:
     run.done("compose", {"train_samples": 2, "test_samples": 1, "train_seconds": 0.3, "test_seconds": 0.15})
-    codec = run.folder("train_tokenizer")
+    tokenizer_trained(run)
+    run.done("tokenize", {"samples": 3})
+    model_trained(run)
+
+
+def tokenizer_trained(
+    run: Run, stage: str = "train_tokenizer", mel: float = float("inf"), examples: int = 1
+) -> None:
+    codec = run.folder(stage)
     for part in ("original", "first_codebook", "decoded"):
         beep(codec / f"{part}.wav")
     row = {"source": "/home/alice/0.wav", "original": "original.wav", "first_codebook": "first_codebook.wav"}
-    write_json(codec / "examples.json", [{**row, "decoded": "decoded.wav"}])
+    write_json(codec / "examples.json", [{**row, "decoded": "decoded.wav"}] * examples)
     metrics = [{"step": n, "mel": 1 / (n + 1), "stft": 2.0, "commitment": float("nan")} for n in range(5)]
     perplexities = {"evaluation/perplexity_first": 9.0, "evaluation/perplexity_mean": 8.0}
     write_jsonl(codec / "metrics.jsonl", [*metrics, {"step": 4, "evaluation/mel": 0.4, **perplexities}])
-    run.done(
-        "train_tokenizer", {"parameters": 7_000_000, "bitrate_bps": 2000.0, "steps": 5, "mel": float("inf")}
-    )
+    run.done(stage, {"parameters": 7_000_000, "bitrate_bps": 2000.0, "steps": 5, "mel": mel})
     write_jsonl(codec / "alarms.jsonl", [{"step": 3, "kind": "codebook collapse", "text": "2% of <codes>"}])
-    run.done("tokenize", {"samples": 3})
-    model_trained(run)
 
 
 def model_trained(run: Run, stage: str = "train", audio_loss: float = 2.0) -> None:

@@ -18,7 +18,16 @@ from pipelines.report.answers import answers_section
 from pipelines.report.material import Material
 from pipelines.report.media import Gallery, shares
 from pipelines.report.samples import samples_section
-from tests.pipelines.report_run import HOSTILE, Page, Run, beep, judged, model_trained, spoken
+from tests.pipelines.report_run import (
+    HOSTILE,
+    Page,
+    Run,
+    beep,
+    judged,
+    model_trained,
+    spoken,
+    tokenizer_trained,
+)
 
 SPEAKING = """
 name: seeds
@@ -36,6 +45,16 @@ stages:
     generate: {model: "${speech.checkpoint}", codec: AUDIO, samples: "${compose.samples}"}
   - name: judge_second
     evaluate: {audio: "${say_second.audio}", samples: "${compose.samples}"}
+  - report: {}
+"""
+TOKENIZERS = """
+name: codecs
+stages:
+  - compose: {segments: AUDIO}
+  - name: coarse
+    train_tokenizer: {audio: "${compose.samples}"}
+  - name: fine
+    train_tokenizer: {audio: "${compose.samples}"}
   - report: {}
 """
 LISTENING = """
@@ -140,6 +159,22 @@ def test_a_training_that_has_not_run_says_so_and_the_last_that_has_is_open(tmp_p
     page = Page(run.report(players=False)[0])
     assert page.details[:2] == [("language", True), ("speech", False)]
     assert page.text.count("The stage speech has not run.") == 2  # beside its name, and below
+
+
+def test_every_tokenizer_is_shown_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+    run = Run(tmp_path, recipe=TOKENIZERS)
+    tokenizer_trained(run, "coarse", mel=1.25, examples=3)
+    html, summary = run.report()
+    page = Page(html)
+    assert page.details[:2] == [("coarse", True), ("fine", False)]
+    assert page.text.count("The stage fine has not run.") == 2 and page.tags["audio"] == 3 * 3
+    assert summary["tokenizer"]["fine"] is None and summary["tokenizer"]["coarse"]["mel"] == 1.25
+    tokenizer_trained(run, "fine", mel=0.75, examples=3)
+    page = Page(run.report()[0])
+    assert page.details[:2] == [("coarse", False), ("fine", True)]
+    assert page.tags["audio"] == 4 * 3, "four clips in all, before and after"
+    places = [page.text.index(text) for text in ("1.250", "0.750")]
+    assert places == sorted(places) and page.text.count("codebook collapse") == 2
 
 
 # ------------------------------------------------------------------------------------- several evaluations

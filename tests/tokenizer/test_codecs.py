@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from audiollm.codec import Codec
+from audiollm.codec import Codec, codec_digest
 from audiollm.config import ConfigError
 from tokenizer.codecs.dac import DacCodec
 from tokenizer.codecs.encodec import EncodecCodec, transformers_key
@@ -160,6 +161,42 @@ def test_codebook_vectors_add_up_to_the_decoders_input(name: str) -> None:
     theirs_DT = peer_latent(codec, codes)
     # DAC adds a bias in each output projection, which belongs to the code vector
     torch.testing.assert_close(total_TD.T, theirs_DT, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_digest_tells_codecs_apart_and_survives_saving(name: str, tmp_path: Path) -> None:
+    codec, other = make(name), CODECS[name].from_config(CONFIGS[name])
+    codec.save_pretrained(tmp_path)
+    assert codec_digest(CODECS[name].from_pretrained(tmp_path)) == codec_digest(codec) != codec_digest(other)
+    assert codec_digest(make(name, 2)) == codec_digest(codec, 2) != codec_digest(codec)
+
+
+def test_the_digest_is_that_of_the_float32_bytes_of_the_code_vectors() -> None:
+    vectors_KVD, digest = TINY["encodec"].codebook_vectors_KVD, hashlib.sha256()
+    for vectors_VD in vectors_KVD:
+        digest.update(f"{tuple(vectors_VD.shape)}".encode() + vectors_VD.numpy().tobytes())
+    assert codec_digest(TINY["encodec"]) == digest.hexdigest()[:16]
+
+
+def test_the_digest_does_not_depend_on_the_number_of_threads() -> None:
+    """At this width the products of one thread and of two differ in their last bits."""
+    shape = {"codebook_dim": 256, "codebook_size": 2048, "vector_quantization_hidden_dimension": 256}
+    config = transformers.MimiConfig(**{**MIMI.to_dict(), **shape, "hidden_size": 512})
+    torch.manual_seed(0)
+    quantizer = transformers.models.mimi.modeling_mimi.MimiSplitResidualVectorQuantizer(config)
+    for half in (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer):
+        for layer in half.layers:
+            layer.codebook.embed_sum.normal_()
+    codec, threads = make("mimi"), torch.get_num_threads()
+    codec.model.quantizer = quantizer
+    found = set()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.add(codec_digest(codec))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("name", CODECS)

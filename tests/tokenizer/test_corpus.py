@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import load, normalize_rms, save
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message, Sample
 from audiollm.data.shards import ShardWriter, read_index, read_shards
@@ -104,6 +104,7 @@ def test_spans_prefixes_and_levels(tmp_path: Path, codec: Codec, codec_folder: P
 
     vectors_KVD = load_file(tmp_path / "out/codebooks.safetensors")["vectors_KVD"]
     assert torch.equal(vectors_KVD, codec.codebook_vectors_KVD[:3])
+    assert read_index(tmp_path / "out")["codec"]["digest"] == codec_digest(codec, 3) != codec_digest(codec)
 
 
 def bad_files(folder: Path) -> dict[Path, str]:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from audiollm.codec import Codec
+from audiollm.codec import Codec, codec_digest
 from audiollm.config import ConfigError
 from tokenizer.higgs import HiggsTokenizer, published_config
 from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder, Snake
@@ -158,6 +158,16 @@ def test_shards_and_weight_norm_load(peer: Any, ours: HiggsTokenizer, tmp_path: 
     loaded = HiggsTokenizer.from_pretrained(tmp_path).state_dict()
     for key, value in ours.state_dict().items():
         torch.testing.assert_close(loaded[key], value, atol=1e-6, rtol=1e-6)
+
+
+def test_its_digest_survives_saving_and_follows_the_codebooks(ours: HiggsTokenizer, tmp_path: Path) -> None:
+    digest = codec_digest(ours)
+    ours.save_pretrained(tmp_path)
+    assert codec_digest(HiggsTokenizer.from_pretrained(tmp_path)) == digest
+    for changed in (ours.quantizer.levels()[-1].project_out.bias, ours.quantizer.levels()[0].codebook.embed):
+        changed.data[0] += 1
+        assert codec_digest(ours) != digest
+        digest = codec_digest(ours)
 
 
 def test_a_wrong_folder_is_named(ours: HiggsTokenizer, folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import librosa
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from tokenizer.autoencoder import Decoder, Encoder
 from tokenizer.layers import Carry, CausalConv, InverseSTFTHead, LogMel, frame, magnitudes, overlap_add
@@ -135,6 +136,22 @@ def test_it_is_a_codec_and_survives_saving(model: AudioTokenizer, tmp_path: Path
     assert torch.equal(model.encode(audio), again.encode(audio))
     with pytest.raises(ConfigError, match="no codec"):
         load_codec(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\udcff"])
+def test_a_damaged_config_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"config\.json  (not JSON|no mapping)"):
+        load_codec(tmp_path)
+
+
+@pytest.mark.parametrize("quantizer", ["rvq", "split_rvq", "fsq"])
+def test_its_digest_survives_saving(quantizer: str, tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"mel_hidden_size": 16, "hidden_size": 16, "encoder_layers": (1, 1)}
+    config = TokenizerConfig(quantizer=quantizer, decoder_layers=(1, 1), num_codebooks=2, **shape)
+    model, other = AudioTokenizer(config), AudioTokenizer(config)
+    model.save_pretrained(tmp_path)
+    assert codec_digest(load_codec(tmp_path)) == codec_digest(model) != codec_digest(other)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "1b"])

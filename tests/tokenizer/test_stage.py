@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from audiollm.audio import AudioError, save
-from audiollm.codec import load_codec
+from audiollm.codec import codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message, Sample, write_samples
+from audiollm.data.shards import read_index
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import load_recipe
 from audiollm.runner import Context, StageError, run_recipe
@@ -227,3 +228,5 @@ def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
     assert [(row["id"], row["kind"]) for row in rows] == [("", "wrong JSON"), ("broken", "cannot be read")]
     assert rows[0]["place"].endswith("samples.jsonl:6") and rows[1]["place"].endswith("broken.wav")
     assert {row["stage"] for row in rows} == {"tokenize"}
+    facts = read_index(tmp_path / "stage" / "shards")["codec"]
+    assert facts["digest"] == codec_digest(load_codec(tmp_path / "codec"))

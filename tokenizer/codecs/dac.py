@@ -57,6 +57,11 @@ class DacCodec(nn.Module):
         vectors = [book.out_proj(book.codebook.weight.T[None])[0].T for book in books]
         return torch.stack(vectors).detach()
 
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        books = self.model.quantizer.quantizers[: self.num_codebooks]
+        return [[book.codebook.weight, book.out_proj.weight, book.out_proj.bias] for book in books]
+
     @torch.no_grad()
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Mono waveform `[1, N]` at `sample_rate` to codes `[K, ceil(N / hop)]`, int64.

@@ -60,18 +60,25 @@ class MimiCodec(nn.Module):
     @property
     def codebook_vectors_KVD(self) -> Tensor:
         """The code vectors after their half's output projection: their sum over K is the decoder's input."""
+        vectors = [
+            vectors_VD if project is None else project(vectors_VD.T[None])[0].T
+            for vectors_VD, project in self._books()
+        ]
+        return torch.stack(vectors).detach()
+
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        return [
+            [vectors_VD, *([] if project is None else [project.weight])]
+            for vectors_VD, project in self._books()
+        ]
+
+    def _books(self) -> list[tuple[Tensor, nn.Conv1d | None]]:
+        """Each codebook's vectors `[V, D']`, and what projects them."""
         quantizer = self.model.quantizer
-        vectors = []
-        for half in (
-            quantizer.semantic_residual_vector_quantizer,
-            quantizer.acoustic_residual_vector_quantizer,
-        ):
-            for layer in half.layers:
-                vectors_VD = layer.codebook.embed
-                if half.output_proj is not None:
-                    vectors_VD = half.output_proj(vectors_VD.T[None])[0].T
-                vectors.append(vectors_VD)
-        return torch.stack(vectors[: self.num_codebooks]).detach()
+        halves = quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer
+        books = [(layer.codebook.embed, half.output_proj) for half in halves for layer in half.layers]
+        return books[: self.num_codebooks]
 
     @torch.no_grad()
     def encode(self, samples_CN: Tensor) -> Tensor:

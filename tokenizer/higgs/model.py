@@ -87,6 +87,11 @@ class HiggsTokenizer(nn.Module):
         levels = self.quantizer.levels()
         return torch.stack([level.project_out(level.codebook.embed) for level in levels]).detach()
 
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        levels = self.quantizer.levels()
+        return [[x.codebook.embed, x.project_out.weight, x.project_out.bias] for x in levels]
+
     def train(self, mode: bool = True) -> HiggsTokenizer:
         """The teacher stays in evaluation mode: its dropouts would make codes random."""
         super().train(mode)
