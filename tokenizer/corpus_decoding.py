@@ -18,7 +18,7 @@ from torch import Tensor
 
 from audiollm.audio import AudioError
 from audiollm.audio_stream import save_stream
-from audiollm.codec import Codec, load_codec
+from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import BadSample
 from audiollm.data.shards import CodedSample, Shards, read_index
@@ -61,6 +61,10 @@ def open_shards(shards: Path, codec: Path | None) -> tuple[Codec, Path, dict[str
                 where,
                 "give the codec that made them with --codec",
             )
+    if facts.get("digest") not in (None, codec_digest(loaded, facts.get("num_codebooks"))):
+        raise ConfigError(
+            f"the codec at {folder} is another one than these codes are of", where, "give theirs with --codec"
+        )
     return loaded, folder, index
 
 

@@ -58,6 +58,10 @@ class FiniteScalarQuantizer(nn.Module):
         grid_VC = grid_values(codes_V, self.steps).to(self.usage_KV.dtype)
         return torch.stack([outward(grid_VC) for outward in self.outward])
 
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        return [[outward.weight, outward.bias] for outward in self.outward]
+
     def forward(
         self, latent_BTD: Tensor, num_codebooks: int | Tensor | None = None, mask_BT: Tensor | None = None
     ) -> Quantized:

@@ -143,6 +143,11 @@ class AudioTokenizer(nn.Module):
     def codebook_vectors_KVD(self) -> Tensor:
         return self.quantizer.vectors_KVD.detach()
 
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        """What makes up each codebook, as it is stored."""
+        return self.quantizer.codebook_tensors
+
     def forward(
         self,
         samples_BN: Tensor,

@@ -80,6 +80,10 @@ class Quantizer(Protocol):
     def vectors_KVD(self) -> Tensor:
         """The vector of every code."""
 
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        """What makes up each codebook's vectors, exact on any machine."""
+
     def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
         """Codes `[B, K, T]` of latents, every piece with arithmetic of its own shape; nothing is updated."""
 
@@ -132,6 +136,10 @@ class ResidualVectorQuantizer(nn.Module):
     @property
     def vectors_KVD(self) -> Tensor:
         return self.embed_sum_KVD / self.usage_KV.clamp_min(MIN_USAGE).unsqueeze(-1)
+
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        return [[vectors_VD] for vectors_VD in self.vectors_KVD]
 
     def forward(
         self, latent_BTD: Tensor, num_codebooks: int | Tensor | None = None, mask_BT: Tensor | None = None
@@ -293,6 +301,10 @@ class SplitResidualQuantizer(nn.Module):
     @property
     def vectors_KVD(self) -> Tensor:
         return torch.cat([self.semantic.vectors_KVD, self.acoustic.vectors_KVD])
+
+    @property
+    def codebook_tensors(self) -> list[list[Tensor]]:
+        return self.semantic.codebook_tensors + self.acoustic.codebook_tensors
 
     def forward(
         self, latent_BTD: Tensor, num_codebooks: int | Tensor | None = None, mask_BT: Tensor | None = None

@@ -340,10 +340,14 @@ def test_the_codec_must_be_that_of_the_codes(tmp_path: Path, codec_folder: Path)
     AudioTokenizer(TINY).save_pretrained(own)
     row = sample(sound(tmp_path / "a.wav", 0.2))
     encode(load_codec(own), [row], tmp_path / "shards", Coding(own))
-    AudioTokenizer(TINY).save_pretrained(own)  # trained on, say
+    changed = AudioTokenizer.from_pretrained(own)
+    changed.decoder.norm.weight.data += 0.1  # trained on around the same codebooks, say
+    changed.save_pretrained(own)
     with pytest.raises(ConfigError, match="has changed since"):
         open_shards(tmp_path / "shards", None)
-    open_shards(tmp_path / "shards", codec_folder)  # said aloud, it is taken
+    open_shards(tmp_path / "shards", own)  # said aloud, it is taken
+    with pytest.raises(ConfigError, match="is another one than these codes are of"):
+        open_shards(tmp_path / "shards", codec_folder)
     AudioTokenizer(TokenizerConfig(**{**vars(TINY), "codebook_size": 32})).save_pretrained(own)
     with pytest.raises(ConfigError, match="codebook_size of the codes is 16"):
         open_shards(tmp_path / "shards", own)
@@ -351,7 +355,7 @@ def test_the_codec_must_be_that_of_the_codes(tmp_path: Path, codec_folder: Path)
         open_shards(tmp_path, None)
     (tmp_path / "shards/shard-000000.tar").unlink()
     with pytest.raises(ConfigError, match="is missing"):
-        open_shards(tmp_path / "shards", codec_folder)
+        open_shards(tmp_path / "shards", own)
     foreign_shards(tmp_path / "foreign", [row])
     with pytest.raises(ConfigError, match="names no codec"):
         open_shards(tmp_path / "foreign", None)
