@@ -8,8 +8,8 @@ Four trainings of the same size, and all that they need, in one setting that is 
 - sounds: ESC-10, `Which sound is this?` and the name of one of ten classes; a fold is held out. The pack that this was
   made with has the folds 1 to 4 (320 clips) of the five: 240 clips are trained on, 80 are asked about.
 - speech: the digits are spoken, in six voices (task `tts`), judged as in learn_tts.py.
-- all: one model is trained on the three at once, which are told apart by their instructions alone, and sees as many
-  samples of each as the single ones.
+- all: one model of the same size is trained on the three at once, which are told apart by their instructions alone. It
+  sees as many samples of digits and sounds as the single models, and of speech half as many again.
 
 Bars: 0.99 of the digits, 0.75 of the sounds, written exactly; and `all` loses no more than 3 points on any. Settings
 were chosen with fold 4 held out; what is reported is fold 1 (`--fold`), which nothing was chosen by.
@@ -44,8 +44,9 @@ TASKS = {
 }
 """Each asked in one way: with the recording first, as answers are asked for."""
 SOUND_S = 5.0
-STEPS = 800
-SPEECH_BATCH, DIGITS_BATCH, SOUNDS_BATCH = 48, 32, 24
+STEPS = {"speech": 800, "digits": 1200, "sounds": 800, "all": 1200}
+BATCH = {"speech": 48, "digits": 32, "sounds": 24}
+BATCH_OF_ALL = {"speech": 48, "digits": 32, "sounds": 16}
 ENCODER: dict[str, Any] = {"stem": "conv2d", "num_layers": 2, "window_s": 8}
 HEARING: dict[str, Any] = {
     "audio_in": "features",
@@ -54,10 +55,14 @@ HEARING: dict[str, Any] = {
     "learning_rate": 5e-4,
 }
 """Of what listens. The default of the size, four times the learning rate, is too much for an encoder from scratch."""
-SPEECH_RULES = [{"pattern": f"*{part}*", "rate_factor": 4.0} for part in ("audio_mlp", "audio_lm_head")]
-TOGETHER: dict[str, Any] = {**HEARING, "rules": SPEECH_RULES, "text_weight": 2.0}
-"""Of `all`: what speech has for itself learns as fast as it does in the model that speaks alone, and answers, which are
-half of the texts beside the marks around speech, weigh as much as they do alone."""
+OF_SPEECH = ("audio_mlp", "audio_lm_head", "embed_audio_tokens", "model.layers.*.self_attn")
+TOGETHER: dict[str, Any] = {
+    **HEARING,
+    "rules": [{"pattern": f"*{part}*", "rate_factor": 4.0} for part in OF_SPEECH],
+    "text_weight": 2.0,
+}
+"""Of `all`: what speech needs learns as fast as it does in the model that speaks alone, and answers, which are half of
+the texts beside the marks around speech, weigh as much as they do alone."""
 VARIED: dict[str, dict[str, Any]] = {"digits": {}, "sounds": {"shift": 1.0}}
 """How the clips of each source are varied in training."""
 BARS = {"digits": 0.99, "sounds": 0.75}
@@ -129,27 +134,21 @@ def recipe_of(digits: Path, segments: Path) -> dict[str, Any]:
     }
     spoken, asked, said = "${ask_digits.samples}", "${ask_sounds.samples}", "${ask_speech.samples}"
     codec = "${train_tokenizer.checkpoint}"
-    heard = {
-        "digits": {"path": spoken, "weight": DIGITS_BATCH, "augment": VARIED["digits"]},
-        "sounds": {"path": asked, "weight": SOUNDS_BATCH, "augment": VARIED["sounds"]},
-    }
-    shards = {"path": "${tokenize.shards}", "weight": SPEECH_BATCH}
-    budget = {"steps": STEPS, "listen": 0}
-    together = SPEECH_BATCH + DIGITS_BATCH + SOUNDS_BATCH
+    paths = {"speech": "${tokenize.shards}", "digits": spoken, "sounds": asked}
     stages: list[dict[str, Any]] = [
         {"annotate": annotate},
         _ask("digits", "${annotate.segments}", "asr"),
         _ask("speech", "${annotate.segments}", "tts"),
         _ask("sounds", str(segments), "sound"),
-        _train("sounds", [heard["sounds"]], SOUNDS_BATCH, budget | HEARING),
+        _train("sounds", paths, {"sounds": BATCH["sounds"]}, HEARING),
         _listen("sounds", "sounds", asked),
-        _train("digits", [heard["digits"]], DIGITS_BATCH, budget | HEARING),
+        _train("digits", paths, {"digits": BATCH["digits"]}, HEARING),
         _listen("digits", "digits", spoken),
         {"train_tokenizer": {"audio": said, "preset": "native", "teacher": "none", "adversary_share": 1}},
         {"tokenize": {"samples": said, "codec": codec}},
-        _train("speech", [shards], SPEECH_BATCH, budget),
+        _train("speech", paths, {"speech": BATCH["speech"]}, {}),
         *_speak("speech", said, codec),
-        _train("all", [shards, *heard.values()], together, budget | TOGETHER),
+        _train("all", paths, BATCH_OF_ALL, TOGETHER),
         _listen("all", "sounds", asked),
         _listen("all", "digits", spoken),
         *_speak("all", said, codec),
@@ -185,8 +184,14 @@ def _ask(name: str, segments: str, task: str) -> dict[str, Any]:
     return {"name": f"ask_{name}", "compose": settings}
 
 
-def _train(name: str, shards: list[dict[str, Any]], batch: int, settings: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "train": {"shards": shards, "batch_size": batch, **settings}}
+def _train(
+    name: str, paths: dict[str, str], batch: dict[str, int], settings: dict[str, Any]
+) -> dict[str, Any]:
+    sources: list[dict[str, Any]] = [{"path": paths[task], "weight": batch[task]} for task in batch]
+    for source, task in zip(sources, batch, strict=True):
+        source |= {"augment": VARIED[task]} if task in VARIED else {}
+    budget = {"steps": STEPS[name], "batch_size": sum(batch.values()), "listen": 0}
+    return {"name": name, "train": {"shards": sources, **budget, **settings}}
 
 
 def _listen(model: str, task: str, samples: str) -> dict[str, Any]:
