@@ -46,7 +46,7 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 	@$(BIN)/python -W ignore benchmarks/learn_tokenizer.py --data $(or $(DATA),../shared/data) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
-learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (an hour)
+learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (half an hour)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
 
 learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (an hour)
