@@ -60,7 +60,7 @@ class FiniteScalarQuantizer(nn.Module):
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
-        return [[outward.weight, outward.bias] for outward in self.outward]
+        return [[*outward.parameters()] for outward in self.outward]
 
     def forward(
         self, latent_BTD: Tensor, num_codebooks: int | Tensor | None = None, mask_BT: Tensor | None = None

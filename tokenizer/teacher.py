@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.config import ConfigError
-from audiollm.files import read_json
+from audiollm.models.json_files import read_json_file
 from audiollm.models.pretrained import load_model, model_folder, save_model
 from tokenizer.huggingface_encoder import HuggingFaceEncoder
 from tokenizer.layers import LogMel
@@ -153,7 +153,7 @@ def load_teacher(path: Path | str, layer: Layer = "mean") -> SemanticTeacher:
         ConfigError: nothing there, not an audio encoder, weights that are not safetensors, or no such layer.
     """
     folder = model_folder(Path(path))
-    if read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
+    if read_json_file(folder / "config.json", dict).get("model_type") != MODEL_TYPE:
         return SemanticTeacher(HuggingFaceEncoder(folder), layer)
     config, weights = load_model(folder, MODEL_TYPE, MelUnitConfig)
     teacher = SemanticTeacher(MelUnitEncoder(config), layer)

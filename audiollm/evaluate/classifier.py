@@ -27,7 +27,8 @@ from audiollm.evaluate.features import (
     mel_power,
     pad,
 )
-from audiollm.files import atomic_path, read_json, write_json
+from audiollm.files import atomic_path, write_json
+from audiollm.models.json_files import read_json_file
 
 
 class UntrainableError(ValueError):
@@ -169,7 +170,7 @@ class ClipClassifier:
     @classmethod
     def load(cls, folder: Path) -> ClipClassifier:
         """Read what `save` wrote."""
-        facts = read_json(folder / "classifier.json")
+        facts = read_json_file(folder / "classifier.json", dict)
         config = ClassifierConfig(**facts["config"])
         network = ClipNet(len(facts["labels"]), config)
         network.load_state_dict(load_file(folder / "classifier.safetensors"))

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from audiollm.audio import Waveform
 from audiollm.config import ConfigError
 from audiollm.data.sample import Message
-from audiollm.files import folder_digest, read_json
+from audiollm.files import folder_digest
+from audiollm.models.json_files import read_json_file
 
 OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
 """`model_type` of the folders that `Generator` loads."""
@@ -135,7 +136,7 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
     from audiollm.models.pretrained import model_folder
 
     folder = model_folder(Path(model))
-    if read_json(folder / "config.json").get("model_type") in OWN_MODELS:
+    if read_json_file(folder / "config.json", dict).get("model_type") in OWN_MODELS:
         from audiollm.evaluate.own_model import OwnModel
 
         own = OwnModel.load(Path(model), codec, max_tokens=max_tokens)

@@ -25,9 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from audiollm.config import ConfigError
 from audiollm.data.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
-from audiollm.files import read_json
 from audiollm.models.attention import attention_backend
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
+from audiollm.models.json_files import read_json_file
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""
@@ -286,7 +286,7 @@ def encoder_config(folder: Path, **others: Any) -> AudioEncoderConfig:
         raise ConfigError(
             "no audio encoder here: config.json is missing", str(folder), "give a Whisper's folder"
         )
-    data: Mapping[str, Any] = read_json(folder / "config.json")
+    data: Mapping[str, Any] = read_json_file(folder / "config.json", dict)
     for inner in ("thinker_config", "audio_config", "audio_encoder_config"):
         data = data[inner] if isinstance(data.get(inner), dict) else data
     names = (

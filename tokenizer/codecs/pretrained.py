@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from audiollm.config import ConfigError
-from audiollm.files import read_json, write_json
+from audiollm.files import write_json
+from audiollm.models.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
 
 NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
@@ -27,7 +28,7 @@ def open_folder(folder: Path | str, model_type: str) -> Path:
         ConfigError: nothing there, another kind of model, or weights that are not safetensors.
     """
     folder = model_folder(Path(folder))
-    found = read_json(folder / "config.json").get("model_type")
+    found = read_json_file(folder / "config.json", dict).get("model_type")
     if found != model_type:
         where = str(folder / "config.json")
         raise ConfigError(
@@ -76,7 +77,7 @@ def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available:
 def record_num_codebooks(folder: Path, num_codebooks: int) -> None:
     """Add the choice to a saved model's config.json, for `choose_num_codebooks` to find."""
     path = folder / "config.json"
-    write_json(path, {**read_json(path), NUM_CODEBOOKS_KEY: num_codebooks})
+    write_json(path, {**read_json_file(path, dict), NUM_CODEBOOKS_KEY: num_codebooks})
 
 
 def gaussian_codebooks(latent_TD: Tensor, num_codebooks: int, codebook_size: int) -> Tensor:

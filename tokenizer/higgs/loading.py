@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 
 from audiollm.config import ConfigError
-from audiollm.files import atomic_path, read_json, write_text
+from audiollm.files import atomic_path, write_text
+from audiollm.models.json_files import read_json_file
 from audiollm.models.pretrained import model_folder
 from tokenizer.higgs.config import MODEL_TYPE
 
@@ -42,7 +43,7 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
     """
     folder = model_folder(folder)
     where = str(folder / "config.json")
-    found = read_json(folder / "config.json").get("model_type")
+    found = read_json_file(folder / "config.json", dict).get("model_type")
     if found != MODEL_TYPE:
         raise ConfigError(
             f"model_type: {found!r}, not {MODEL_TYPE!r}", where, "give the folder of another model"
@@ -50,7 +51,7 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
     config = HiggsAudioV2TokenizerConfig.from_pretrained(folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_json(index)["weight_map"].values()))
+        names = sorted(set(read_json_file(index, dict)["weight_map"].values()))
     else:
         names = ["model.safetensors"]
     weights: dict[str, Tensor] = {}
@@ -73,7 +74,7 @@ def load_hubert(folder: Path) -> nn.Module:
         ConfigError: nothing there, or another kind of model.
     """
     config = folder / "config.json"
-    found = read_json(config).get("model_type") if config.exists() else None
+    found = read_json_file(config, dict).get("model_type") if config.exists() else None
     if found != "hubert":
         raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
     hubert: nn.Module = HubertModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
