@@ -27,7 +27,7 @@ from audiollm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from audiollm.files import write_json
-from audiollm.generation.defaults import guidance_of, read_trained
+from audiollm.generation.defaults import guidance_of
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
 from audiollm.models.dual_ffn import DualFFN
@@ -48,7 +48,13 @@ from audiollm.train.optim import compute_dtype, default_device
 from audiollm.train.sft import SFTTask
 from audiollm.train.shape import shape_from_settings
 from audiollm.train.stage import SIZES, TrainConfig
-from audiollm.train.start import start_from_codebooks, start_generation, start_model, start_vocabulary
+from audiollm.train.start import (
+    start_codec,
+    start_from_codebooks,
+    start_generation,
+    start_model,
+    start_vocabulary,
+)
 from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
 
 
@@ -103,7 +109,7 @@ def _template(
     config: TrainConfig, sources: Sequence[Source], set_aside: SetAside, context: Context
 ) -> Template:
     """The vocabulary (given, of the model that is begun from, or trained here) and the codec's shape."""
-    codec = codec_of(sources)
+    codec = codec_of(sources, config.start)
     folder = context.folder / "vocabulary"
     if config.text_tokenizer:
         tokenizer = load_text_tokenizer(config.text_tokenizer)
@@ -124,10 +130,10 @@ def _template(
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
 
 
-def codec_of(sources: Sequence[Source]) -> dict[str, Any]:
+def codec_of(sources: Sequence[Source], start: Path | None) -> dict[str, Any]:
     """Codebooks and their size that all coded sources agree on, and what else is known of their codec.
 
-    Those of Higgs where none is coded.
+    Where none is coded that of the model that is begun from.
 
     Raises:
         StageError: two sources were coded by different codecs.
@@ -148,7 +154,7 @@ def codec_of(sources: Sequence[Source]) -> dict[str, Any]:
                 2,
             )
     agreed = {key: value for codec in codecs.values() for key, value in codec.items()}
-    return agreed or {"num_codebooks": 8, "codebook_size": 1024}
+    return agreed or start_codec(start)
 
 
 def _survey(
@@ -268,7 +274,8 @@ def _listening(
     if not spoken:
         return None
     picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.listen)]
-    codec, digest = load_codec(model_folder(chosen(config.codec))), codec_of(sources).get("digest")
+    codec = load_codec(model_folder(chosen(config.codec)))
+    digest = codec_of(sources, config.start).get("digest")
     if digest is not None and codec_digest(codec) != digest:
         problem = f"codec: {config.codec} is another codec than that of the shards"
         raise StageError(problem, "give the folder of the codec that the shards were tokenized with", 2)
@@ -303,18 +310,13 @@ def _save(
         "longest_positions": longest,
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
-        "codec_digest": codec_of(sources).get("digest") or _codec_of_start(config),
+        "codec_digest": codec_of(sources, config.start).get("digest"),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
 
 
-def _codec_of_start(config: TrainConfig) -> str | None:
-    """Training without codes leaves what the model knows of a codec's."""
-    return None if config.start is None else read_trained(model_folder(config.start)).codec_digest
-
-
 def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:
-    codec = codec_of(sources)
+    codec = codec_of(sources, config.start)
     samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     return ModelCard(
         codec=f"{codec['num_codebooks']} codebooks of {codec['codebook_size']} codes"

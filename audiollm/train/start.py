@@ -19,9 +19,17 @@ from audiollm.data.text_tokenizer import (
     missing_tokens,
     read_text_tokenizer,
 )
+from audiollm.generation.defaults import read_trained
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import read_generation
-from audiollm.models.hub import from_language_model, grow_vocabulary, is_language_model, load_pretrained
+from audiollm.models.hub import (
+    from_language_model,
+    grow_vocabulary,
+    is_language_model,
+    load_pretrained,
+    read_config,
+)
+from audiollm.models.layouts import config_of
 from audiollm.models.pretrained import model_folder
 
 STYLE_OF_OTHERS = "chatml"
@@ -42,6 +50,21 @@ def start_vocabulary(folder: Path) -> Tokenizer:
     if missing_tokens(tokenizer, style):
         add_special_tokens(tokenizer, style)
     return tokenizer
+
+
+def start_codec(folder: Path | None) -> dict[str, Any]:
+    """The codebooks of the model in a folder, and their codec's digest where it is known; else those of Higgs.
+
+    Raises:
+        ConfigError: the folder's settings are damaged.
+    """
+    if folder is None or is_language_model(model_folder(folder)):
+        return {"num_codebooks": 8, "codebook_size": 1024}
+    folder = model_folder(folder)
+    config = config_of(read_config(folder), str(folder / "config.json"))
+    found: dict[str, Any] = {"num_codebooks": config.num_codebooks, "codebook_size": config.codebook_size - 2}
+    digest = read_trained(folder).codec_digest
+    return found if digest is None else {**found, "digest": digest}
 
 
 def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int] | None = None) -> DualFFN:

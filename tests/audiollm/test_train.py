@@ -19,7 +19,7 @@ from audiollm.data.shards import ShardWriter
 from audiollm.data.source import open_source
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import TRAINED_FILE
-from audiollm.files import read_json, read_jsonl
+from audiollm.files import read_json, read_jsonl, write_jsonl
 from audiollm.generation.request import Limits
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
@@ -119,10 +119,15 @@ def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tm
     again = write_shards(tmp_path / "again", 7, digest="ours", fingerprint="saved anew")
     run_stage(tmp_path / "run", [str(ours), str(older), str(again)], model=SMALL)
     assert read_json(tmp_path / "run" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
-    run_stage(tmp_path / "on", str(older), start=str(tmp_path / "run"))
-    assert read_json(tmp_path / "on" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
-    run_stage(tmp_path / "unknown", str(older), model=SMALL)
+    run_stage(tmp_path / "unknown", str(older), start=str(tmp_path / "run"))
     assert read_json(tmp_path / "unknown" / "model" / TRAINED_FILE)["codec_digest"] is None
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": "seven"}]} for role in ("user", "assistant")
+    ]
+    rows = [{"id": f"w{i}", "task": "chat", "messages": messages} for i in range(7)]
+    write_jsonl(tmp_path / "words.jsonl", rows)
+    run_stage(tmp_path / "words", str(tmp_path / "words.jsonl"), start=str(tmp_path / "run"), text_weight=1.0)
+    assert read_json(tmp_path / "words" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
 
 
 def test_prompts_are_not_spoken_with_another_codec(tmp_path: Path) -> None:
