@@ -1,0 +1,172 @@
+"""What a step of the annotation is: an object that measures one recording, or one segment of one.
+
+A step is built from its `Config`, travels to a worker process (pickled before `setup`), loads what it needs there, and
+then turns recordings or segments into JSON values. It knows nothing of processes, ledgers or filters.
+
+Shapes: C channels, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+
+Value = dict[str, Any]
+"""What a step finds: JSON values by name; floats rounded to what is meant."""
+_KEPT_S = 300.0
+"""A recording that is no longer is decoded once for all steps."""
+
+
+class StepConfig(BaseModel):
+    """Base of the settings of every step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Resources(NamedTuple):
+    """What one worker of a step takes; steps with the same share a pool of workers."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+class Given(NamedTuple):
+    """What is known of a recording beforehand."""
+
+    text: str | None = None
+    speaker: str | None = None
+    language: str | None = None
+
+
+class Step(Protocol):
+    """One kind of measurement.
+
+    `name`: under which its value is found by other steps, by thresholds and in the rows.
+    `needs`: the names of the steps whose values it reads; those that are not part of a run are simply absent.
+    `version`: counted up when the same settings give other values, so that old results are not taken for new ones.
+    """
+
+    name: str
+    level: ClassVar[Literal["recording", "segment"]]
+    needs: tuple[str, ...]
+    version: ClassVar[int]
+    resources: Resources
+
+    def missing(self) -> str | None:
+        """What is not here that it needs (package or path, and how to mend it), told without loading anything."""
+
+    def setup(self) -> None:
+        """Import and load; called once in every worker process."""
+
+    def process(self, item: Any) -> Value:
+        """The value of one `Recording` or `Segment`; an exception costs this item alone."""
+
+
+class BatchStep(Step, Protocol):
+    """A step that is faster with several items at a time; they come sorted by duration."""
+
+    batch_size: int
+
+    def process_batch(self, items: Sequence[Any]) -> list[Value]:
+        """The values of the items, each what `process` gives for it alone."""
+
+
+@dataclass
+class Listener:
+    """Reads the sound of one file for the steps that work on it one after the other, and decodes it once."""
+
+    path: str
+    _whole: Waveform | None = field(default=None, repr=False)
+    _span: tuple[float, float] | None = field(default=None, repr=False)
+    _part: Waveform | None = field(default=None, repr=False)
+    _mono: dict[int, NDArray[np.float32]] = field(default_factory=dict, repr=False)
+
+    def waveform(self, start_s: float, end_s: float) -> Waveform:
+        """The span as it was recorded, `[C, N]`."""
+        if self._span != (start_s, end_s) or self._part is None:
+            self._part, self._span, self._mono = self._read(start_s, end_s), (start_s, end_s), {}
+        return self._part
+
+    def samples(self, start_s: float, end_s: float, sample_rate: int) -> NDArray[np.float32]:
+        """The span as mono at `sample_rate`, `[N]`. Not to be changed: other steps read the same array."""
+        part = self.waveform(start_s, end_s)
+        if sample_rate not in self._mono:
+            samples_N = part.mono().resample(sample_rate).samples_CN[0].numpy()
+            samples_N.setflags(write=False)
+            self._mono[sample_rate] = samples_N
+        return self._mono[sample_rate]
+
+    def blocks(self, sample_rate: int) -> Iterator[NDArray[np.float32]]:
+        """The whole file as mono pieces `[N]` of a few seconds at `sample_rate`, at constant memory."""
+        from audiollm.audio_stream import stream_mono
+
+        for piece_1N in stream_mono(self.path, sample_rate):
+            yield piece_1N[0].numpy()
+
+    def _read(self, start_s: float, end_s: float) -> Waveform:
+        from audiollm.audio import Waveform, load, probe
+
+        if self._whole is None and (probe(self.path).duration_s or _KEPT_S + 1.0) <= _KEPT_S:
+            self._whole = load(self.path)
+        if self._whole is None:
+            return load(self.path, start_s, end_s)
+        rate = self._whole.sample_rate
+        start, end = round(start_s * rate), round(end_s * rate)
+        return Waveform(self._whole.samples_CN[:, start : max(end, start + 1)], rate)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A file, and what earlier steps found in it.
+
+    Args:
+        values: by step, of those that this one needs.
+    """
+
+    path: str
+    given: Given
+    values: Mapping[str, Value]
+    listener: Listener = field(repr=False, compare=False)
+
+    def blocks(self, sample_rate: int) -> Iterator[NDArray[np.float32]]:
+        """The sound as mono pieces `[N]` of a few seconds; hours of it at constant memory."""
+        return self.listener.blocks(sample_rate)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a recording, and what earlier steps found in it or in its recording.
+
+    Args:
+        kind: speech, or a sound without any.
+        speaker: the turn's speaker within the recording; None where nothing tells.
+    """
+
+    path: str
+    start_s: float
+    end_s: float
+    kind: Literal["speech", "sound"]
+    speaker: str | None
+    given: Given
+    values: Mapping[str, Value]
+    listener: Listener = field(repr=False, compare=False)
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def waveform(self) -> Waveform:
+        """As it was recorded, `[C, N]`."""
+        return self.listener.waveform(self.start_s, self.end_s)
+
+    def samples(self, sample_rate: int) -> NDArray[np.float32]:
+        """Mono at `sample_rate`, `[N]`, read-only; decoded and resampled once for all steps."""
+        return self.listener.samples(self.start_s, self.end_s, sample_rate)
