@@ -110,6 +110,7 @@ class Stage:
         publish: artifacts that are copied to the run's own folder.
         all_ranks: `run` is called on every rank of a distributed run (it trains), and the first one alone writes;
             else it is called on the first one while the others wait.
+        keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
     """
 
     kind: str
@@ -121,6 +122,7 @@ class Stage:
     reads_run: bool = False
     publish: tuple[str, ...] = ()
     all_ranks: bool = False
+    keeps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     if before is None or before.fingerprint != fingerprint:
         if before is not None:
             context.say("its settings or inputs changed: starting it afresh")
-        _clear(stage.folder, context)
+        _clear(stage.folder, stage.stage.keeps, context)
         before = None
     stage.folder.mkdir(parents=True, exist_ok=True)
     (stage.folder / "config.yaml").write_text(
@@ -212,8 +212,17 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     return result
 
 
-def _clear(folder: Path, context: Context) -> None:
+def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
     """Out of the way with it; what was trained is not thrown away, but put in place of what was kept before."""
+    if keeps and folder.is_dir():
+        for path in folder.iterdir():
+            if path.name in keeps:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return
     if (folder / "checkpoint").exists():
         kept = folder.with_name(f"{folder.name}.before")
         shutil.rmtree(kept, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from audiollm.files import write_jsonl
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
 from audiollm.set_aside import read_set_aside, row_of
+from pipelines.compose_choice import Balance, choose_test, connected, place, taken
 from pipelines.compose_rows import Row, Segment, clips, conversations, read_segments, written
 
 
@@ -29,10 +30,14 @@ class Config(StageConfig):
     tasks: dict[str, float] = Field(default={"tts": 1.0})
     """What the samples ask for, and how much of each: weights relative to one another. The task of the largest
     weight is made of every segment that has its fields, another of a share of those: its weight to the largest."""
-    split: Literal["speaker", "file", "given"] = "given"
-    """given: as the transcripts say; speaker, file: a seeded share of the speakers or files is tested."""
+    balance: dict[str, Balance] = Field(default={})
+    """Task -> a limit to its training samples of one speaker, file, text, answer or label. Which ones stay is drawn by
+    a hash of seed and id."""
+    split: Literal["speaker", "file", "group", "given"] = "given"
+    """given: as the transcripts say; speaker, file: a seeded share of the speakers or files is tested; group: of what
+    hangs together by speakers and files, so that neither is ever on both sides."""
     test_share: float = Field(default=0.1, gt=0, lt=1)
-    """Of the speakers or files, for the splits of those names."""
+    """Of the speakers, files or groups, for the splits of those names."""
     min_seconds: float = Field(default=300.0, ge=0)
     """Of training audio; with less the run ends here."""
     normalize_text: bool = True
@@ -51,6 +56,17 @@ class Config(StageConfig):
         if not tasks:
             raise ValueError(f"name at least one task; known: {', '.join(known)}")
         return tasks
+
+    @field_validator("balance")
+    @classmethod
+    def _balance_is_of_the_tasks(
+        cls, balance: dict[str, Balance], info: ValidationInfo
+    ) -> dict[str, Balance]:
+        tasks = info.data.get("tasks", balance)
+        for name in balance:
+            if name not in tasks:
+                raise ValueError(f"{name!r} is no task of this stage; {nearest(name, tasks)}")
+        return balance
 
     @property
     def shares(self) -> dict[str, float]:
@@ -90,8 +106,8 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         "test_samples": sum(sample.metadata["split"] == "test" for sample in samples),
         "train_seconds": round(train_s, 3),
         "test_seconds": round(test_s, 3),
-        "speakers": len({segment.speaker for segment in kept}),
-        "texts": len({segment.text for segment in kept}),
+        "speakers": len({segment.speaker for segment in kept if segment.kind == "speech"}),
+        "texts": len({segment.text for segment in kept if segment.text}),
         "set_aside": len(dropped),
         "tasks": {task.name: sum(sample.task == task.name for sample in samples) for task in tasks},
         "lacking_fields": lacking,
@@ -125,6 +141,7 @@ def make_samples(
     seen: set[str] = set()
     for number, task in enumerate(tasks):
         usable = 0
+        drawn: list[tuple[Row, Sample]] = []
         rows = made[task.over](segments, config.seed)
         for row in rows:
             name = row.id if number == 0 else f"{row.id}.{task.name}"
@@ -141,17 +158,31 @@ def make_samples(
                 continue
             seen.add(name)
             usable += 1
-            if _place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
-                samples.append(sample)
+            if place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
+                drawn.append((row, sample))
         if not usable:
             raise _no_sample(task, rows)
+        samples += _balanced(drawn, config.balance.get(task.name), config.seed)
     return samples, lacking, bad
+
+
+def _balanced(drawn: Sequence[tuple[Row, Sample]], balance: Balance | None, seed: int) -> list[Sample]:
+    """The samples within the limits; those of the test are all there."""
+    if balance is None:
+        return [sample for _, sample in drawn]
+    groups = {
+        sample.id: balance.group(row, " ".join(sample.texts("assistant")))
+        for row, sample in drawn
+        if row.split == "train"
+    }
+    stays = taken(groups, balance, seed)
+    return [sample for row, sample in drawn if row.split != "train" or sample.id in stays]
 
 
 def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
     reason = f"there is no {task.over}"
     for row in rows[:1]:
-        needed = sorted(task.lacks(set(row.fields) | set(row.columns)))
+        needed = sorted(task.lacks(row.names))
         reason = (
             f"{row.id} and all others lack {', '.join(needed)}" if needed else "no field is as it must be"
         )
@@ -169,8 +200,8 @@ def _metadata(row: Row) -> dict[str, Any]:
 def split_segments(segments: Sequence[Segment], config: Config, context: Context) -> list[Segment]:
     """The segments with `split` set to train or test.
 
-    By speaker or file, a group is tested when the hash of its name and the seed is below `test_share`, so
-    that it stays where it is when others are added; at least one group goes to either side.
+    By speaker, file or what hangs together, a group is tested when the hash of its name and the seed is below
+    `test_share`, so that it stays where it is when others are added; at least one group goes to either side.
 
     Raises:
         StageError: no test segments are given, or there is but one group.
@@ -187,8 +218,14 @@ def split_segments(segments: Sequence[Segment], config: Config, context: Context
             )
         context.say("no split is given: testing on a share of the files")
         by = "file"
-    groups = [segment.speaker if by == "speaker" else segment.source for segment in segments]
-    tested = choose_test(groups, config.test_share, config.seed)
+    if by == "group":
+        groups = connected(segments)
+    else:
+        groups = [segment.speaker if by == "speaker" else segment.source for segment in segments]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for group, segment in zip(groups, segments, strict=True):
+        seconds[group] += segment.duration_s
+    tested = choose_test(groups, config.test_share, config.seed, seconds if by == "group" else None)
     if not tested:
         raise StageError(
             f"compose: split by {by} needs at least two {by}s, and there is {len(set(groups))}",
@@ -199,23 +236,6 @@ def split_segments(segments: Sequence[Segment], config: Config, context: Context
         segment.model_copy(update={"split": "test" if group in tested else "train"})
         for segment, group in zip(segments, groups, strict=True)
     ]
-
-
-def choose_test(groups: Iterable[str], share: float, seed: int) -> set[str]:
-    """The groups whose place (a hash of seed and name, in [0, 1)) is below `share`; never none nor all.
-
-    Returns:
-        Their names; empty where there are fewer than two groups.
-    """
-    place = {name: _place(f"{seed}:{name}") for name in groups}
-    ordered = sorted(place, key=lambda name: (place[name], name))
-    count = sum(value < share for value in place.values())
-    return set(ordered[: min(max(count, 1), len(ordered) - 1)])
-
-
-def _place(text: str) -> float:
-    """A number in [0, 1) that follows from the text alone."""
-    return int(sha256(text.encode()).hexdigest()[:16], 16) / 16**16
 
 
 def _refuse_too_little(seconds: float, config: Config, more: str) -> None:

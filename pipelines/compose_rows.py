@@ -15,6 +15,7 @@ from audiollm.data.sample import AudioPart, BadSample
 from audiollm.data.scene import dialogue_text, voices, without_sound_tags
 from audiollm.data.tasks import FieldValue, TaskTemplate
 from audiollm.data.text import prompt_form
+from pipelines.compose_facts import Facts
 
 CONVERSATION_GAP_S = 2.0
 """A longer pause ends a conversation."""
@@ -34,6 +35,8 @@ class Segment(BaseModel):
     end_s: float
     speaker: str = Field(min_length=1)
     text: str
+    kind: Literal["speech", "sound"] = "speech"
+    """sound: there is no speech in it; what stands for its speaker says nothing."""
     split: Literal["train", "test"] | None = None
 
     @property
@@ -63,6 +66,9 @@ class Row:
     fields: dict[str, FieldValue]
     columns: Mapping[str, Any]
     """The other columns of its segments, as they stand there."""
+    file: str
+    facts: Mapping[str, str]
+    """What follows from the columns (`compose_facts`); a column of the same name comes first."""
 
     def fields_for(self, task: TaskTemplate) -> dict[str, FieldValue]:
         """All fields, the columns read as recordings where the task says that they are.
@@ -71,7 +77,13 @@ class Row:
             ValueError: a column that is to be a recording and is none.
         """
         read = {name: _column(name, value, name in task.audio) for name, value in self.columns.items()}
-        return {**{name: value for name, value in read.items() if value is not None}, **self.fields}
+        own = {name: value for name, value in read.items() if value is not None and name != "language"}
+        return {**self.facts, **own, **self.fields}
+
+    @property
+    def names(self) -> set[str]:
+        """Of the fields and of the columns that may be one."""
+        return {*self.fields, *self.columns, *self.facts}
 
 
 def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
@@ -107,9 +119,12 @@ def written(text: str, normalize: bool) -> str:
 def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
     """A row a segment; `reference` is another clip of the same speaker and split, where there is one."""
     references = _References(segments, seed)
+    facts = Facts((segment.model_extra or {} for segment in segments), seed)
     rows = []
     for segment in segments:
-        fields: dict[str, FieldValue] = {"audio": segment.clip, "speaker": segment.speaker}
+        fields: dict[str, FieldValue] = {"audio": segment.clip}
+        if segment.kind == "speech":
+            fields["speaker"] = segment.speaker
         other = references.of(segment, {segment.id})
         columns = dict(segment.model_extra or {})
         if segment.text:
@@ -117,7 +132,20 @@ def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
         if other and "reference" not in columns:
             fields |= {"reference": other.clip, "reference_text": other.text}
         words = without_sound_tags(segment.text)
-        rows.append(Row(segment.id, segment.split, segment.speaker, segment.id, words, fields, columns))
+        known = facts.of(segment.id, columns, _speakers_heard(segment))
+        rows.append(
+            Row(
+                segment.id,
+                segment.split,
+                segment.speaker,
+                segment.id,
+                words,
+                fields,
+                columns,
+                segment.source,
+                known,
+            )
+        )
     return rows
 
 
@@ -127,6 +155,7 @@ def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
     `references` shows a clip of every speaker from outside of the conversation, where all have one.
     """
     references = _References(segments, seed)
+    facts = Facts((segment.model_extra or {} for segment in segments), seed)
     rows = []
     for group in _groups(segments):
         first, ids = group[0], {segment.id for segment in group}
@@ -147,7 +176,9 @@ def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
             if all((segment.model_extra or {}).get(name) == value for segment in group)
         }
         words = " ".join(without_sound_tags(segment.text) for segment in group)
-        rows.append(Row(first.id, first.split, ", ".join(speakers), first.id, words, fields, columns))
+        known = facts.of(first.id, columns, len(speakers))
+        names = ", ".join(speakers)
+        rows.append(Row(first.id, first.split, names, first.id, words, fields, columns, first.source, known))
     return rows
 
 
@@ -170,6 +201,13 @@ class _References:
             if other.id not in without:
                 return other
         return None
+
+
+def _speakers_heard(segment: Segment) -> int | None:
+    """How many people speak in a segment: none in a sound, and one where a step has looked for others."""
+    if segment.kind == "sound":
+        return 0
+    return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None
 
 
 def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:

@@ -1,96 +1,130 @@
-"""Runs a worker over many items in local processes; a ledger keeps what is done, so that a kill costs little.
+"""Runs walks: each goes from call to call, workers answer the calls, and a ledger keeps every answer.
 
-An item's outcome depends on the item alone: not on the number of workers, nor on the order. An exception,
-or a hard death while an item is processed, becomes that item's error and never stops the run.
+A walk is a generator: it yields a `Call`, is sent its `Outcome`, and goes on; what it returns are further walks (the
+segments of a recording). The engine answers a call from the ledger, or sends it to a worker of its step's pool. What
+comes out depends on the walks alone: not on the number of workers, their kind, or the order. An exception, or a hard
+death while a call is worked on, becomes that call's error and never stops the run.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
-import signal
-import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
-Item = TypeVar("Item")
+from pipelines.ledger import Ledger, Outcome
 
-_MAX_DEATHS = 2
-"""An item is set aside when this many workers have died over it."""
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-
-
-class Worker(Protocol):
-    """What processes items. Pickled to every process before `setup`, so heavy things are made there."""
-
-    def setup(self) -> None:
-        """Import and load what `process` needs; called once a process."""
-
-    def process(self, item: Any) -> dict[str, Any]:
-        """The result of one item as JSON values; an exception makes it an error."""
+MAX_DEATHS = 2
+"""A call is set aside when this many workers have died over it alone."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of an item: `value` of `Worker.process`, or `error`, never both."""
+class Call:
+    """One piece of work.
 
-    value: dict[str, Any] | None = None
-    error: str | None = None
+    Args:
+        key: of the ledger: equal keys have equal outcomes; None: it is made each time, and finds by itself what is
+            done.
+        item: what the worker gets; pickled.
+        size: calls of similar size make up a batch.
+    """
+
+    step: str
+    key: str | None
+    item: Any
+    size: float = 0.0
+
+
+Walk: TypeAlias = Generator[Call, Outcome, "Sequence[Walk]"]
+
+
+class Worker(Protocol):
+    """What answers calls. Pickled to every process; heavy things are made when a step is first called."""
+
+    def process(self, step: str, items: Sequence[Any]) -> list[Outcome]:
+        """The outcomes of the items, in their order; what fails is an outcome with an error.
+
+        Raises:
+            Exception: the step cannot be set up, so that the run cannot go on.
+        """
+
+
+@dataclass(frozen=True)
+class Pool:
+    """So many equal workers, and the steps that they do.
+
+    Args:
+        cpus, gpus: what each of them takes.
+        batch_sizes: of those steps that take several items at a time.
+    """
+
+    name: str
+    steps: tuple[str, ...]
+    workers: int
+    cpus: float = 1.0
+    gpus: float = 0.0
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class EngineError(Exception):
-    """The workers cannot be set up, so that no item can be processed."""
+    """The workers cannot be set up, so that no call can be answered."""
 
 
-def run_pool(
-    items: Sequence[Item],
-    worker: Worker,
-    *,
-    key: Callable[[Item], str],
-    ledger: Path,
-    workers: int | None = None,
-    on_done: Callable[[int], None] | None = None,
-) -> dict[str, Outcome]:
-    """Process all items that the ledger lacks.
+@dataclass(frozen=True)
+class Answer:
+    """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`)."""
+
+    worker: int
+    outcomes: list[Outcome] | None
+    how: str = ""
+
+
+class Backend(Protocol):
+    """Where workers live: processes of this machine, or actors of a cluster. Workers are numbered by it."""
+
+    def start(self, pool: Pool) -> int:
+        """A new worker of the pool, which may be sent to at once."""
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        """Give an idle worker something to do."""
+
+    def wait(self) -> list[Answer]:
+        """What has happened; blocks until something has.
+
+        Raises:
+            EngineError: a step cannot be set up.
+        """
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+def run_walks(
+    walks: Iterable[Walk],
+    pools: Sequence[Pool],
+    backend: Backend,
+    ledger: Ledger,
+    on_answer: Callable[[Call, Outcome, bool], None] | None = None,
+) -> None:
+    """Walk all walks to their ends. Walks are begun one after the other as workers become free, and those that
+    another one returns before all others, so that few are under way at any time.
 
     Args:
-        key: a unique name of the item, which it keeps from run to run.
-        ledger: JSONL of outcomes, appended and flushed item by item; a torn last line is dropped.
-        workers: processes, each with one thread; 0 and 1 work in this process, None is one a CPU.
-        on_done: called with the number of items done (earlier runs included), at first and after each.
-
-    Returns:
-        The outcome of every item of `items` by its key, in the order of `items`.
+        pools: every step is in one of them.
+        on_answer: called with each call, its outcome, and whether it was known from the ledger.
 
     Raises:
-        EngineError: `setup` fails.
-        ValueError: two items have the same key.
+        EngineError: a step cannot be set up.
     """
-    by_key = {key(item): item for item in items}
-    if len(by_key) != len(items):
-        raise ValueError(f"{len(items) - len(by_key)} items have the key of another one")
-    done = {name: outcome for name, outcome in _read_ledger(ledger).items() if name in by_key}
-    pending = [(name, item) for name, item in by_key.items() if name not in done]
-    workers = min(available_cpus() if workers is None else workers, len(pending))
-    report = on_done or (lambda count: None)
-    report(len(done))
-    if pending:
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-        outcomes = _run_processes(pending, worker, workers) if workers > 1 else _run_here(pending, worker)
-        with ledger.open("a", encoding="utf-8") as file:
-            for name, outcome in outcomes:
-                _append(file, name, outcome)
-                done[name] = outcome
-                report(len(done))
-    return {name: done[name] for name in by_key}
+    schedule = _Schedule(
+        iter(walks), pools, backend, ledger, on_answer or (lambda call, outcome, known: None)
+    )
+    try:
+        schedule.run()
+    finally:
+        backend.close()
 
 
 def available_cpus() -> int:
@@ -98,174 +132,146 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# ---------------------------------------------------------------------------------------------- ledger
+@dataclass
+class _Waiting:
+    """A call that is to be worked on, and whose walk waits for it."""
 
-
-def _read_ledger(path: Path) -> dict[str, Outcome]:
-    """What is in the ledger; cuts off a torn last line, so that the next one begins on a line of its own."""
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    outcomes: dict[str, Outcome] = {}
-    for line in content[:whole].splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
-            outcomes[row["key"]] = Outcome(row.get("value"), row.get("error"))
-    return outcomes
-
-
-def _append(file: IO[str], name: str, outcome: Outcome) -> None:
-    row = (
-        {"key": name, "value": outcome.value}
-        if outcome.error is None
-        else {"key": name, "error": outcome.error}
-    )
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    file.flush()
-
-
-# --------------------------------------------------------------------------------------------- running
-
-
-def _run_here(pending: list[tuple[str, Item]], worker: Worker) -> Iterator[tuple[str, Outcome]]:
-    try:
-        worker.setup()
-    except Exception as error:
-        raise EngineError(f"the worker cannot be set up: {_describe(error)}") from error
-    for name, item in pending:
-        yield name, _process(worker, item)
-
-
-def _process(worker: Worker, item: Any) -> Outcome:
-    try:
-        value = worker.process(item)
-        json.dumps(value)
-        return Outcome(value=value)
-    except Exception as error:
-        return Outcome(error=_describe(error))
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    call: Call
+    walk: Walk
+    alone: bool = False
+    """Not together with others: a worker died over it."""
+    deaths: int = 0
+    """Of workers that had nothing else to do."""
 
 
 @dataclass
-class _Process:
-    process: BaseProcess
-    connection: Connection
-    holds: tuple[str, Any] | None = None
-    """The item at work, with its key."""
-    ready: bool = False
-    alive: bool = True
-    exit_code: str = ""
+class _Lane:
+    """A pool, what waits for it, and its workers: those without work, and those with it."""
+
+    pool: Pool
+    queue: deque[_Waiting] = field(default_factory=deque)
+    idle: list[int] = field(default_factory=list)
+    busy: dict[int, list[_Waiting]] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """How many more calls may wait here: enough for the next batch of every worker."""
+        batch = max(self.pool.batch_sizes.values(), default=1)
+        return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
+
+    def take(self) -> list[_Waiting]:
+        """The next batch: the first that waits, and others of its step that are closest in size."""
+        first = self.queue.popleft()
+        size = self.pool.batch_sizes.get(first.call.step, 1)
+        if size == 1 or first.alone:
+            return [first]
+        alike = [other for other in self.queue if other.call.step == first.call.step and not other.alone]
+        alike.sort(key=lambda other: abs(other.call.size - first.call.size))
+        chosen = alike[: size - 1]
+        for other in chosen:
+            self.queue.remove(other)
+        return sorted([first, *chosen], key=lambda waiting: waiting.call.size)
 
 
-def _run_processes(
-    pending: list[tuple[str, Item]], worker: Worker, workers: int
-) -> Iterator[tuple[str, Outcome]]:
-    queue = deque(pending)
-    deaths: Counter[str] = Counter()  # by item; those while a worker was set up under no name
-    pool = [_start(worker) for _ in range(workers)]
-    try:
-        while queue or any(member.holds for member in pool):
-            while len(pool) < min(workers, len(queue)):
-                pool.append(_start(worker))
-            ready = wait([member.connection for member in pool])
-            for member in [member for member in pool if member.connection in ready]:
-                name = member.holds[0] if member.holds else ""
-                outcome = _receive(member)
-                if not member.alive:
-                    pool.remove(member)
-                    deaths[name] += bool(member.holds) or not member.ready
-                    how = f"died {deaths[name]} times ({member.exit_code})"
-                    if member.holds and deaths[name] < _MAX_DEATHS:
-                        queue.appendleft(member.holds)
-                    elif member.holds:
-                        outcome = Outcome(error=f"its worker process {how}")
-                    elif deaths[name] >= _MAX_DEATHS:
-                        raise EngineError(f"the worker processes cannot be set up: {how}")
-                if outcome is not None:
-                    yield name, outcome
-            for member in pool:
-                if queue and member.ready and member.holds is None:
-                    member.holds = queue.popleft()
-                    with suppress(OSError):
-                        member.connection.send(member.holds[1])
-    finally:
-        for member in pool:
-            member.process.kill()
-        for member in pool:
-            member.process.join()
-            member.connection.close()
+class _Schedule:
+    def __init__(
+        self,
+        walks: Iterator[Walk],
+        pools: Sequence[Pool],
+        backend: Backend,
+        ledger: Ledger,
+        on_answer: Callable[[Call, Outcome, bool], None],
+    ) -> None:
+        self._walks, self._backend, self._ledger, self._on_answer = walks, backend, ledger, on_answer
+        self._lanes = [_Lane(pool) for pool in pools]
+        self._lane_of = {step: lane for lane in self._lanes for step in lane.pool.steps}
+        self._children: deque[Walk] = deque()
+        self._answered: set[str] = set()
+        self._buried: Counter[str] = Counter()
+        self._exhausted = False
 
-
-def _receive(member: _Process) -> Outcome | None:
-    """The outcome of the item that `member` holds; None where it has only become ready, or has died."""
-    try:
-        kind, content = member.connection.recv()
-    except (EOFError, OSError):
-        member.process.join()
-        member.connection.close()
-        member.alive, member.exit_code = False, f"exit code {member.process.exitcode}"
-        return None
-    if kind == "setup failed":
-        raise EngineError(f"the worker cannot be set up: {content}")
-    member.ready = True
-    if kind == "ready":
-        return None
-    assert isinstance(content, Outcome)
-    member.holds = None
-    return content
-
-
-def _start(worker: Worker) -> _Process:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-    with _environment(_ONE_THREAD):
-        process.start()
-    theirs.close()
-    with suppress(OSError):  # it died already: `_receive` will find out
-        ours.send(worker)
-    return _Process(process, ours)
-
-
-def _serve(connection: Connection, parent: int) -> None:
-    """The life of a worker process: says `ready`, then answers every item with `done`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-    with suppress(EOFError, OSError):
-        try:
-            worker: Worker = connection.recv()
-            worker.setup()
-        except Exception as error:
-            connection.send(("setup failed", _describe(error)))
-            return
-        connection.send(("ready", None))
+    def run(self) -> None:
         while True:
-            connection.send(("done", _process(worker, connection.recv())))
+            self._begin_walks()
+            self._dispatch()
+            if not any(lane.busy for lane in self._lanes):
+                return
+            for answer in self._backend.wait():
+                self._receive(answer)
 
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Variables for a process that is started inside; libraries read them when they are first loaded."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
+    def _begin_walks(self) -> None:
+        """Where every pool has room; a pool that is behind holds up what would pile up before it."""
+        while all(lane.room > 0 for lane in self._lanes):
+            if self._children:
+                walk = self._children.popleft()
             else:
-                os.environ[name] = value
+                found = None if self._exhausted else next(self._walks, None)
+                if found is None:
+                    self._exhausted = True
+                    return
+                walk = found
+            self._advance(walk, None)
 
+    def _advance(self, walk: Walk, outcome: Outcome | None) -> None:
+        """To the next call that the ledger does not know; a walk that goes on waits before those that begin."""
+        begins = outcome is None
+        while True:
+            try:
+                call = next(walk) if outcome is None else walk.send(outcome)
+            except StopIteration as stop:
+                self._children.extendleft(reversed(stop.value))
+                return
+            outcome = None if call.key is None else self._ledger.get(call.key)
+            if outcome is None:
+                queue = self._lane_of[call.step].queue
+                (queue.append if begins else queue.appendleft)(_Waiting(call, walk))
+                return
+            self._on_answer(call, outcome, True)
 
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    def _dispatch(self) -> None:
+        for lane in self._lanes:
+            while lane.queue and (lane.idle or len(lane.busy) < lane.pool.workers):
+                worker = lane.idle.pop() if lane.idle else self._backend.start(lane.pool)
+                batch = lane.take()
+                lane.busy[worker] = batch
+                self._backend.send(worker, batch[0].call.step, [waiting.call.item for waiting in batch])
+
+    def _receive(self, answer: Answer) -> None:
+        lane = next((lane for lane in self._lanes if answer.worker in lane.busy), None)
+        if lane is None:  # an idle worker died: another is started when there is work
+            for lane in self._lanes:
+                lane.idle = [worker for worker in lane.idle if worker != answer.worker]
+            return
+        batch = lane.busy.pop(answer.worker)
+        if answer.outcomes is None:
+            self._bury(lane, batch, answer.how)
+            return
+        self._answered.add(batch[0].call.step)
+        lane.idle.append(answer.worker)
+        for waiting, outcome in zip(batch, answer.outcomes, strict=True):
+            self._finish(waiting, outcome)
+
+    def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if waiting.call.key is not None:
+            self._ledger.put(waiting.call.key, waiting.call.step, outcome)
+        self._on_answer(waiting.call, outcome, False)
+        self._advance(waiting.walk, outcome)
+
+    def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
+        """A worker died over a batch: each of it is tried again alone, and set aside when that kills as well."""
+        for waiting in reversed(batch):
+            waiting.deaths += len(batch) == 1
+            if waiting.deaths >= MAX_DEATHS:
+                self._refuse_a_broken_step(waiting.call.step, how)
+                self._finish(
+                    waiting, Outcome(error=f"its worker process died {waiting.deaths} times ({how})")
+                )
+            else:
+                waiting.alone = True
+                lane.queue.appendleft(waiting)
+
+    def _refuse_a_broken_step(self, step: str, how: str) -> None:
+        """A step that has never answered, and over which worker after worker dies, cannot be set up."""
+        self._buried[step] += 1
+        if step not in self._answered and self._buried[step] > MAX_DEATHS:
+            raise EngineError(f"the step {step} cannot be set up: its worker processes die ({how})")

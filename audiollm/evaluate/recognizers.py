@@ -6,8 +6,8 @@ Shapes: C channels, N samples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,18 @@ _LEVEL_DBFS = -26.0
 _MAX_GAIN_DB = 40.0
 _DITHER = 1e-3  # standard deviation of the noise: -60 dBFS
 _PADDING_S = 0.2
+_FRAME_S = 0.01
+_FILLERS = ("<", "[", "+")
+"""What silence and noise begin with in a segmentation."""
+
+
+class TimedWord(NamedTuple):
+    """A word in a clip; `score` in [0, 1]: what it means, the method says that gives it."""
+
+    word: str
+    start_s: float
+    end_s: float
+    score: float
 
 
 class PocketsphinxRecognizer:
@@ -88,6 +100,60 @@ class PocketsphinxRecognizer:
         heard = [self._decode(samples_N, seed) for seed in range(self._votes)]
         return Counter(heard).most_common(1)[0][0]
 
+    def recognize_words(self, samples_CN: Tensor, sample_rate: int) -> list[TimedWord]:
+        """What is said, word by word, each with its posterior probability in the decoder's lattice.
+
+        With a grammar the posteriors tell nothing (they are all close to 1).
+
+        Args:
+            samples_CN: waveform in [-1, 1], shape [channels, samples].
+            sample_rate: hertz.
+
+        Raises:
+            ValueError: the recognizer takes several votes, of which none has the times.
+        """
+        if self._votes != 1:
+            raise ValueError("times are those of one decoding: make the recognizer with votes=1")
+        heard = self.recognize(samples_CN, sample_rate)
+        duration_s = samples_CN.shape[1] / sample_rate
+        return self._segmentation(duration_s, lambda segment: min(segment.prob, 1.0)) if heard else []
+
+    def align(self, samples_CN: Tensor, sample_rate: int, words: Sequence[str]) -> list[TimedWord]:
+        """When each of the given words is said; empty where they do not fit into the sound at all.
+
+        Args:
+            samples_CN: waveform in [-1, 1], shape [channels, samples].
+            sample_rate: hertz.
+            words: in `recognition_form`, each one of which the dictionary `knows`.
+
+        Returns:
+            the words with, as `score`, their likelihood a frame over that of the acoustic unit that fits it best
+            (geometric mean).
+        """
+        search = self._decoder.current_search()
+        self._decoder.set_align_text(" ".join(words))
+        try:
+            self.recognize(samples_CN, sample_rate)
+            aligned = self._segmentation(samples_CN.shape[1] / sample_rate, _likelihood_a_frame)
+        finally:
+            self._decoder.activate_search(search)
+        return aligned if [word.word for word in aligned] == list(words) else []
+
+    def knows(self, word: str) -> bool:
+        """Whether a word (in `recognition_form`) is in the pronunciation dictionary."""
+        return self._knows(word)
+
+    def _segmentation(self, duration_s: float, score: Callable[[Any], float]) -> list[TimedWord]:
+        """The words of the last decoding, at their times in the clip."""
+        words = []
+        for segment in self._decoder.seg() or ():
+            if segment.word.startswith(_FILLERS):
+                continue
+            start_s = min(max(segment.start_frame * _FRAME_S - _PADDING_S, 0.0), duration_s)
+            end_s = min(max((segment.end_frame + 1) * _FRAME_S - _PADDING_S, start_s), duration_s)
+            words.append(TimedWord(segment.word.partition("(")[0], start_s, end_s, score(segment)))
+        return words
+
     def _decode(self, samples_N: np.ndarray[Any, Any], seed: int) -> str:
         padding = int(_PADDING_S * _SAMPLE_RATE)
         padded_N = np.random.default_rng(seed).normal(0.0, _DITHER, len(samples_N) + 2 * padding)
@@ -102,3 +168,8 @@ class PocketsphinxRecognizer:
 
     def _knows(self, word: str) -> bool:
         return self._decoder.lookup_word(word) is not None
+
+
+def _likelihood_a_frame(segment: Any) -> float:
+    frames = segment.end_frame - segment.start_frame + 1
+    return min(max(segment.ascore, 1e-300) ** (1 / frames), 1.0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from audiollm.config import nearest
-from pipelines.annotate.segments import set_aside
+from audiollm.set_aside import Row, set_aside_row
+from pipelines.annotate.inputs import Found, Inputs, absolute
+from pipelines.annotate.step import Given
 from pipelines.annotate.transcripts import (
     SPLITS,
     Condition,
@@ -29,12 +29,18 @@ DEFAULT_SPEAKER = "speaker"
 
 @dataclass(frozen=True)
 class Source:
-    """A recording: `path` is absolute, `name` the same below the input, with forward slashes."""
+    """A recording: `path` is absolute, `name` tells where it comes from, with forward slashes.
+
+    Args:
+        digest: SHA-256 of its content.
+        folder: the speaker where nothing else tells: the first folder of the name.
+    """
 
     path: str
     name: str
-    speaker: str
-    text: str | None = None
+    digest: str
+    folder: str
+    given: Given = field(default_factory=Given)
     split: str | None = None
 
 
@@ -43,9 +49,9 @@ class Sources:
     """What the input holds; every audio file is in `found` or in `rejected`."""
 
     found: list[Source] = field(default_factory=list)
-    rejected: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[Row] = field(default_factory=list)
     not_audio: int = 0
-    orphans: list[dict[str, Any]] = field(default_factory=list)
+    orphans: list[Row] = field(default_factory=list)
     """Rows of the transcripts for which there is no audio file."""
 
     @property
@@ -53,41 +59,43 @@ class Sources:
         return len(self.found) + len(self.rejected)
 
 
-def find_sources(input_path: Path, transcripts: str | None, test: str | None) -> Sources:
-    """The recordings below a folder (or the one file), matched with their transcripts.
+def match_sources(
+    inputs: Inputs, digests: Mapping[str, str], transcripts: str | None, test: str | None
+) -> Sources:
+    """The recordings of the inputs, matched with their transcripts.
 
     Args:
+        digests: by path; a recording without one is in `inputs.rejected` by another name, and is left out.
         transcripts: None, a file, or a pattern over file names; see `transcripts.py`.
         test: the condition that marks the test set; everything else is then for training.
 
     Raises:
         TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
     """
-    sources = Sources()
-    root = input_path if input_path.is_dir() else input_path.parent
-    names, sources.not_audio = _find_names(input_path, root)
+    sources = Sources(not_audio=inputs.not_audio, rejected=list(inputs.rejected))
+    audio = [item for item in inputs.audio if item.path in digests]
     given: dict[str, Transcript] | None = None
     if transcripts is not None:
         if is_pattern(transcripts):
-            given = _from_pattern(transcripts, names)
+            given = _from_pattern(transcripts, [item.name for item in audio])
             why = f"its name does not match {transcripts!r}"
         else:
-            given, sources.orphans = _from_file(Path(transcripts).expanduser(), root, names)
+            given, sources.orphans = _from_file(Path(transcripts).expanduser(), inputs.root, audio)
             why = f"no row of {transcripts}"
-        if names and not given:
+        if audio and not given:
             raise TranscriptError(
-                f"not one of the {len(names)} recordings has a transcript ({names[0]!r}: {why})"
+                f"not one of the {len(audio)} recordings has a transcript ({audio[0].name!r}: {why})"
             )
     condition = parse_condition(test) if test is not None else None
-    for name in names:
-        path = _absolute(root / name)
-        if given is not None and name not in given:
-            sources.rejected.append(set_aside(path, "no transcript", why))
+    for item in audio:
+        if given is not None and item.name not in given:
+            sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
             continue
-        transcript = given[name] if given is not None else None
-        speaker = (transcript.speaker if transcript else None) or _speaker_by_folder(name)
-        text, split = (transcript.text, _split(transcript, condition)) if transcript else (None, None)
-        sources.found.append(Source(path, name, speaker, text, split))
+        transcript = (inputs.given if given is None else given).get(item.name)
+        known = Given(transcript.text, transcript.speaker, _language(transcript)) if transcript else Given()
+        split = _split(transcript, condition) if transcript else None
+        folder = _speaker_by_folder(item.name)
+        sources.found.append(Source(item.path, item.name, digests[item.path], folder, known, split))
     if (
         condition is not None
         and sources.found
@@ -109,16 +117,6 @@ def pattern_hint(names: Sequence[str]) -> str | None:
     return None
 
 
-def _find_names(input_path: Path, root: Path) -> tuple[list[str], int]:
-    from audiollm.audio import find_audio, looks_like_audio
-
-    if input_path.is_dir():
-        audio, others = find_audio(input_path)
-    else:
-        audio, others = ([input_path], []) if looks_like_audio(input_path) else ([], [input_path])
-    return [path.relative_to(root).as_posix() for path in audio], len(others)
-
-
 def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
     expression = compile_pattern(pattern)
     matches = ((name, match_pattern(pattern, expression, name)) for name in names)
@@ -126,26 +124,33 @@ def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
 
 
 def _from_file(
-    file: Path, root: Path, names: Sequence[str]
-) -> tuple[dict[str, Transcript], list[dict[str, Any]]]:
+    file: Path, root: Path | None, audio: Sequence[Found]
+) -> tuple[dict[str, Transcript], list[Row]]:
     """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts."""
-    by_path = {_absolute(root / name): name for name in names}
+    by_path = {item.path: item.name for item in audio}
+    names = {item.name for item in audio}
     given: dict[str, Transcript] = {}
-    orphans: list[dict[str, Any]] = []
+    orphans: list[Row] = []
     for written, transcript in read_transcripts(file):
-        candidates = [_absolute(folder / written) for folder in (root, file.parent)]
+        candidates = [absolute(folder / written) for folder in (root, file.parent) if folder is not None]
         name = next((by_path[path] for path in candidates if path in by_path), None)
+        if name is None and written in names:  # a member of a tar, or an address
+            name = written
         if name is None:
             exists = any(Path(path).exists() for path in candidates)
             detail = (
                 f"{transcript.where} ({'not audio, or not below the input' if exists else 'no such file'})"
             )
-            orphans.append(set_aside(candidates[0], "transcript without a recording", detail))
+            orphans.append(set_aside_row("annotate", candidates[0], "transcript without a recording", detail))
         elif name in given:
             raise TranscriptError(f"{transcript.where}  {written!r} is the file of {given[name].where} again")
         else:
             given[name] = transcript
     return given, orphans
+
+
+def _language(transcript: Transcript) -> str | None:
+    return transcript.fields.get("language") or None
 
 
 def _split(transcript: Transcript, condition: Condition | None) -> str | None:
@@ -161,8 +166,3 @@ def _split(transcript: Transcript, condition: Condition | None) -> str | None:
 
 def _speaker_by_folder(name: str) -> str:
     return name.split("/")[0] if "/" in name else DEFAULT_SPEAKER
-
-
-def _absolute(path: Path) -> str:
-    """Absolute and without `..`, but with links as they are, so that no two files become one."""
-    return os.path.normpath(path.absolute())

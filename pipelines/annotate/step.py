@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +54,20 @@ class Step(Protocol):
     `version`: counted up when the same settings give other values, so that old results are not taken for new ones.
     """
 
-    name: str
-    level: ClassVar[Literal["recording", "segment"]]
-    needs: tuple[str, ...]
-    version: ClassVar[int]
-    resources: Resources
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def level(self) -> Literal["recording", "segment"]: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def resources(self) -> Resources: ...
 
     def missing(self) -> str | None:
         """What is not here that it needs (package or path, and how to mend it), told without loading anything."""
@@ -73,7 +82,8 @@ class Step(Protocol):
 class BatchStep(Step, Protocol):
     """A step that is faster with several items at a time; they come sorted by duration."""
 
-    batch_size: int
+    @property
+    def batch_size(self) -> int: ...
 
     def process_batch(self, items: Sequence[Any]) -> list[Value]:
         """The values of the items, each what `process` gives for it alone."""
@@ -84,6 +94,7 @@ class Listener:
     """Reads the sound of one file for the steps that work on it one after the other, and decodes it once."""
 
     path: str
+    _is_short: bool | None = field(default=None, repr=False)
     _whole: Waveform | None = field(default=None, repr=False)
     _span: tuple[float, float] | None = field(default=None, repr=False)
     _part: Waveform | None = field(default=None, repr=False)
@@ -105,22 +116,33 @@ class Listener:
         return self._mono[sample_rate]
 
     def blocks(self, sample_rate: int) -> Iterator[NDArray[np.float32]]:
-        """The whole file as mono pieces `[N]` of a few seconds at `sample_rate`, at constant memory."""
+        """The whole file as mono pieces `[N]` at `sample_rate`, hours of it at constant memory."""
         from audiollm.audio_stream import stream_mono
 
+        if (whole := self._kept()) is not None:
+            yield self.samples(0.0, whole.duration_s, sample_rate)
+            return
         for piece_1N in stream_mono(self.path, sample_rate):
             yield piece_1N[0].numpy()
 
-    def _read(self, start_s: float, end_s: float) -> Waveform:
-        from audiollm.audio import Waveform, load, probe
+    def _kept(self) -> Waveform | None:
+        """The decoded file, if it is short."""
+        from audiollm.audio import load, probe
 
-        if self._whole is None and (probe(self.path).duration_s or _KEPT_S + 1.0) <= _KEPT_S:
+        if self._is_short is None:
+            self._is_short = (probe(self.path).duration_s or _KEPT_S + 1.0) <= _KEPT_S
+        if self._is_short and self._whole is None:
             self._whole = load(self.path)
-        if self._whole is None:
+        return self._whole
+
+    def _read(self, start_s: float, end_s: float) -> Waveform:
+        from audiollm.audio import Waveform, load
+
+        if (whole := self._kept()) is None:
             return load(self.path, start_s, end_s)
-        rate = self._whole.sample_rate
+        rate = whole.sample_rate
         start, end = round(start_s * rate), round(end_s * rate)
-        return Waveform(self._whole.samples_CN[:, start : max(end, start + 1)], rate)
+        return Waveform(whole.samples_CN[:, start : max(end, start + 1)], rate)
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ class Recording:
     listener: Listener = field(repr=False, compare=False)
 
     def blocks(self, sample_rate: int) -> Iterator[NDArray[np.float32]]:
-        """The sound as mono pieces `[N]` of a few seconds; hours of it at constant memory."""
+        """The sound as mono pieces `[N]` of any length; hours of it at constant memory."""
         return self.listener.blocks(sample_rate)
 
 

@@ -116,35 +116,54 @@ def read_transcripts(path: Path) -> list[tuple[str, Transcript]]:
     Raises:
         TranscriptError: a missing column, a malformed row, no text, the same path twice; with file and line.
     """
+    return [(fields["path"], transcript_of(fields, where)) for where, fields in _read(path, ("path", "text"))]
+
+
+def read_manifest(path: Path) -> list[tuple[str, Transcript | None]]:
+    """The rows of a list of recordings as (path as written, what is given for it): `read_transcripts` without the need
+    for a text.
+
+    Raises:
+        TranscriptError: as `read_transcripts`.
+    """
+    rows = _read(path, ("path",))
+    return [
+        (fields["path"], transcript_of(fields, where) if fields.get("text") else None)
+        for where, fields in rows
+    ]
+
+
+def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
+    """The transcript that a row with a text gives."""
+    return Transcript(
+        fields["text"], fields.get("speaker") or None, fields.get("split") or None, fields, where
+    )
+
+
+def _read(path: Path, required: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a file, each with where it stands; no path twice."""
     try:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TranscriptError(f"{path}  cannot be read: {error}") from None
-    rows = (
-        _jsonl_rows(path, content)
-        if path.suffix.lower() in (".jsonl", ".ndjson")
-        else _csv_rows(path, content)
-    )
-    result: list[tuple[str, Transcript]] = []
+    read = _jsonl_rows if path.suffix.lower() in (".jsonl", ".ndjson") else _csv_rows
+    result: list[tuple[str, dict[str, str]]] = []
     seen: dict[str, int] = {}
-    for number, fields in rows:
+    for number, fields in read(path, content, required):
         where = f"{path}:{number}"
-        for column in ("path", "text"):
+        for column in required:
             if not fields.get(column, "").strip():
                 raise TranscriptError(f"{where}  has no {column}")
         if fields["path"] in seen:
             raise TranscriptError(f"{where}  {fields['path']!r} was on line {seen[fields['path']]} already")
         seen[fields["path"]] = number
-        transcript = Transcript(
-            fields["text"], fields.get("speaker") or None, fields.get("split") or None, fields, where
-        )
-        result.append((fields["path"], transcript))
+        result.append((where, fields))
     if not result:
         raise TranscriptError(f"{path}  holds no rows")
     return result
 
 
-def _csv_rows(path: Path, content: str) -> list[tuple[int, dict[str, str]]]:
+def _csv_rows(path: Path, content: str, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     reader = csv.reader(
         content.splitlines(keepends=True),
         delimiter="\t" if path.suffix.lower() == ".tsv" else ",",
@@ -158,7 +177,7 @@ def _csv_rows(path: Path, content: str) -> list[tuple[int, dict[str, str]]]:
                 continue
             if header is None:
                 header = [name.strip() for name in row]
-                missing = [name for name in ("path", "text") if name not in header]
+                missing = [name for name in required if name not in header]
                 if missing:
                     raise TranscriptError(
                         f"{path}:{reader.line_num}  no column {missing[0]!r} in {','.join(header)!r}"
@@ -175,7 +194,7 @@ def _csv_rows(path: Path, content: str) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _jsonl_rows(path: Path, content: str) -> list[tuple[int, dict[str, str]]]:
+def _jsonl_rows(path: Path, content: str, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     rows: list[tuple[int, dict[str, str]]] = []
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
@@ -184,8 +203,9 @@ def _jsonl_rows(path: Path, content: str) -> list[tuple[int, dict[str, str]]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise TranscriptError(f"{path}:{number}  not JSON: {error}") from None
-        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("path", "text")):
-            raise TranscriptError(f"{path}:{number}  is not an object with the texts 'path' and 'text'")
+        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in required):
+            needed = " and ".join(repr(name) for name in required)
+            raise TranscriptError(f"{path}:{number}  is not an object with the texts {needed}")
         rows.append((number, {key: "" if value is None else str(value) for key, value in row.items()}))
     return rows
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 SAMPLE_RATE = 16000
-_FRAME = 512
+FRAME = 512
 _CONTEXT = 64
-FRAME_S = _FRAME / SAMPLE_RATE
+FRAME_S = FRAME / SAMPLE_RATE
 _THRESHOLD, _EXIT_THRESHOLD = 0.5, 0.35
 _MIN_SPEECH_S, _MIN_SILENCE_S = 0.1, 0.1
+
+Label = TypeVar("Label")
 
 
 class Span(NamedTuple):
@@ -49,7 +51,7 @@ class VoiceActivity:
         Args:
             samples_N: mono at 16 kHz in [-1, 1].
         """
-        frames_FN = np.pad(samples_N, (0, -len(samples_N) % _FRAME)).astype(np.float32).reshape(-1, _FRAME)
+        frames_FN = np.pad(samples_N, (0, -len(samples_N) % FRAME)).astype(np.float32).reshape(-1, FRAME)
         rate = np.array(SAMPLE_RATE, np.int64)
         result_F = np.zeros(len(frames_FN), np.float32)
         for index, frame_N in enumerate(frames_FN):
@@ -95,35 +97,43 @@ def cut(
     max_duration_s: float,
     merge_gap_s: float = 0.5,
     margin_s: float = 0.2,
-) -> list[Span]:
+    labels: Sequence[Label] | None = None,
+) -> list[tuple[Span, Label | None]]:
     """Segments of at most `max_duration_s`: spans less than `merge_gap_s` apart go together while they fit.
 
     Each keeps up to `margin_s` of what is around it. Speech without a pause for longer than `max_duration_s`
     is cut where the probability of speech is lowest in the second half of what is allowed.
+
+    Args:
+        labels: of each span (its speaker); only spans of the same label go together.
+
+    Returns:
+        The segments in order, each with its label.
     """
     longest_s = max(max_duration_s - 2 * margin_s, FRAME_S)
-    short: list[Span] = []
-    for span in spans:
+    short: list[tuple[Span, Label | None]] = []
+    for span, label in zip(spans, labels or [None] * len(spans), strict=True):
         start_s = span.start_s
         while span.end_s - start_s > longest_s:
             low, high = int((start_s + longest_s / 2) / FRAME_S) + 1, int((start_s + longest_s) / FRAME_S)
             window_F = probabilities_F[low:high]
             cut_s = (low + int(window_F.argmin())) * FRAME_S if len(window_F) else start_s + longest_s
-            short.append(Span(start_s, cut_s))
+            short.append((Span(start_s, cut_s), label))
             start_s = cut_s
-        short.append(Span(start_s, span.end_s))
-    merged: list[Span] = []
-    for span in short:
-        close = merged and span.start_s - merged[-1].end_s < merge_gap_s
-        if close and span.end_s - merged[-1].start_s <= longest_s:
-            merged[-1] = Span(merged[-1].start_s, span.end_s)
+        short.append((Span(start_s, span.end_s), label))
+    merged: list[tuple[Span, Label | None]] = []
+    for span, label in short:
+        last = merged[-1][0] if merged and merged[-1][1] == label else None
+        if last and span.start_s - last.end_s < merge_gap_s and span.end_s - last.start_s <= longest_s:
+            merged[-1] = (Span(last.start_s, span.end_s), label)
         else:
-            merged.append(span)
-    result: list[Span] = []
-    for index, span in enumerate(merged):
-        before_s = (merged[index - 1].end_s + span.start_s) / 2 if index else 0.0
-        after_s = (span.end_s + merged[index + 1].start_s) / 2 if index + 1 < len(merged) else duration_s
-        result.append(Span(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s)))
+            merged.append((span, label))
+    result = []
+    for index, (span, label) in enumerate(merged):
+        before_s = (merged[index - 1][0].end_s + span.start_s) / 2 if index else 0.0
+        after_s = (span.end_s + merged[index + 1][0].start_s) / 2 if index + 1 < len(merged) else duration_s
+        part = Span(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
+        result.append((part, label))
     return result
 
 

@@ -46,7 +46,7 @@ def _file_steps(counts: Row) -> list[Row]:
     if not counts:
         return []
     files, segments = counts.get("files_seen") or 0, counts.get("segments") or 0
-    audio, used = counts.get("audio_files") or 0, counts.get("files_used") or 0
+    audio, used = counts.get("audio_files") or 0, counts.get("files_kept") or 0
     minutes = (counts.get("seconds") or 0.0) / 60
     return [
         _step("files seen", files, files, ""),

@@ -6,9 +6,12 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,10 @@ from rich.console import Console
 from audiollm.audio import find_audio, load, save
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
-from pipelines.annotate import segments as segments_module
-from pipelines.annotate.stage import STAGE, Config, segment_ids
+from pipelines.annotate import step as step_module
+from pipelines.annotate.config import Config
+from pipelines.annotate.output import segment_ids
+from pipelines.annotate.stage import STAGE
 from pipelines.annotate.synthetic import SAMPLE_RATE, CorpusConfig, speak_corpus
 
 SHARED = Path(
@@ -70,10 +75,16 @@ def _check_accounts(funnel: Mapping[str, Any], folder: Path, source: Path) -> No
     aside = _rows(folder, "set_aside")
     listed = {row["place"] for row in aside if "start_s" not in row or row["place"] not in used}
     assert {str(path.absolute()) for path in audio} == used | listed
+    files = _rows(folder, "files")
+    assert Counter(row["path"] for row in files) == Counter(str(path.absolute()) for path in audio)
+    assert all(row["reason"] for row in files if row["status"] != "kept")
+    assert {row["path"] for row in files if row["status"] == "kept"} == used
+    assert funnel["segments_found"] == len(_rows(folder)) + len(_rows(folder, "filtered"))
     assert all(row["kind"] and row["reason"] and row["stage"] == "annotate" for row in aside)
     assert funnel["files_seen"] == len(audio) + len(others)
     assert (funnel["audio_files"], funnel["not_audio"]) == (len(audio), len(others))
-    assert (funnel["files_used"], funnel["files_set_aside"]) == (len(used), len(audio) - len(used))
+    by_status = [funnel[f"files_{status}"] for status in ("kept", "filtered", "failed")]
+    assert by_status[0] == len(used) and sum(by_status) == len(audio)
     assert sum(funnel["reasons"].values()) == len(aside)
 
 
@@ -107,7 +118,7 @@ def test_without_input_it_speaks_and_annotates_a_corpus(tmp_path: Path) -> None:
         (w, v) for w in CORPUS.words for v in ("anna", "bruno")
     }
     assert funnel["text_agreement"] >= 0.8  # 1 of 3 by chance
-    assert funnel["quality"]["n"] == sum(row["quality"] is not None for row in rows) == 2
+    assert funnel["quality"]["n"] == sum("quality" in row["measured"] for row in rows) == 2
     assert all(1 <= funnel["quality"][name] <= 5 for name in ("sig", "bak", "ovr"))
     for row in rows:
         waveform = load(row["path"], row["start_s"], row["end_s"])
@@ -123,10 +134,10 @@ def test_workers_and_restarts_change_nothing(tmp_path: Path, spoken: Path) -> No
     for name, workers in (("here", 0), ("restarted", 0), ("restarted", 2)):
         _annotate(tmp_path / name, **settings, workers=workers)
         results.append(
-            [(tmp_path / name / f"{file}.jsonl").read_bytes() for file in ("segments", "set_aside")]
+            [(tmp_path / name / f"{file}.jsonl").read_bytes() for file in ("segments", "set_aside", "files")]
         )
-        ledger = tmp_path / name / "ledger" / "recordings.jsonl"
-        ledger.write_bytes(ledger.read_bytes()[: ledger.stat().st_size // 2])  # as after a kill
+        with closing(sqlite3.connect(tmp_path / name / "ledger" / "ledger.sqlite")) as ledger, ledger:
+            ledger.execute("delete from calls where key < '8'")  # as after a kill
     assert results[0] == results[1] == results[2]
 
 
@@ -175,7 +186,7 @@ def test_only_long_edges_without_speech_are_trimmed(tmp_path: Path, spoken: Path
 def test_a_long_recording_is_cut_where_people_pause(
     tmp_path: Path, spoken: Path, monkeypatch: pytest.MonkeyPatch, block_s: float
 ) -> None:
-    monkeypatch.setattr(segments_module, "_BLOCK_S", block_s)
+    monkeypatch.setattr(step_module, "_KEPT_S", block_s)
     words, parts, places, at_s = ["one", "seven", "nine", "seven"], [], [], 0.0
     for index, word in enumerate(words):
         clip = _clip(spoken, f"{word}_bruno_{index % 3}")
@@ -210,7 +221,7 @@ def test_what_is_left_out_is_named_with_value_and_threshold(tmp_path: Path, spok
     (source / "garbage.mp3").write_bytes(os.urandom(4000))
     (source / "raw.pcm").write_bytes(bytes(4000))
     (source / "notes.txt").write_text("hello")
-    settings = {"transcripts": "{text}", "recognizers": [], "max_duration_s": 5}
+    settings = {"transcripts": "{text}", "recognizers": [], "thresholds": {"max_duration_s": 5}}
     funnel = _annotate(tmp_path / "out", input=str(source), **settings)
     _check_accounts(funnel, tmp_path / "out", source)
     assert {row["file"] for row in _rows(tmp_path / "out")} == {"fine.wav", "stereo.flac"}
@@ -257,8 +268,9 @@ def test_odd_formats(tmp_path: Path) -> None:
     _check_accounts(funnel, tmp_path, source)
     said = {Path(row["file"]).name: row["text"] for row in _rows(tmp_path)}
     assert (said["yes_1000ms.wav"], said["no_1000ms.wav"]) == ("yes", "no")
-    assert {"testing.m4a", "jfk.mp3", "jfk.wav", "wrong_extension.aac"} <= set(said)
+    assert {"testing.m4a", "jfk.mp3", "jfk.wav"} <= set(said)
     aside = {Path(row["place"]).name: row["kind"] for row in _rows(tmp_path, "set_aside")}
+    assert aside["wrong_extension.aac"] == "duplicate"  # of format_test.m4a
     assert aside["test1_empty.wav"] == aside["mono.raw"] == "cannot be read"
     assert aside["digital_silence.wav"] == aside["silence_1000ms.wav"] == "no speech found"
 
@@ -275,9 +287,15 @@ def test_odd_formats(tmp_path: Path) -> None:
         ({"test": "take=5"}, "not a comparison"),
         ({"test": "take<5"}, "give `transcripts`"),
         ({"input": None, "transcripts": PATTERN}, "give `input`"),
-        ({"min_duration_s": 40}, "below max_duration_s"),
+        ({"thresholds": {"min_duration_s": 40}}, "below max_duration_s"),
+        ({"thresholds": {"min_duration": 4}}, "did you mean 'min_duration_s'"),
+        ({"steps": {"event": {}}}, "did you mean 'events'"),
+        ({"steps": {"segments": {"covers": "all"}}}, "covers"),
+        ({"steps": {"probe": None}}, "always there"),
         ({"recognizers": ["whisper"]}, "pocketsphinx"),
-        ({"preset": "emilia"}, "quickstart"),
+        ({"recognizers": ["pocketsphinx", "pocketsphinx"]}, "same name"),
+        ({"recognizers": [{"kind": "pocketsphinx", "name": "quality"}]}, "cannot have the name"),
+        ({"preset": "emily"}, "quickstart"),
         ({"corpus": {"takes": 3}}, "below takes"),
         ({"corpus": {"words": ["a/b"]}}, "not made of letters"),
     ],
@@ -303,11 +321,12 @@ def test_what_does_not_fit_ends_with_2_before_any_work(
     with pytest.raises(StageError, match=reason) as caught:
         _annotate(tmp_path / "out", input=str(spoken), **settings)
     assert caught.value.exit_code == 2
-    assert not (tmp_path / "out" / "ledger").exists()
+    with closing(sqlite3.connect(tmp_path / "out" / "ledger" / "ledger.sqlite")) as ledger:
+        assert not ledger.execute("select * from calls where step != 'digest'").fetchall()
 
 
 def test_thresholds_come_from_the_preset_unless_set() -> None:
-    limits = Config(max_duration_s=12).thresholds
+    limits = Config(thresholds={"max_duration_s": 12}).limits
     assert (limits.min_duration_s, limits.max_duration_s, limits.min_level_dbfs) == (0.1, 12, -60)
 
 
@@ -329,8 +348,12 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=6), st.integers(1, 3))
 def test_ids_are_unique_safe_and_stable(files: list[str], copies: int) -> None:
-    names = [file for file in sorted(files) for _ in range(copies)]
-    ids = segment_ids(names)
-    assert len({name.casefold() for name in ids}) == len(names)
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in ids)
-    assert segment_ids(names) == ids
+    places = [(file, number) for file in range(len(files)) for number in range(copies)]
+    ids = segment_ids(places, dict(enumerate(files)))
+    assert len({name.casefold() for name in ids.values()}) == len(places)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in ids.values())
+    backwards = [(len(files) - 1 - file, number) for file, number in places]
+    again = segment_ids(backwards, dict(enumerate(reversed(files))))
+    assert {(files[f], n): name for (f, n), name in ids.items()} == {
+        (files[::-1][f], n): name for (f, n), name in again.items()
+    }

@@ -82,7 +82,7 @@ def test_cutting_keeps_all_speech_in_order_within_the_limit(
 ) -> None:
     probabilities_F, duration_s = np.array(probabilities, np.float32), len(probabilities) * FRAME_S
     spans = speech_spans(probabilities_F, duration_s)
-    pieces = cut(spans, probabilities_F, duration_s, max_duration_s, merge_gap_s)
+    pieces = [piece for piece, _ in cut(spans, probabilities_F, duration_s, max_duration_s, merge_gap_s)]
     assert all(0 <= p.start_s < p.end_s <= duration_s + 1e-9 for p in pieces)
     assert all(p.end_s - p.start_s <= max_duration_s + 1e-9 for p in pieces)
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(pieces))
@@ -92,8 +92,15 @@ def test_cutting_keeps_all_speech_in_order_within_the_limit(
 
 def test_short_pauses_join_and_long_ones_part() -> None:
     spans = [Span(1.0, 2.0), Span(2.4, 3.0), Span(3.6, 4.0)]
-    assert cut(spans, np.zeros(200, np.float32), 6.4, 30.0) == [Span(0.8, 3.2), (pytest.approx(3.4), 4.2)]
-    assert cut(spans, np.zeros(200, np.float32), 6.4, 2.3)[0] == pytest.approx((0.8, 2.2))
+    silent_F = np.zeros(200, np.float32)
+    assert cut(spans, silent_F, 6.4, 30.0) == [((0.8, 3.2), None), ((pytest.approx(3.4), 4.2), None)]
+    assert cut(spans, silent_F, 6.4, 2.3)[0][0] == pytest.approx((0.8, 2.2))
+
+
+def test_speech_of_two_speakers_never_goes_together() -> None:
+    spans = [Span(1.0, 2.0), Span(2.0, 3.0), Span(3.1, 4.0)]
+    found = cut(spans, np.zeros(200, np.float32), 6.4, 30.0, labels=["a", "b", "b"])
+    assert found == [((0.8, 2.0), "a"), ((2.0, pytest.approx(4.2)), "b")]
 
 
 @pytest.mark.parametrize("seconds", [5.0, 9.6])

@@ -16,7 +16,8 @@ from audiollm.data.sample import AudioPart, Sample, read_samples
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.set_aside import set_aside_row
-from pipelines.compose import STAGE, Config, choose_test
+from pipelines.compose import STAGE, Config
+from pipelines.compose_choice import choose_test
 
 
 def _segment(index: int, **changes: Any) -> dict[str, Any]:

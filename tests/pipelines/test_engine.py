@@ -2,154 +2,247 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from pipelines.engine import EngineError, Outcome, run_pool
+from pipelines.engine import Backend, Call, EngineError, Outcome, Pool, Walk, run_walks
+from pipelines.ledger import Ledger, LedgerError
+from pipelines.local_pool import InProcess, LocalProcesses
+
+SQUARES = Pool("squares", ("square",), 2)
+HALVES = Pool("halves", ("halve",), 2, batch_sizes={"halve": 4})
 
 
-class Squares:
-    """Squares numbers; fails on 3; notes every call in a file. `deadly` items end the process."""
+class Sums:
+    """Squares and halves numbers; fails on 3; notes every call in a file. `deadly` items end the process."""
 
     def __init__(self, notes: Path, deadly: tuple[int, ...] = (), deaths_left: Path | None = None) -> None:
         self.notes, self.deadly, self.deaths_left = notes, deadly, deaths_left
-        self.is_set_up = False
 
-    def setup(self) -> None:
-        self.is_set_up = True
-
-    def process(self, item: int) -> dict[str, Any]:
-        assert self.is_set_up
+    def process(self, step: str, items: Sequence[int]) -> list[Outcome]:
         with self.notes.open("a") as file:
-            file.write(f"{item}\n")
-        if item in self.deadly and (self.deaths_left is None or self.deaths_left.exists()):
-            if self.deaths_left is not None:
-                self.deaths_left.unlink()
-            os._exit(7)
+            file.write(f"{step} {' '.join(map(str, items))}\n")
+        for item in items:
+            if item in self.deadly and (self.deaths_left is None or self.deaths_left.exists()):
+                if self.deaths_left is not None:
+                    self.deaths_left.unlink()
+                os._exit(7)
+        return [self._one(step, item) for item in items]
+
+    def _one(self, step: str, item: int) -> Outcome:
         if item == 3:
-            raise ValueError("three is bad")
-        if item == 4:
-            return {"not JSON": {1}}
-        return {"square": item * item, "threads": os.environ.get("OMP_NUM_THREADS")}
+            return Outcome(error="ValueError: three is bad")
+        threads = os.environ.get("OMP_NUM_THREADS")
+        return Outcome({"number": item * item if step == "square" else item / 2, "threads": threads})
 
 
 class BadSetup:
     def __init__(self, dies: bool = False) -> None:
         self.dies = dies
 
-    def setup(self) -> None:
+    def process(self, step: str, items: Sequence[int]) -> list[Outcome]:
         if self.dies:
             os._exit(3)
         raise ImportError("no such model")
 
-    def process(self, item: int) -> dict[str, Any]:
-        return {}
+
+def _walk(number: int, found: dict[int, Any]) -> Walk:
+    """Squares a number, and halves it in a walk of its own."""
+    outcome = yield Call("square", f"square {number}", number)
+    found[number] = outcome.value["number"] if outcome.value else outcome.error
+    return [_half(number, found)] if outcome.value else []
 
 
-def _run(folder: Path, worker: Any, items: list[int], workers: int, **more: Any) -> dict[str, Outcome]:
-    return run_pool(items, worker, key=str, ledger=folder / "ledger.jsonl", workers=workers, **more)
+def _half(number: int, found: dict[int, Any]) -> Walk:
+    outcome = yield Call("halve", f"halve {number}", number, size=float(number))
+    found[number] = (found[number], outcome.value["number"] if outcome.value else outcome.error)
+    return []
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_outcomes_do_not_depend_on_the_workers(tmp_path: Path, workers: int) -> None:
-    done: list[int] = []
-    outcomes = _run(tmp_path, Squares(tmp_path / "notes"), [9, 3, 4, 1, 0], workers, on_done=done.append)
-    assert list(outcomes) == ["9", "3", "4", "1", "0"]
-    assert {k: o.value["square"] for k, o in outcomes.items() if o.value} == {"9": 81, "1": 1, "0": 0}
-    assert outcomes["3"].error == "ValueError: three is bad"
-    assert "not JSON serializable" in str(outcomes["4"].error)
-    assert done == [0, 1, 2, 3, 4, 5]
-    if workers == 2:
-        assert {o.value["threads"] for o in outcomes.values() if o.value} == {"1"}
-        assert os.environ.get("OMP_NUM_THREADS") != "1" or "OMP_NUM_THREADS" in os.environ
+def _run(folder: Path, numbers: Sequence[int], backend: Backend, **more: Any) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        walks = (_walk(number, found) for number in numbers)
+        run_walks(walks, [SQUARES, HALVES], backend, ledger, **more)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["here", "processes"])
+def test_outcomes_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
+    worker = Sums(tmp_path / "notes")
+    backend = InProcess(worker) if kind == "here" else LocalProcesses(worker)
+    found = _run(tmp_path, range(30), backend)
+    assert found == {n: "ValueError: three is bad" if n == 3 else (n * n, n / 2) for n in range(30)}
+
+
+def test_every_process_has_one_thread(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        run_walks([_walk(5, {})], [SQUARES, HALVES], LocalProcesses(Sums(tmp_path / "notes")), ledger)
+        known = ledger.get("square 5")
+    assert known is not None and known.value == {"number": 25, "threads": "1"}
 
 
 def test_what_the_ledger_has_is_not_done_again(tmp_path: Path) -> None:
-    notes, ledger = tmp_path / "notes", tmp_path / "ledger.jsonl"
-    first = _run(tmp_path, Squares(notes), [1, 2, 3], 0)
-    lines = ledger.read_bytes().splitlines(keepends=True)
-    ledger.write_bytes(b"".join(lines[:2]) + lines[2][:7])  # killed in the middle of writing the third
-    notes.unlink()
-    second = _run(tmp_path, Squares(notes), [1, 2, 3, 5], 0)
-    assert notes.read_text().split() == ["3", "5"]
-    assert {key: second[key] for key in first} == first
-    assert [json.loads(line)["key"] for line in ledger.read_text().splitlines()] == ["1", "2", "3", "5"]
+    notes = tmp_path / "notes"
+    heard: list[bool] = []
+    first = _run(tmp_path, range(6), InProcess(Sums(notes)))
+    again = _run(
+        tmp_path, range(8), InProcess(Sums(notes)), on_answer=lambda c, o, known: heard.append(known)
+    )
+    assert {n: again[n] for n in range(6)} == first
+    squared = [line for line in notes.read_text().splitlines() if line.startswith("square")]
+    assert Counter(squared) == Counter(f"square {n}" for n in range(8))  # errors, too, are known
+    assert (sum(heard), len(heard)) == (11, 15)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.forget_errors() == 1
+    _run(tmp_path, range(8), InProcess(Sums(notes)))
+    assert notes.read_text().count("square 3\n") == 2
+
+
+def test_batches_are_of_one_step_and_similar_size(tmp_path: Path) -> None:
+    """All squares wait for one worker while halves pile up: these go together, four at most, by size."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        found: dict[int, Any] = dict.fromkeys(range(12))
+        pools = [Pool("halves", ("halve",), 1, batch_sizes={"halve": 4})]
+        walks = (_half(n, found) for n in (7, 1, 9, 3, 8, 2, 11, 4, 10, 5, 0, 6))
+        run_walks(walks, pools, InProcess(Sums(tmp_path / "notes")), ledger)
+    batches = [[int(n) for n in line.split()[1:]] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert sorted(n for batch in batches for n in batch) == list(range(12))
+    assert all(batch == sorted(batch) and len(batch) <= 4 for batch in batches)
+    assert max(len(batch) for batch in batches) == 4
+    assert {n: found[n][1] for n in found if n != 3} == {n: n / 2 for n in range(12) if n != 3}
 
 
 def test_a_worker_that_dies_takes_only_its_item_with_it(tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    outcomes = _run(tmp_path, Squares(notes, deadly=(5,)), list(range(5, 13)), 2)
-    assert outcomes["5"].error == "its worker process died 2 times (exit code 7)"
-    assert [outcomes[str(i)].value["square"] for i in range(6, 13)] == [i * i for i in range(6, 13)]  # type: ignore[index]
-    assert sorted(map(int, notes.read_text().split())) == [5, *range(5, 13)]
+    found = _run(tmp_path, range(24), LocalProcesses(Sums(tmp_path / "notes", deadly=(10, 20))))
+    for deadly in (10, 20):
+        assert "died 2 times (exit code 7)" in found[deadly]
+    assert {n: found[n] for n in found if n not in (3, 10, 20)} == {
+        n: (n * n, n / 2) for n in range(24) if n not in (3, 10, 20)
+    }
+    assert (tmp_path / "notes").read_text().count("square 10\n") == 2
+
+
+def test_in_a_batch_only_the_deadly_item_is_lost(tmp_path: Path) -> None:
+    found: dict[int, Any] = dict.fromkeys(range(12))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        worker = LocalProcesses(Sums(tmp_path / "notes", deadly=(6,)))
+        pools = [Pool("halves", ("halve",), 1, batch_sizes={"halve": 4})]
+        run_walks((_half(n, found) for n in range(12)), pools, worker, ledger)
+    assert "died 2 times" in found[6][1]
+    assert all(found[n][1] == n / 2 for n in range(12) if n not in (3, 6))
 
 
 def test_a_death_by_chance_costs_nothing(tmp_path: Path) -> None:
     once = tmp_path / "once"
     once.touch()
-    outcomes = _run(tmp_path, Squares(tmp_path / "notes", deadly=(6,), deaths_left=once), [5, 6], 2)
-    assert {key: outcome.error for key, outcome in outcomes.items()} == {"5": None, "6": None}
+    found = _run(tmp_path, range(6), LocalProcesses(Sums(tmp_path / "notes", deadly=(5,), deaths_left=once)))
+    assert found[5] == (25, 2.5)
 
 
-@pytest.mark.parametrize("worker", [BadSetup(), BadSetup(dies=True)])
-def test_workers_that_cannot_be_set_up_end_the_run(tmp_path: Path, worker: BadSetup) -> None:
-    with pytest.raises(EngineError, match=r"cannot be set up: (ImportError: no such model|died 2 times)"):
-        _run(tmp_path, worker, [1, 2, 3], 2)
+@pytest.mark.parametrize("dies", [False, True])
+def test_workers_that_cannot_be_set_up_end_the_run(tmp_path: Path, dies: bool) -> None:
+    with pytest.raises(EngineError, match="square cannot be set up"):
+        _run(tmp_path, range(20), LocalProcesses(BadSetup(dies)))
+    assert not [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
 
 
-def test_doubled_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="1 items"):
-        _run(tmp_path, Squares(tmp_path / "notes"), [1, 1], 0)
+def test_few_walks_are_under_way_at_any_time(tmp_path: Path) -> None:
+    """What one pool is behind with holds up what comes before it."""
+    begun: list[int] = []
+    finished: list[int] = []
+    most = 0
+
+    def walks() -> Any:
+        nonlocal most
+        for number in range(500):
+            begun.append(number)
+            most = max(most, len(begun) - len(finished))
+            yield _noted(number)
+
+    def _noted(number: int) -> Walk:
+        yield Call("square", f"square {number}", number)
+        yield Call("halve", f"halve {number}", number)
+        finished.append(number)
+        return []
+
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        run_walks(walks(), [SQUARES, HALVES], InProcess(Sums(tmp_path / "notes")), ledger)
+    assert len(finished) == 500
+    assert most <= 30
 
 
-_SCRIPT = """
-    import os, sys, time
-    from pathlib import Path
-    from pipelines.engine import run_pool
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        Ledger(tmp_path / "ledger.sqlite"),
+        pytest.raises(LedgerError, match="another run works in this folder"),
+    ):
+        Ledger(tmp_path / "ledger.sqlite")
 
-    class Slow:
-        def setup(self): pass
-        def process(self, item):
-            with open(sys.argv[1] + "/notes", "a") as file:
-                file.write(f"{item} {os.getpid()}\\n")
-            time.sleep(0.05)
-            return {"square": item * item}
 
-    if __name__ == "__main__":
-        outcomes = run_pool(range(60), Slow(), key=str, ledger=Path(sys.argv[1]) / "ledger.jsonl", workers=2)
-        print(sum(outcome.value["square"] for outcome in outcomes.values()))
+def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(
+        b"no database at all, and longer than a header of a hundred bytes" * 9
+    )
+    with pytest.raises(LedgerError, match="it is damaged: delete it"):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_engine import SQUARES, HALVES, Sums, _walk
+from pipelines.engine import run_walks
+from pipelines.ledger import Ledger
+from pipelines.local_pool import LocalProcesses
+
+class Slow(Sums):
+    def process(self, step, items):
+        time.sleep(0.02)
+        return super().process(step, items)
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    found = {{}}
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        backend = LocalProcesses(Slow(folder / "notes"))
+        run_walks((_walk(n, found) for n in range(60)), [SQUARES, HALVES], backend, ledger)
+    print(len(found), sum(v[0] + v[1] for n, v in found.items() if n != 3))
 """
 
 
 def test_killed_at_any_moment_it_goes_on_and_leaves_no_worker_behind(tmp_path: Path) -> None:
-    script, notes, ledger = tmp_path / "script.py", tmp_path / "notes", tmp_path / "ledger.jsonl"
-    script.write_text(textwrap.dedent(_SCRIPT))
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
     command = [sys.executable, str(script), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    first = subprocess.Popen(command, env=environment)
-    deadline = time.monotonic() + 30
-    while not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
-        assert time.monotonic() < deadline and first.poll() is None
-        time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    kept = ledger.read_bytes().count(b"\n")
-    workers = {int(line.split()[1]) for line in notes.read_text().splitlines()}
-    while any(psutil.pid_exists(pid) for pid in workers):
-        assert time.monotonic() < deadline, "a worker outlived its parent"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    children: set[int] = set()
+    for wait_s in (1.2, 1.6, 2.0):
+        process = subprocess.Popen(command, env=environment)
+        time.sleep(wait_s)
+        children |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["60", str(sum(n * n + n / 2 for n in range(60) if n != 3))]
+    squared = Counter(
+        line for line in (tmp_path / "notes").read_text().splitlines() if line.startswith("square")
+    )
+    # what was in flight at a kill is done again, and nothing else is
+    assert len(squared) == 60 and sum(squared.values()) <= 60 + 3 * SQUARES.workers
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in children) and time.monotonic() < deadline:
         time.sleep(0.1)
-    notes.unlink()
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert second.stdout.strip() == str(sum(i * i for i in range(60)))
-    assert 4 <= kept < 60
-    assert len(notes.read_text().splitlines()) == 60 - kept
+    assert not any(psutil.pid_exists(pid) for pid in children)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.annotate.sources import find_sources, pattern_hint
+from pipelines.annotate.inputs import collect
+from pipelines.annotate.sources import Sources, match_sources, pattern_hint
 from pipelines.annotate.transcripts import (
     Transcript,
     TranscriptError,
@@ -155,6 +156,11 @@ def test_malformed_transcripts_name_file_and_line(
         read_transcripts(path)
 
 
+def _sources(folder: Path, table: Path, test: str | None) -> Sources:
+    inputs = collect([str(folder)], folder.parent / "fetched", lambda name: None)
+    return match_sources(inputs, {item.path: "digest" for item in inputs.audio}, str(table), test)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("in/a.wav", "in/ann/b.wav", "in/c.wav", "in/notes.txt", "other.wav"):
@@ -169,10 +175,10 @@ def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
         folder / "table.csv"
     )  # a.wav by the input folder, in/ann/b.wav by the table's, two without a recording
     table.write_text("path,text,split\na.wav,A,test\nin/ann/b.wav,B,\ngone.wav,D,\nother.wav,E,\n")
-    sources = find_sources(folder / "in", str(table), None)
-    assert [(s.name, s.speaker, s.text, s.split) for s in sources.found] == [
-        ("a.wav", "speaker", "A", "test"),
-        ("ann/b.wav", "ann", "B", None),
+    sources = _sources(folder / "in", table, None)
+    assert [(s.name, s.given.speaker, s.folder, s.given.text, s.split) for s in sources.found] == [
+        ("a.wav", None, "speaker", "A", "test"),
+        ("ann/b.wav", None, "ann", "B", None),
     ]
     assert [(Path(row["place"]).name, row["kind"]) for row in sources.rejected] == [
         ("c.wav", "no transcript")
@@ -200,13 +206,13 @@ def test_transcripts_that_do_not_fit_are_refused(
     table = folder / "table.csv"
     table.write_text(content)
     with pytest.raises(TranscriptError, match=reason):
-        find_sources(folder / "in", str(table), test)
+        _sources(folder / "in", table, test)
 
 
 def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Path) -> None:
     table = folder / "table.csv"
     table.write_text("path,text,split\na.wav,A,dev\nann/b.wav,B,train\nc.wav,C,\n")
-    sources = find_sources(folder / "in", str(table), "split==dev")
+    sources = _sources(folder / "in", table, "split==dev")
     assert [source.split for source in sources.found] == ["test", "train", "train"]
 
 

@@ -1,0 +1,209 @@
+"""The command `annotate`: raw audio to segments, with a report on what was kept and why the rest was not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from audiollm.config import ConfigError, load_document, show_path
+from pipelines.annotate.presets import PRESETS
+
+if TYPE_CHECKING:
+    from pipelines.annotate.config import Config
+
+PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
+
+
+class EngineName(str, Enum):
+    """Where the work is done."""
+
+    local = "local"
+    ray = "ray"
+
+
+def annotate(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files, globs in quotes, tars, lists (a .csv or .jsonl with a column path), or addresses "
+            "(s3://..., https://...).",
+            metavar="INPUT...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is made.", show_default=False)],
+    preset: Annotated[
+        PresetName | None, typer.Option(help="Steps and thresholds by name.", show_default="quickstart")
+    ] = None,
+    transcripts: Annotated[
+        str | None,
+        typer.Option(
+            help="What is said, where it is known: a .csv or .jsonl of path,text[,speaker,split,language], or a "
+            "pattern over file names such as '{text}_{speaker}_{take}.wav'."
+        ),
+    ] = None,
+    recognizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Who hears, once for each: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER, "
+            "audio_llm=FOLDER, endpoint=URL, none.",
+            show_default="pocketsphinx",
+        ),
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A YAML file with any settings of the stage annotate.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="One setting: thresholds.min_duration_s=1, steps.events.model=yamnet.tflite, steps.speakers=null.",
+            show_default=False,
+        ),
+    ] = None,
+    missing_scorer: Annotated[
+        str | None,
+        typer.Option(help="fail, or skip: go on without what is not here.", show_default="fail"),
+    ] = None,
+    shards: Annotated[
+        bool | None, typer.Option("--shards/--no-shards", help="Write webdataset shards.", show_default="yes")
+    ] = None,
+    engine: Annotated[
+        EngineName, typer.Option(help="Processes of this machine, or a Ray cluster.")
+    ] = EngineName.local,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of the cluster.", show_default="one on this machine")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a CPU")] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try again what failed before.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and what is missing, and end.")
+    ] = False,
+) -> None:
+    """Find who says what in raw audio, how well it sounds, and what else is heard.
+
+    Every file ends as kept, filtered (with the reason) or failed (with the reason). Killed
+    and run again, it goes on where it was; with other settings it does again only what
+    depends on them. OUT/report.html shows what became of everything.
+
+    Presets: quickstart, emilia, granary, curator-asr, curator-tts, audioverse.
+
+    Examples:
+
+    audiollm annotate recordings -o corpus
+
+    audiollm annotate 'raw/**/*.mp3' more.tar -o corpus --preset emilia --workers 8
+
+    audiollm annotate s3://bucket/raw -o corpus --preset granary --recognizer faster_whisper=models/large-v3
+
+    audiollm annotate raw -o corpus --preset audioverse --missing-scorer skip --set steps.events.model=yamnet.tflite
+    """
+    from audiollm.recipe import Recipe
+    from audiollm.runner import Context
+    from pipelines.annotate.stage import STAGE
+
+    chosen = {
+        "input": inputs,
+        "preset": preset.value if preset else None,
+        "transcripts": transcripts,
+        "recognizers": _recognizers(recognizer),
+        "missing_scorer": missing_scorer,
+        "shards": shards,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
+    given: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
+    given |= {name: value for name, value in chosen.items() if value is not None}
+    given |= {"engine": engine.value, "retry_failed": retry_failed}
+    config = _validated(given, set_ or ())
+    console = Console(stderr=True)
+    if dry_run:
+        _show(config, console)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.yaml").write_text(
+        yaml.safe_dump({"annotate": config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
+    )
+    recipe = Recipe(out.name, out, "tiny", config.seed, out, (), {})
+    STAGE.run(config, Context(out, recipe, console, {}))
+    console.print(f"  {out / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
+    """`kind=where` as settings; `none` alone: nobody hears."""
+    if given is None or list(given) == ["none"]:
+        return None if given is None else []
+    found = []
+    for text in given:
+        kind, _, where = text.partition("=")
+        settings = {"kind": kind}
+        if where:
+            settings["url" if "://" in where else "model"] = where
+        found.append(settings)
+    return found
+
+
+def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """
+    Raises:
+        ConfigError: naming the setting.
+    """
+    from pipelines.annotate.config import Config
+
+    for text in overrides:
+        _override(given, text)
+    try:
+        return Config.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        message = problem["msg"].removeprefix("Value error, ")
+        key = show_path(tuple(problem["loc"]))
+        raise ConfigError(
+            f"{key}: {message}" if key else message, "", "audiollm run --help-stage annotate lists the settings"
+        ) from None
+
+
+def _override(given: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    *parents, last = key.split(".")
+    if not equals or not last or not all(parents):
+        raise ConfigError(f"{text!r} is not key=value", "--set", "example: --set thresholds.min_duration_s=1")
+    place = given
+    for name in parents:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"{key}: {name} holds no settings", "--set", "give the whole of it")
+    try:
+        place[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        place[last] = value
+
+
+def _show(config: Config, console: Console) -> None:
+    """Steps, thresholds, what there is and what it takes."""
+    from pipelines.annotate.plan import plan
+
+    estimate = plan(config, {})
+    table = Table("threshold", "value", title=f"preset {config.preset}: {config.chosen_preset.about}")
+    for name, value in config.limits.model_dump().items():
+        if value is not None:
+            table.add_row(name, ", ".join(value) if isinstance(value, list) else f"{value}")
+    console.print(table)
+    names = [*config.step_settings(), *(each.name or each.kind for each in config.recognizer_settings())]
+    console.print(f"  steps: {', '.join(names)}", highlight=False)
+    seconds = estimate.seconds or 0.0
+    console.print(
+        f"  {estimate.facts['audio_s'] / 3600:.2f} hours of audio in {estimate.facts['clips']:.0f} files, "
+        f"about {seconds / 60:.1f} minutes with these workers; {estimate.note}",
+        highlight=False,
+    )

@@ -1,0 +1,5 @@
+"""The report of an annotation: `report.html`, one page that needs nothing beside itself."""
+
+from pipelines.annotate.report.page import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,235 @@
+"""How far the recognizers agree: word errors of each pair, the words that they argue about, texts with the differences
+marked. Words are compared in their spoken form, as the consensus does it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from audiollm.data.text import language_of
+from pipelines.annotate.report.folder import Row, named, number, said
+from pipelines.annotate.report.numbers import Numbers
+from pipelines.annotate.report.survey import Survey
+from pipelines.annotate.written_words import Written, written_words
+
+WORDS_SHOWN = 20
+MOST_RECOGNIZERS = 8
+GIVEN = "given text"
+
+
+class Marked(NamedTuple):
+    """A part of a text: as it is said elsewhere, otherwise, or (`missing`) said elsewhere alone."""
+
+    text: str
+    kind: str
+    """`same`, `differs` or `missing`."""
+
+
+def agreement_section(survey: Survey, text_agreement: object) -> Row:
+    """The matrix, the words most argued about, and the histograms of what the consensus measured.
+
+    Args:
+        text_agreement: of `funnel.json`: how often the recognizers have the given text.
+    """
+    rows = survey.compared.rows()
+    pairs, words = _Pairs(), _Argued()
+    for row in rows:
+        texts = _texts(row)
+        language = _language(row)
+        forms = {name: _forms(_written(text, language)) for name, text in texts.items()}
+        pairs.add(forms)
+        words.add(forms, [name for name in texts if name != GIVEN])
+    charts = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
+    facts = _facts(charts, number(text_agreement))
+    if len(pairs.names) < 2 and not facts:
+        return {"absent": "There is one recognizer, or none: nothing to agree with."}
+    return {
+        "facts": facts,
+        "matrix": pairs.matrix() if len(pairs.names) > 1 else None,
+        "charts": [chart.chart() for chart in charts if chart is not None],
+        "words": words.rows(),
+        "compared": len(rows),
+        "total": survey.compared.offered,
+    }
+
+
+def marked(text: str, heard: str, language: str) -> list[Marked]:
+    """What was heard, with the words that are not in `text` at that place marked, and those that are missing."""
+    from rapidfuzz.distance import Levenshtein
+
+    ours, theirs = _written(said(text), language), _written(said(heard), language)
+    ours_forms, owners = _forms(ours), [place for place, word in enumerate(theirs) for _ in word.forms]
+    our_owners = [place for place, word in enumerate(ours) for _ in word.forms]
+    differing: set[int] = set()
+    missing: dict[int, list[int]] = {}
+    for edit in Levenshtein.opcodes(ours_forms, _forms(theirs)):
+        if edit.tag in ("replace", "insert"):
+            differing.update(owners[edit.dest_start : edit.dest_end])
+        elif edit.tag == "delete":
+            place = owners[edit.dest_start] if edit.dest_start < len(owners) else len(theirs)
+            missing.setdefault(place, []).extend(dict.fromkeys(our_owners[edit.src_start : edit.src_end]))
+    parts: list[Marked] = []
+    for place in range(len(theirs) + 1):
+        gone = [ours[index] for index in missing.get(place, ())]
+        if gone:
+            parts += _separated(_spaced(gone), "missing")
+        if place < len(theirs):
+            parts += _separated(_spaced([theirs[place]]), "differs" if place in differing else "same")
+    return _merged(parts[1:] if parts and parts[0].text == " " else parts)
+
+
+@dataclass
+class _Pairs:
+    """Edits between every two recognizers, and the words of the first."""
+
+    names: list[str] = field(default_factory=list)
+    edits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    words: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, forms: Mapping[str, Sequence[str]]) -> None:
+        from rapidfuzz.distance import Levenshtein
+
+        self.names += [name for name in forms if name not in self.names]
+        for first, reference in forms.items():
+            for second, other in forms.items():
+                if first != second:
+                    self.edits[first, second] += Levenshtein.distance(reference, other)
+                    self.words[first, second] += len(reference)
+
+    def matrix(self) -> Row:
+        """A row for each as the reference, a column for each as what is judged by it."""
+        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MOST_RECOGNIZERS + 1]
+        rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
+        rows = [
+            {
+                "name": first,
+                "cells": [rates.get((first, second)) if first != second else None for second in names],
+            }
+            for first in names
+        ]
+        return {"names": names, "rows": rows}
+
+
+@dataclass
+class _Argued:
+    """Words by how often, and by how many, something else was heard in their place."""
+
+    times: Counter[str] = field(default_factory=Counter)
+    """Segments' words: how often it is in what most heard, or in the given text."""
+    against: Counter[str] = field(default_factory=Counter)
+    """Recognizers, over all times, that have something else there."""
+    voices: Counter[str] = field(default_factory=Counter)
+    instead: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, forms: Mapping[str, Sequence[str]], recognizers: Sequence[str]) -> None:
+        from rapidfuzz.distance import Levenshtein
+
+        base = GIVEN if GIVEN in forms else _most_central(forms)
+        others = [name for name in recognizers if name != base]
+        if base is None or not others:
+            return
+        for word in forms[base]:
+            self.times[word] += 1
+            self.voices[word] += len(others)
+        for name in others:
+            for edit in Levenshtein.opcodes(forms[base], forms[name]):
+                if edit.tag in ("replace", "delete"):
+                    heard = [
+                        *forms[name][edit.dest_start : edit.dest_end],
+                        *[""] * (edit.src_end - edit.src_start),
+                    ]
+                    for word, other in zip(forms[base][edit.src_start : edit.src_end], heard, strict=False):
+                        self.against[word] += 1
+                        self.instead.setdefault(word, Counter())[other] += 1
+
+    def rows(self) -> list[Row]:
+        """The most argued about first: by the number of those who heard something else."""
+        ranked = sorted(self.against, key=lambda word: (-self.against[word], word))[:WORDS_SHOWN]
+        return [
+            {
+                "word": named(word, 60),
+                "times": self.times[word],
+                "share": 1 - self.against[word] / self.voices[word],
+                "instead": [
+                    {"word": named(other, 40), "count": count}
+                    for other, count in sorted(
+                        self.instead[word].items(), key=lambda item: (-item[1], item[0])
+                    )[:4]
+                ],
+            }
+            for word in ranked
+        ]
+
+
+def _texts(row: Row) -> dict[str, str]:
+    """By recognizer, and the given text where there is one."""
+    heard = {
+        named(name, 60): said(text)
+        for name, text in list(row["heard"].items())[:MOST_RECOGNIZERS]
+        if isinstance(text, str)
+    }
+    given = {GIVEN: said(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
+    return given | heard
+
+
+def _language(row: Row) -> str:
+    language = row.get("language")
+    return language if isinstance(language, str) and language else language_of(str(row.get("text") or ""))
+
+
+def _facts(charts: Sequence[Numbers | None], text_agreement: float | None) -> list[tuple[str, str]]:
+    errors, votes = charts
+    facts = []
+    if errors is not None and errors.count:
+        facts.append(
+            ("mean word errors between two recognizers", f"{100 * errors.total / errors.count:.1f} %")
+        )
+    if votes is not None and votes.count:
+        facts.append(("mean vote share of a word", f"{100 * votes.total / votes.count:.1f} %"))
+    if text_agreement is not None:
+        facts.append(("recognizer has the given text", f"{100 * text_agreement:.1f} %"))
+    return facts
+
+
+@lru_cache(maxsize=4096)
+def _written(text: str, language: str) -> tuple[Written, ...]:
+    return tuple(written_words(text, language))
+
+
+def _forms(written: Sequence[Written]) -> list[str]:
+    return [form for word in written for form in word.forms]
+
+
+def _most_central(forms: Mapping[str, Sequence[str]]) -> str | None:
+    """The text with the fewest edits to all others, the first by name on a tie; None of none."""
+    from rapidfuzz.distance import Levenshtein
+
+    names = sorted(forms)
+    return min(
+        names,
+        key=lambda name: sum(Levenshtein.distance(forms[name], forms[other]) for other in names),
+        default=None,
+    )
+
+
+def _spaced(words: Sequence[Written]) -> str:
+    return "".join(" " * word.spaced + word.surface for word in words)
+
+
+def _separated(text: str, kind: str) -> list[Marked]:
+    """The space before a word is not marked."""
+    return [Marked(" ", "same")] * text.startswith(" ") + [Marked(text.removeprefix(" "), kind)]
+
+
+def _merged(parts: Sequence[Marked]) -> list[Marked]:
+    """Neighbours of the same kind in one."""
+    merged: list[Marked] = []
+    for part in parts:
+        if merged and merged[-1].kind == part.kind:
+            merged[-1] = Marked(merged[-1].text + part.text, part.kind)
+        else:
+            merged.append(part)
+    return merged

@@ -1,0 +1,188 @@
+"""Segments to listen to: a spread of those that were kept, and of each reason to drop some, with all that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from audiollm.data.text import language_of
+from pipelines.annotate.report.agreement import Marked, marked
+from pipelines.annotate.report.folder import Row, file_name, found, measured, named, number, said, seconds_of
+from pipelines.annotate.report.numbers import TITLES, Rule, shown, title_of, unit_of
+from pipelines.annotate.report.survey import WORDED, Reason, Survey
+from pipelines.report.material import pick_evenly, without_home
+from pipelines.report.media import Clip, Gallery
+
+MOST_SHOWN = 96
+KEPT_SHOWN = 32
+SHOWN_A_REASON = 5
+_BESIDE = ("signal", "probe")
+_MOST_FACTS = 40
+
+
+def browser_section(survey: Survey, rules: Sequence[Rule], gallery: Gallery) -> Row:
+    """Cards, the kept ones first, then reason by reason; the sound is shared out among them evenly."""
+    reasons = sorted(
+        survey.reasons.values(), key=lambda reason: (-reason.dropped.segments, reason.step, reason.rule)
+    )
+    kept = survey.candidates.rows()
+    kept = [kept[index] for index in pick_evenly(kept, KEPT_SHOWN, ("kind", "language", "speaker", "file"))]
+    groups: list[list[Row]] = [kept, *(_of_reason(reason) for reason in reasons)]
+    dropped = _in_turns([[(place, row) for row in group] for place, group in enumerate(groups) if place])
+    turns = _in_turns([[(0, row) for row in kept], dropped[: MOST_SHOWN - len(kept)]])
+    titles = {(rule.step, rule.name): rule for rule in rules}
+    cards: list[list[Row]] = [[] for _ in groups]
+    for group, row in turns:
+        nearest = group > 0 and len(groups[group]) > 1 and row is groups[group][0] and _has_distance(row)
+        cards[group].append(_card(row, gallery, group, titles, nearest))
+    if not turns:
+        return {"absent": "There are no segments."}
+    return {
+        "cards": [card for group in cards for card in group],
+        "reasons": [
+            {
+                "number": place,
+                "title": reason.title,
+                "shown": len(cards[place]),
+                "total": reason.dropped.segments,
+            }
+            for place, reason in enumerate(reasons, 1)
+        ],
+        "kept": {"shown": len(cards[0]), "total": survey.kept.segments},
+        "dropped": {"shown": sum(map(len, cards[1:])), "total": survey.dropped.segments},
+    }
+
+
+def _in_turns(groups: Sequence[Sequence[tuple[int, Row]]]) -> list[tuple[int, Row]]:
+    """One of each group, then the second of each, ..."""
+    return [entry for turn in zip_longest(*groups) for entry in turn if entry is not None]
+
+
+def _of_reason(reason: Reason) -> list[Row]:
+    """The one nearest to the threshold, then a spread over files."""
+    first = reason.nearest.rows()
+    rest = [row for row in reason.spread.rows() if not any(row is other for other in first)]
+    chosen = pick_evenly(rest, SHOWN_A_REASON - len(first), ("file", "language", "kind"), first)
+    return first + [rest[index] for index in chosen]
+
+
+def _has_distance(row: Row) -> bool:
+    return (
+        number(found(row, "dropped.value")) is not None
+        and number(found(row, "dropped.threshold")) is not None
+    )
+
+
+def _card(
+    row: Row, gallery: Gallery, group: int, titles: Mapping[tuple[str, str], Rule], nearest: bool
+) -> Row:
+    text, name = said(row.get("text")), file_name(row)
+    language = row["language"] if isinstance(row.get("language"), str) else ""
+    start_s, end_s = number(row.get("start_s")), number(row.get("end_s"))
+    return {
+        "group": group,
+        "name": name,
+        "text": text,
+        "kind": named(row.get("kind") or "", 20),
+        "source": named(row.get("text_source") or "", 60),
+        "speaker": named(row.get("speaker") or "", 60),
+        "language": named(language, 20),
+        "where": f"{start_s:.2f} to {end_s:.2f} s" if start_s is not None and end_s is not None else "",
+        "clip": _clip(row, gallery),
+        "heard": _heard(row, text, language or language_of(text)),
+        "facts": _facts(row),
+        "words": [(key, named(row[key], 60)) for key in ("scene", *WORDED) if isinstance(row.get(key), str)],
+        "events": _events(row),
+        "errors": _errors(row),
+        "note": said(row.get("note"), 200),
+        "description": said(found(row, "measured.description.text")),
+        "dropped": _why(row, titles) if group else None,
+        "nearest": nearest,
+        "search": f"{text} {name} {named(row.get('speaker') or '', 60)}".lower(),
+    }
+
+
+def _clip(row: Row, gallery: Gallery) -> Clip:
+    """The sound of a row, from a plain file alone: reading a device or a pipe might never end."""
+    path, start_s, end_s = row.get("path"), number(row.get("start_s")), number(row.get("end_s"))
+    if not isinstance(path, str) or not path:
+        return Clip(problem="the row has no path")
+    try:
+        if not Path(path).is_file():
+            return Clip(problem=f"{file_name(row)}: no such file")
+        if start_s is not None and end_s is not None and end_s <= start_s:
+            return Clip(problem=f"{file_name(row)}: an empty span")
+        return gallery.clip(Path(path), max(0.0, start_s or 0.0), end_s)
+    except Exception as error:  # whatever a decoder does with a damaged file, the other segments are shown
+        return Clip(problem=named(without_home(f"{file_name(row)}: {type(error).__name__}: {error}")))
+
+
+def _heard(row: Row, text: str, language: str) -> list[Row]:
+    """What each recognizer heard, where it differs marked; one alone whose text is the row's has nothing to add."""
+    heard = row.get("heard")
+    texts = (
+        {named(name, 60): said(other) for name, other in list(heard.items())[:8]}
+        if isinstance(heard, Mapping)
+        else {}
+    )
+    if list(texts.values()) == [text]:
+        return []
+    return [{"name": name, "parts": _parts(text, other, language)} for name, other in texts.items()]
+
+
+def _parts(text: str, heard: str, language: str) -> list[Marked]:
+    if text and heard:
+        return marked(text, heard, language)
+    return [Marked(heard, "same")] if heard else []
+
+
+def _facts(row: Row) -> list[tuple[str, str]]:
+    """The usual measures first, then whatever else is a number."""
+    facts = {}
+    for path, title in TITLES.items():
+        value = number(measured(row, path))
+        if value is not None:
+            facts[title] = shown(value, unit_of(path))
+    facts.setdefault("duration", shown(round(seconds_of(row), 2), "s"))
+    steps = row.get("measured")
+    for step, value in steps.items() if isinstance(steps, Mapping) else ():
+        for key, inner in value.items() if isinstance(value, Mapping) else ():
+            path = f"{step}.{key}"
+            if path not in TITLES and number(inner) is not None and step not in _BESIDE:
+                facts.setdefault(title_of(path), shown(inner, unit_of(path)))
+    return list(facts.items())[:_MOST_FACTS]
+
+
+def _events(row: Row) -> list[str]:
+    """Sound events with their times, else tags."""
+    events = found(row, "measured.events.events") or found(row, "measured.events.tags")
+    lines = []
+    for event in events[:12] if isinstance(events, list) else ():
+        if isinstance(event, Mapping) and event.get("label") is not None:
+            start_s, end_s = number(event.get("start_s")), number(event.get("end_s"))
+            times = f" {start_s:.1f}–{end_s:.1f} s" if start_s is not None and end_s is not None else ""
+            lines.append(f"{named(event['label'], 60)}{times}")
+    return lines
+
+
+def _errors(row: Row) -> list[tuple[str, str]]:
+    """Steps that could not tell, and why."""
+    errors = row.get("errors")
+    pairs = list(errors.items())[:8] if isinstance(errors, Mapping) else []
+    return [(named(step, 60), said(without_home(str(error)), 300)) for step, error in pairs]
+
+
+def _why(row: Row, titles: Mapping[tuple[str, str], Rule]) -> Row:
+    step, name = named(found(row, "dropped.step") or ""), named(found(row, "dropped.rule") or "")
+    rule = titles.get((step, name))
+    unit = rule.unit if rule else ""
+    value, limit = found(row, "dropped.value"), found(row, "dropped.threshold")
+    title = named(found(row, "dropped.kind") or "") or (rule.title if rule else "") or name or "dropped"
+    return {
+        "title": title,
+        "value": "" if value is None else shown(value, unit),
+        "limit": "" if limit is None else (rule.demand if rule else shown(limit, unit)),
+        "reason": said(without_home(str(found(row, "dropped.reason") or "")), 300),
+        "step": step,
+    }

@@ -1,0 +1,138 @@
+"""A histogram as inline SVG in the page's own colours: kept and dropped segments on each other, thresholds as lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+BINS = 32
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 30.0, 6.0, 18.0, 18.0
+_LAYERS = (
+    (1, "kept", "kept"),
+    (2, "dropped", "dropped by this rule"),
+    (0, "other", "dropped for another reason"),
+)
+"""Fate, class and name, from the bottom up."""
+
+
+def draw_histogram(
+    values: Sequence[float], fates: Sequence[int], limits: Sequence[float], title: str
+) -> Markup:
+    """Bars of counts over the values, and a dashed line at each threshold that lies in reach.
+
+    Args:
+        values: at least one, finite.
+        fates: of each value 0 (dropped for another reason), 1 (kept) or 2 (dropped by a rule on this value).
+        title: what it shows, for those who hear the page.
+    """
+    low, high, bins = _range(values, limits)
+    counts = [[0, 0, 0] for _ in range(bins)]
+    for value, fate in zip(values, fates, strict=True):
+        place = min(bins - 1, max(0, math.floor(bins * (value - low) / (high - low))))
+        counts[place][fate] += 1
+    highest = max(map(sum, counts))
+    width = (_WIDTH - _LEFT - _RIGHT) / bins
+    scale = (_HEIGHT - _TOP - _BOTTOM) / highest
+    parts = [*_count_axis(highest, scale), *_value_axis(low, high)]
+    for place, column in enumerate(counts):
+        parts += _column(
+            column,
+            _LEFT + place * width,
+            width,
+            scale,
+            low + place * (high - low) / bins,
+            (high - low) / bins,
+        )
+    for limit in sorted(set(limits)):
+        if low <= limit <= high:
+            parts.append(_limit(limit, _across(limit, low, high)))
+    head = f'<svg class="chart" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(title)}">'
+    return Markup(head + "".join(parts) + "</svg>")
+
+
+def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float, int]:
+    """What to show and in how many bins: a few far values go into the outermost, thresholds near by are taken in."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    inner_low, inner_high = ordered[int(0.005 * len(ordered))], ordered[-1 - int(0.005 * len(ordered))]
+    if inner_high > inner_low and high - low > 2 * (inner_high - inner_low):
+        low, high = inner_low, inner_high
+    span = (high - low) or abs(high) or 1.0
+    for limit in limits:
+        if low - span <= limit <= high + span:
+            low, high = min(low, limit), max(high, limit)
+    if high - low < BINS and abs(high) < 1e6 and all(value == round(value) for value in ordered):
+        low, high = math.floor(low) - 0.5, math.ceil(high) + 0.5
+        return low, high, round(high - low)
+    if low == high:
+        return low - 0.5 * span, high + 0.5 * span, BINS
+    margin = 0.02 * (high - low)
+    return low if 0 <= low < margin else low - margin, high + margin, BINS
+
+
+def _column(
+    counts: Sequence[int], left: float, width: float, scale: float, start: float, step: float
+) -> list[str]:
+    bars, base = [], _HEIGHT - _BOTTOM
+    said = ", ".join(f"{counts[fate]:,} {name}" for fate, _, name in _LAYERS if counts[fate])
+    for fate, name, _ in _LAYERS:
+        height = counts[fate] * scale
+        if height:
+            base -= height
+            bars.append(
+                f'<rect class="{name}" x="{left + 0.5:.1f}" y="{base:.1f}" width="{max(width - 1, 0.5):.1f}" '
+                f'height="{max(height, 0.6):.1f}"/>'
+            )
+    if not bars:
+        return []
+    return [f"<g><title>{_short(start)} to {_short(start + step)}: {said}</title>{''.join(bars)}</g>"]
+
+
+def _count_axis(highest: int, scale: float) -> list[str]:
+    parts = []
+    for count in _ticks(0, highest, 3):
+        if count == round(count):
+            y = _HEIGHT - _BOTTOM - count * scale
+            parts.append(
+                f'<path class="grid" d="M{_LEFT:g} {y:.1f}H{_WIDTH - _RIGHT:g}"/>'
+                f'<text x="{_LEFT - 4:g}" y="{y + 3:.1f}" text-anchor="end">{_short(count)}</text>'
+            )
+    return parts
+
+
+def _value_axis(low: float, high: float) -> list[str]:
+    parts = []
+    for tick in _ticks(low, high, 5):
+        x = min(max(_across(tick, low, high), _LEFT + 6), _WIDTH - _RIGHT - 8)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 4:g}" text-anchor="middle">{_short(tick)}</text>')
+    return parts
+
+
+def _limit(limit: float, x: float) -> str:
+    anchor = "start" if x < _LEFT + 20 else "end" if x > _WIDTH - _RIGHT - 20 else "middle"
+    return (
+        f'<path class="limit" d="M{x:.1f} {_TOP - 3:g}V{_HEIGHT - _BOTTOM:g}"/>'
+        f'<text class="limit" x="{x:.1f}" y="{_TOP - 6:g}" text-anchor="{anchor}">{_short(limit)}</text>'
+    )
+
+
+def _across(value: float, low: float, high: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / (high - low)
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers between, about so many."""
+    step = (high - low) / count
+    size = 10.0 ** math.floor(math.log10(step))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step)
+    first = math.ceil(low / step)
+    return [step * (first + place) for place in range(math.floor(high / step) - first + 1)]
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= (1e4 if letter == "k" else size):
+            return f"{value / size:.3g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) > 1e-12 else "0"

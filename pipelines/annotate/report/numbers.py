@@ -1,0 +1,306 @@
+"""Measured numbers of all segments: tallied in one pass at constant memory, drawn with the thresholds of the rules."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.annotate.report.folder import Row, measured, named, number
+from pipelines.annotate.report.histogram import draw_histogram
+
+MOST_VALUES = 20_000
+"""Of one number that are held; of more, every second, fourth, ... one."""
+MOST_NUMBERS = 60
+_MOST_LABELS = 40
+_DEEPEST = 3
+_LARGEST = 1e12
+"""A number beyond it is an accident, and no histogram survives it."""
+OTHER, KEPT, DROPPED = 0, 1, 2
+"""What became of a segment: dropped for another reason, kept, dropped by a rule on this number."""
+TITLES = {
+    "duration_s": "duration",
+    "quality.dnsmos.ovr": "DNSMOS overall",
+    "quality.dnsmos.sig": "DNSMOS speech",
+    "quality.dnsmos.bak": "DNSMOS background",
+    "quality.snr_db": "signal to noise",
+    "quality.bandwidth_hz": "bandwidth",
+    "quality.rt60_s": "reverberation time",
+    "quality.c50_db": "clarity C50",
+    "quality.utmos": "UTMOS",
+    "prosody.pitch_hz": "pitch",
+    "prosody.pitch_deviation_semitones": "pitch, deviation",
+    "prosody.rate_syllables_s": "speaking rate",
+    "prosody.energy_db": "energy",
+    "signal.level_dbfs": "level",
+    "signal.peak_dbfs": "peak",
+    "signal.loudness_lufs": "loudness",
+    "signal.clipped_share": "clipped samples",
+    "consensus.vote_share": "vote share of a word",
+    "consensus.pairwise_wer": "word errors between recognizers",
+    "language.language": "language",
+    "language.probability": "probability of the language",
+}
+"""Of the numbers that are shown whether or not a rule compares them, in this order."""
+_UNITS = {
+    "_syllables_s": "syllables/s", "_words_s": "words/s", "_semitones": "semitones", "_dbfs": "dBFS",
+    "_lufs": "LUFS", "_db": "dB", "_hz": "Hz", "_per_s": "/s", "_s": "s",
+}  # fmt: skip
+_SIGNS = {">=": "≥", "<=": "≤", "==": "=", "!=": "≠", "in": "one of", "not in": "none of"}
+_SHORT_UNIT = 8
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A comparison that a segment has to hold: `value op threshold`."""
+
+    name: str
+    step: str
+    value: str
+    op: str
+    threshold: Any
+    title: str
+    unit: str
+    sounds: bool = True
+    """It holds for segments without speech, too."""
+
+    def broken_by(self, value: Any) -> bool | None:
+        """Whether a measured value breaks it; None where the two cannot be compared."""
+        limit = self.threshold
+        try:
+            match self.op:
+                case ">=":
+                    return not value >= limit
+                case ">":
+                    return not value > limit
+                case "<=":
+                    return (
+                        not value <= limit + 1e-6
+                    )  # as the rules compare: a duration cut to the limit keeps to it
+                case "<":
+                    return not value < limit
+                case "==":
+                    return bool(value != limit)
+                case "!=":
+                    return bool(value == limit)
+                case "is":
+                    return bool(value) and bool(limit)
+                case "in":
+                    return value not in limit
+                case "not in":
+                    return value in limit
+        except TypeError:
+            return None
+        return None
+
+    @property
+    def demand(self) -> str:
+        """What it asks for: `≥ 3 dB`."""
+        if self.op == "is":
+            return "none" if self.threshold else "anything"
+        return f"{_SIGNS.get(self.op, self.op)} {shown(self.threshold, self.unit)}"
+
+
+def read_rules(rows: Sequence[Row]) -> list[Rule]:
+    """The rules of `rules.json`; a row without a value or an operator is left out."""
+    return [
+        Rule(
+            named(row.get("rule") or row["value"]),
+            named(row.get("step") or ""),
+            row["value"].removeprefix("segment."),
+            row["op"],
+            row.get("threshold"),
+            named(row.get("title") or ""),
+            named(row.get("unit") or "").strip() or unit_of(row["value"]),
+            row.get("sounds") is not False,
+        )
+        for row in rows
+        if isinstance(row.get("value"), str) and isinstance(row.get("op"), str)
+    ]
+
+
+@dataclass
+class Numbers:
+    """One measured value over all segments."""
+
+    path: str
+    rules: Sequence[Rule] = ()
+    count: int = 0
+    total: float = 0.0
+    low: float = float("inf")
+    high: float = float("-inf")
+    beyond: list[int] = field(init=False)
+    """How many break each rule, whichever rule dropped them."""
+    asked: list[int] = field(init=False)
+    """How many each rule is about: sounds without speech may be free of it."""
+    labels: Counter[str] = field(default_factory=Counter)
+    """Of a value that is a word, not a number."""
+    _values: array[float] = field(default_factory=lambda: array("d"))
+    _fates: bytearray = field(default_factory=bytearray)
+    _stride: int = 1
+
+    def __post_init__(self) -> None:
+        self.beyond, self.asked = [0] * len(self.rules), [0] * len(self.rules)
+
+    def add(self, value: Any, fate: int, is_sound: bool = False) -> None:
+        """One segment's value, what became of the segment, and whether it is without speech."""
+        for place, rule in enumerate(self.rules):
+            if rule.sounds or not is_sound:
+                self.asked[place] += 1
+                self.beyond[place] += bool(rule.broken_by(value))
+        figure = number(value)
+        self.count += 1
+        if figure is None or abs(figure) > _LARGEST:
+            label = named(value, 60)
+            if label in self.labels or len(self.labels) < _MOST_LABELS:
+                self.labels[label] += 1
+            return
+        self.total, self.low, self.high = self.total + figure, min(self.low, figure), max(self.high, figure)
+        if (self.count - 1) % self._stride == 0:
+            self._values.append(figure)
+            self._fates.append(fate)
+            if len(self._values) > MOST_VALUES:
+                self._values, self._fates, self._stride = (
+                    self._values[::2],
+                    self._fates[::2],
+                    2 * self._stride,
+                )
+
+    def chart(self) -> Row:
+        """For the page: title, histogram and what the rules on it do."""
+        title, unit = title_of(self.path), unit_of(self.path)
+        if self.rules and len(self.rules[0].unit) <= _SHORT_UNIT:
+            unit = self.rules[0].unit or unit
+        limits = [limit for limit in (number(rule.threshold) for rule in self.rules) if limit is not None]
+        count = len(self._values)
+        middle = sorted(self._values)[count // 2] if count else None
+        return {
+            "path": self.path,
+            "title": title,
+            "unit": unit,
+            "svg": draw_histogram(self._values, self._fates, limits, f"histogram of {title}") if count else None,
+            "labels": [
+                {"name": name or "nothing", "count": n, "percent": 100 * n / self.count, "out": self._out(name)}
+                for name, n in self.labels.most_common(12)
+            ],
+            "n": self.count,
+            "sampled": count if self._stride > 1 else None,
+            "median": None if middle is None else shown(middle, unit),
+            "range": None if middle is None else f"{shown(self.low)} to {shown(self.high, unit)}",
+            "rules": [
+                {
+                    "demand": rule.demand,
+                    "beyond": beyond,
+                    "asked": asked,
+                    "share": beyond / asked if asked else None,
+                    "sounds": rule.sounds,
+                    "name": rule.name,
+                }
+                for rule, beyond, asked in zip(self.rules, self.beyond, self.asked, strict=True)
+            ],
+        }  # fmt: skip
+
+    def _out(self, label: str) -> bool:
+        return any(rule.broken_by(label) for rule in self.rules)
+
+
+class NumberTally:
+    """All measured numbers by their path below `measured`: those of the rules, those of `TITLES`, then any other."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules: dict[str, list[Rule]] = {}
+        for rule in rules:
+            self._rules.setdefault(rule.value, []).append(rule)
+        self._asked = list(dict.fromkeys([*self._rules, *TITLES]))
+        self._found: dict[str, Numbers] = {}
+
+    def add(self, row: Row, dropped_by: str | None) -> None:
+        """The numbers of one segment; `dropped_by`: the rule, None of one that is kept."""
+        is_sound = row.get("kind") == "sound"
+        for path in self._asked:
+            value = measured(row, path)
+            if number(value) is not None or (value is not None and path in self._rules):
+                self._put(path, value, dropped_by, is_sound)
+        for path, value in _leaves(row.get("measured"), "", _DEEPEST):
+            if path not in self._rules and path not in TITLES:
+                self._put(path, value, dropped_by, is_sound)
+
+    def _put(self, path: str, value: Any, dropped_by: str | None, is_sound: bool) -> None:
+        numbers = self._found.get(path)
+        if numbers is None:
+            if len(self._found) >= MOST_NUMBERS and path not in self._rules and path not in TITLES:
+                return
+            numbers = self._found[path] = Numbers(path, self._rules.get(path, ()))
+        if dropped_by is None:
+            numbers.add(value, KEPT, is_sound)
+        else:
+            ours = any(rule.name == dropped_by for rule in numbers.rules)
+            numbers.add(value, DROPPED if ours else OTHER, is_sound)
+
+    def get(self, path: str) -> Numbers | None:
+        return self._found.get(path)
+
+    def ruled(self) -> list[Numbers]:
+        """Those that a rule compares, in the order of the rules."""
+        return [self._found[path] for path in self._rules if path in self._found]
+
+    def known(self) -> list[Numbers]:
+        """The usual ones without a rule."""
+        return [self._found[path] for path in TITLES if path in self._found and path not in self._rules]
+
+    def others(self) -> list[Numbers]:
+        """Whatever else was measured, by name."""
+        rest = sorted(path for path in self._found if path not in self._rules and path not in TITLES)
+        return [self._found[path] for path in rest]
+
+    def never_measured(self) -> list[Rule]:
+        """Rules whose value no segment has."""
+        return [rule for path, rules in self._rules.items() if path not in self._found for rule in rules]
+
+
+def title_of(path: str) -> str:
+    """A value's name for people."""
+    if path in TITLES:
+        return TITLES[path]
+    step, _, value = path.partition(".")
+    unit = next((ending for ending in _UNITS if path.endswith(ending)), "")
+    value = (value or step).removesuffix(unit).replace("_", " ").replace(".", " ")
+    return named(f"{step}: {value}" if "." in path else value, 60)
+
+
+def unit_of(path: str) -> str:
+    """A value's unit by how its name ends."""
+    return next((unit for ending, unit in _UNITS.items() if path.endswith(ending)), "")
+
+
+def shown(value: Any, unit: str = "") -> str:
+    """A value of any kind in a few letters."""
+    if isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif (figure := number(value)) is not None:
+        figure += 0.0  # no minus before a zero
+        text = (
+            f"{figure:,.0f}"
+            if abs(figure) >= 1000
+            else f"{figure:.4g}"
+            if figure == round(figure)
+            else f"{figure:.3g}"
+        )
+    elif isinstance(value, (list, tuple, set)):
+        text = ", ".join(shown(item) for item in list(value)[:12]) + (", …" if len(value) > 12 else "")
+    elif value is None:
+        return "–"
+    else:
+        text = named(value if isinstance(value, str) else str(value), 120)
+    return f"{text} {unit}".strip()
+
+
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
+    """The numbers in nested mappings; lists (spans, embeddings) are no numbers of the segment."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items() if depth else ():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key), depth - 1)
+    elif path and (figure := number(value)) is not None:
+        yield path, figure

@@ -1,0 +1,141 @@
+"""`report.html` of an annotation: what came in, what was kept, and why all the rest was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from audiollm.files import write_text
+from pipelines.annotate.report.agreement import agreement_section
+from pipelines.annotate.report.browser import browser_section
+from pipelines.annotate.report.folder import Folder, Row, named
+from pipelines.annotate.report.funnel import (
+    cost_section,
+    files_section,
+    funnel_section,
+    headline,
+    read_counts,
+    read_files,
+)
+from pipelines.annotate.report.numbers import NumberTally, read_rules, shown
+from pipelines.annotate.report.survey import survey
+from pipelines.annotate.report.tables import tables_section
+from pipelines.report import page as run_page
+from pipelines.report.figures import DYNAMIC_RANGE_DB
+from pipelines.report.formats import duration, percent
+from pipelines.report.material import without_home
+from pipelines.report.media import Gallery
+
+FOLDER = Path(__file__).parent
+MOST_SOUND_BYTES = 6_000_000
+TITLES = {
+    "funnel": "Funnel",
+    "numbers": "Measures",
+    "tables": "Contents",
+    "agreement": "Recognizers",
+    "browser": "Segments",
+    "cost": "Cost",
+    "files": "Files",
+}
+"""Of the sections, in their order."""
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` from the files that an annotation left in `folder`; the page needs nothing beside itself.
+
+    Only these are read, and the recordings that the rows name, for a choice of segments to listen to. Rows are read
+    one by one: memory does not grow with their number. What is missing or broken leaves a gap that says so.
+
+    Returns:
+        the page's path.
+    """
+    files = Folder(folder)
+    html = render_page(folder.resolve().name, files)
+    page = folder / "report.html"
+    write_text(page, html.encode("utf-8", "backslashreplace").decode())
+    return page
+
+
+def render_page(name: str, folder: Folder) -> str:
+    """The page as text. Whatever comes from the folder is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    shared = Path(run_page.__file__).parent
+    gallery = Gallery(most_bytes=MOST_SOUND_BYTES)
+    sections, tiles = _sections(folder, gallery)
+    environment = Environment(
+        loader=FileSystemLoader([FOLDER, shared]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "duration": duration}
+    html = environment.get_template("page.html").render(
+        name=named(name) or "annotation",
+        tiles=tiles,
+        titles=TITLES,
+        num_silent=gallery.num_silent,
+        dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
+        settings=[(key, shown(value)) for key, value in _flat(folder.yaml("config.yaml"))],
+        css=Markup("".join((where / "page.css").read_text(encoding="utf-8") for where in (shared, FOLDER))),
+        script=Markup("".join((where / "page.js").read_text(encoding="utf-8") for where in (shared, FOLDER))),
+        **sections,
+    )
+    return html.strip() + "\n"
+
+
+def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
+    """All sections by name, and the big figures at the top."""
+    rules = read_rules(folder.objects("rules.json"))
+    found, files = survey(folder, rules), read_files(folder)
+    counts, is_given = read_counts(folder, files, found, rules)
+    timings = folder.json("timings.json")
+    timings = timings if isinstance(timings, dict) else {}
+    builders: dict[str, Callable[[], Row]] = {
+        "funnel": lambda: funnel_section(folder, files, counts, is_given),
+        "numbers": lambda: _numbers_section(found.numbers, folder.objects("not_applied.json")),
+        "tables": lambda: tables_section(found, folder.json("bins.json")),
+        "agreement": lambda: agreement_section(found, counts.get("text_agreement")),
+        "browser": lambda: browser_section(found, rules, gallery),
+        "cost": lambda: cost_section(timings),
+        "files": lambda: files_section(files),
+    }
+    sections = {name: _built(builder) for name, builder in builders.items()}
+    top = _built(lambda: {"tiles": headline(counts, timings)})
+    return sections, top.get("tiles", [])
+
+
+def _built(builder: Callable[[], Row]) -> Row:
+    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    try:
+        return {"absent": ""} | builder()
+    except Exception as error:
+        return {"absent": without_home(f"This section could not be made: {type(error).__name__}: {error}")}
+
+
+def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
+    groups = {"ruled": tally.ruled(), "known": tally.known(), "others": tally.others()}
+    if not any(groups.values()):
+        return {"absent": "No segment has a measured number."}
+    section: Row = {name: [numbers.chart() for numbers in group] for name, group in groups.items()}
+    told = {row.get("threshold") for row in not_applied}
+    never = [rule for rule in tally.never_measured() if rule.name not in told]
+    return section | {
+        "never": [{"title": rule.title or rule.name, "value": named(rule.value)} for rule in never]
+    }
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as `outer.inner`, which is how they are written on the command line."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append(
+                (named(f"{prefix}{key}", 120), without_home(value) if isinstance(value, str) else value)
+            )
+    return pairs

@@ -1,0 +1,105 @@
+"""Tables of what is in the corpus: languages, speakers, sound events, formats, and what was measured put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.annotate.report.folder import Row, found, named
+from pipelines.annotate.report.numbers import shown, title_of, unit_of
+from pipelines.annotate.report.survey import OTHERS, WORDED, Groups, Sum, Survey
+
+ROWS_SHOWN = 12
+TITLES = {
+    "language": "Languages", "speaker": "Speakers", "kind": "Kinds of segments", "text_source": "Origin of the text",
+    "split": "Splits", "sample rate": "Sample rates", "channels": "Channels", "format": "Formats",
+}  # fmt: skip
+
+
+def tables_section(survey: Survey, bins: Any) -> Row:
+    """The tables that have anything to say.
+
+    Args:
+        bins: the content of `bins.json`, or None.
+    """
+    tables = []
+    for column in TITLES:
+        groups = survey.groups.get(column)
+        if groups is not None:
+            tables.append(_table(TITLES[column], groups))
+        if column == "speaker" and (survey.events.kept or survey.events.dropped):
+            tables.append(_table("Sound events", survey.events))
+    edges = _edges(bins)
+    orders = {edge["column"]: edge["words"] for edge in edges}
+    worded = [
+        _table(
+            name.replace("_", " ").capitalize(),
+            survey.groups[name],
+            order=orders.get(name.replace("_", " "), ()),
+        )
+        for name in WORDED
+        if name in survey.groups
+    ]
+    if not (tables or worded):
+        return {"absent": "There are no rows to count."}
+    return {"tables": tables, "worded": worded, "edges": edges}
+
+
+def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
+    """The groups with the most seconds, kept ones first; how many more there are.
+
+    Args:
+        order: of the groups, where they have one (from very low to very high).
+    """
+    nothing, places = Sum(), {name: place for place, name in enumerate(order)}
+    names = sorted(
+        groups.kept.keys() | groups.dropped.keys(),
+        key=lambda name: (
+            name == OTHERS,
+            places.get(name, len(places)),
+            -groups.kept.get(name, nothing).seconds,
+            -groups.dropped.get(name, nothing).seconds,
+            name,
+        ),
+    )
+    most = max((total.seconds for total in groups.kept.values()), default=0.0) or 1.0
+    rows = []
+    for name in names[:ROWS_SHOWN]:
+        kept, dropped = groups.kept.get(name, nothing), groups.dropped.get(name, nothing)
+        rows.append(
+            {
+                "name": name or "(empty)",
+                "segments": kept.segments,
+                "seconds": kept.seconds,
+                "percent": min(100.0, 100.0 * kept.seconds / most),
+                "dropped": dropped.segments,
+            }
+        )
+    rest = [groups.kept.get(name, nothing) for name in names[ROWS_SHOWN:]]
+    return {
+        "title": title,
+        "rows": rows,
+        "total": len(names) - (OTHERS in names),
+        "more": len(rest),
+        "more_segments": sum(total.segments for total in rest),
+        "more_seconds": sum(total.seconds for total in rest),
+    }
+
+
+def _edges(bins: Any) -> list[Row]:
+    """The saved edges with the words between them; of what is not of that form nothing is shown."""
+    rows = []
+    for column, edges in bins.items() if isinstance(bins, Mapping) else ():
+        bounds, words = found(edges, "edges"), found(edges, "names")
+        if isinstance(bounds, list) and isinstance(words, list):
+            source = named(found(edges, "value"))
+            rows.append(
+                {
+                    "column": named(column, 60).replace("_", " "),
+                    "source": title_of(source) if source else "",
+                    "unit": unit_of(source),
+                    "words": [named(word, 60) for word in words],
+                    "bounds": [shown(bound) for bound in bounds],
+                }
+            )
+    return rows

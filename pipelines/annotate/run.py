@@ -1,0 +1,115 @@
+"""A run of the steps over all recordings: walks, workers, and the bar that shows how far it is."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import TaskID
+
+from audiollm.runner import Context
+from pipelines.annotate import chain as chains
+from pipelines.annotate.chain import Chain
+from pipelines.annotate.config import Config
+from pipelines.annotate.corpus import Verdicts, kept_rows
+from pipelines.annotate.facts import Costs
+from pipelines.annotate.rules import Thresholds
+from pipelines.annotate.sources import Source
+from pipelines.annotate.spool import Spool
+from pipelines.annotate.walk import Walks
+from pipelines.annotate.worker import StepWorker
+from pipelines.engine import Backend, Call, Outcome, Pool, Walk, available_cpus, run_walks
+from pipelines.ledger import Ledger
+from pipelines.local_pool import InProcess, LocalProcesses
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all parts of a run share."""
+
+    config: Config
+    context: Context
+    chain: Chain
+    thresholds: Thresholds
+    sources: Sequence[Source]
+    ledger: Ledger
+    spool: Spool
+    costs: Costs = field(default_factory=Costs)
+
+    def annotate(self) -> None:
+        """All recordings and their segments through all steps, into the spool. A file that repeats another is named.
+
+        Raises:
+            EngineError: a step cannot be set up.
+        """
+        walks = Walks(self.chain, self.thresholds, self.spool)
+        first: dict[object, str] = {}
+
+        def begin() -> Iterator[Walk]:
+            for number, source in enumerate(self.sources):
+                same = first.setdefault((source.digest, source.given, source.split), source.name)
+                if same != source.name:
+                    self.spool.put_file(number, walks.repeated(source, same))
+                else:
+                    yield walks.recording(number, source)
+
+        self._walk("annotating", len(self.sources), begin())
+
+    def sample(self, verdicts: Verdicts) -> None:
+        """Measure on a seeded sample of the kept segments what no step measures on all."""
+        if not self.chain.sampled:
+            return
+        places = [place for place, row in kept_rows(self.spool, verdicts) if row["kind"] == "speech"]
+        count = min(self.config.quality_sample, len(places))
+        chosen = sorted(random.Random(self.config.seed).sample(places, count))
+        walks = Walks(self.chain, self.thresholds, self.spool)
+        ways = (walks.sampled(file, number, self.sources[file]) for file, number in chosen)
+        self._walk("measuring a sample", count, ways)
+
+    def _walk(self, title: str, total: int, walks: Iterator[Walk]) -> None:
+        config = self.config
+        workers = available_cpus() if config.workers is None else max(1, config.workers)
+        pools = chains.pools(self.chain, workers, config.gpus, config.resources)
+        backend = _backend(config, StepWorker(self.chain.steps), pools)
+        with self.context.progress(title, total) as bar:
+            rate = _Rate(bar, title)
+
+            def on_answer(call: Call, outcome: Outcome, known: bool) -> None:
+                self.costs.add(call, outcome, known)
+                rate.heard(call)
+
+            def counted() -> Iterator[Walk]:
+                for walk in walks:
+                    yield walk
+                    bar.advance(TaskID(0))
+
+            run_walks(counted(), pools, backend, self.ledger, on_answer)
+
+
+@dataclass
+class _Rate:
+    """Says beside the bar how much faster than it plays sound goes by."""
+
+    bar: Any
+    title: str
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    def heard(self, call: Call) -> None:
+        if call.step == "segments":
+            self.seconds += call.size
+            rate = self.seconds / max(time.monotonic() - self.began, 1e-3)
+            self.bar.update(TaskID(0), description=f"{self.title} ({rate:.0f} x real time)")
+
+
+def _backend(config: Config, worker: StepWorker, pools: Sequence[Pool]) -> Backend:
+    if config.engine == "ray":
+        from pipelines.ray_pool import RayActors
+
+        return RayActors(worker, pools, config.ray_address)
+    if sum(pool.workers for pool in pools) < 2:
+        return InProcess(worker)
+    return LocalProcesses(worker, int(config.gpus))

@@ -1,0 +1,209 @@
+"""The step `language`: in which language a segment is spoken, by its text and by the recognizers that tell one."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from audiollm.config import ConfigError
+from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+_LANGUAGES_OF = {
+    "HANGUL": "ko",
+    "KANA": "ja",
+    "CJK": "zh ja yue wuu",
+    "CYRILLIC": "ru uk be bg sr mk kk ky mn tg tt ba az uz",
+    "ARABIC": "ar fa ur ps ug ku ary arz sdh uzs",
+    "DEVANAGARI": "hi mr ne sa gom",
+    "BENGALI": "bn as",
+    "GREEK": "el grc",
+    "HEBREW": "he hbo",
+    "THAI": "th",
+    "LAO": "lo",
+    "KHMER": "km",
+    "MYANMAR": "my",
+    "GEORGIAN": "ka",
+    "ARMENIAN": "hy",
+    "ETHIOPIC": "am",
+    "SINHALA": "si",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "ORIYA": "or",
+    "TIBETAN": "dz",
+}
+"""By the script, in Unicode's names. Latin: all others, and those of `_LATIN_TOO`."""
+_LATIN_TOO = frozenset(["sr", "az", "uz", "ku", "tg", "tt"])
+_WIDER = {
+    "cmn": "zh",
+    "yue": "zh",
+    "wuu": "zh",
+    "arz": "ar",
+    "ary": "ar",
+    "jw": "jv",
+    "iw": "he",
+    "nb": "no",
+    "nn": "no",
+}
+"""Codes by which a recognizer may call one of the candidates."""
+_KANA_SHARE = 0.2
+_SURE, _UNSTATED = 0.99, 0.5
+
+
+class LanguageConfig(StepConfig):
+    """Settings of `language`."""
+
+    languages: list[str] | None = None
+    """The only ones that are possible, as ISO 639 codes; every text is then taken to be in one of them, unless it is
+    in a script of none. None: all that py3langid knows by a code of two letters."""
+    min_length: int = Field(default=10, ge=1)
+    """A shorter text tells nothing but its script: its letters in UTF-8 bytes (of Latin letters 1 each, of Cyrillic
+    ones 2, of Chinese ones 3)."""
+
+
+class Language:
+    """The language that text and recognizers make likeliest together.
+
+    Args:
+        recognizers: the names of the steps that may tell a language.
+    """
+
+    name = "language"
+    level: ClassVar[Literal["segment"]] = "segment"
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: LanguageConfig, recognizers: Sequence[str] = ()) -> None:
+        self._config = config
+        self._recognizers = tuple(recognizers)
+        self.needs: tuple[str, ...] = (*self._recognizers, "consensus")
+
+    def missing(self) -> str | None:
+        if importlib.util.find_spec("py3langid") is None:
+            return "language: the package py3langid is not installed: pip install py3langid"
+        return None
+
+    def setup(self) -> None:
+        """
+        Raises:
+            ConfigError: a language that py3langid does not know.
+        """
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+        self._identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        known = set(self._identifier.labels) - {"zxx"}  # no language at all
+        asked = self._config.languages
+        self._candidates = frozenset(asked or {code for code in known if len(code) == 2})
+        if unknown := sorted(self._candidates - known):
+            raise ConfigError(
+                f"language.languages: {', '.join(unknown)}: not known to py3langid",
+                remedy=f"take it out, or use one of: {', '.join(sorted(known))}",
+            )
+
+    def process(self, item: Segment) -> Value:
+        """`{language, probability, source}`; all None where nothing tells, or what does tells of no candidate.
+
+        `source` says who: `given` (which is believed), `script` (it has one language), `text`, recognizers by name.
+        """
+        if item.given.language:
+            return {"language": item.given.language, "probability": 1.0, "source": "given"}
+        text = _text_of(item, self._recognizers)
+        script, share = main_script(text)
+        possible = (
+            self._candidates if script is None else self._candidates & languages_of(script, self._candidates)
+        )
+        evidence: dict[str, Mapping[str, float]] = {}
+        if script is not None and len(possible) == 1 and script != "LATIN":
+            evidence["script"] = dict.fromkeys(possible, 1.0)
+        elif script is not None and _length(text) >= self._config.min_length:
+            evidence["text"] = dict(self._identifier.rank(text))
+        for name in self._recognizers:
+            told = self._told(item.values.get(name) or {}, possible)
+            if told is not None and "script" not in evidence:
+                evidence[name] = told
+        if not evidence or not possible:
+            return {"language": None, "probability": None, "source": None}
+        joint = joint_probability(list(evidence.values()), possible)
+        language = max(sorted(joint), key=lambda code: joint[code])
+        probability = round(joint[language] * (share if script is not None else 1.0), 4)
+        return {"language": language, "probability": probability, "source": " and ".join(evidence)}
+
+    def _told(self, value: Mapping[str, Any], possible: Collection[str]) -> Mapping[str, float] | None:
+        """What a recognizer says, as probabilities: what it does not give to its language is shared by the others."""
+        told = value.get("language")
+        if not isinstance(told, str) or not told:
+            return None
+        code = told.replace("_", "-").partition("-")[0].lower()
+        code = code if code in possible else _WIDER.get(code, code)
+        if code not in possible:
+            return None
+        sure = value.get("language_probability")
+        sure = min(float(sure), _SURE) if isinstance(sure, int | float) else _UNSTATED
+        rest = (1.0 - sure) / max(len(possible) - 1, 1)
+        return {other: sure if other == code else rest for other in possible}
+
+
+def joint_probability(evidence: Sequence[Mapping[str, float]], possible: Collection[str]) -> dict[str, float]:
+    """The normalised product of independent witnesses' probabilities over the possible languages.
+
+    One who is not sure (nearly flat) changes little; two who are sure of different ones leave doubt.
+    """
+    logs = {code: sum(math.log(max(each.get(code, 0.0), 1e-9)) for each in evidence) for code in possible}
+    highest = max(logs.values())
+    weights = {code: math.exp(value - highest) for code, value in logs.items()}
+    total = sum(weights.values())
+    return {code: weight / total for code, weight in weights.items()}
+
+
+def main_script(text: str) -> tuple[str | None, float]:
+    """The script of most letters by UTF-8 bytes, and its share of them; None without letters.
+
+    Kana among Chinese characters make both `KANA`, from a fifth on: a single の is a fashion in Chinese, too.
+    """
+    sizes: Counter[str] = Counter()
+    for letter in _letters(text):
+        name = unicodedata.name(letter, "").partition(" ")[0].partition("-")[0]
+        sizes["KANA" if name in ("HIRAGANA", "KATAKANA") else name] += len(letter.encode())
+    if not sizes:
+        return None, 0.0
+    total = sizes.total()
+    if sizes["KANA"] >= _KANA_SHARE * (sizes["KANA"] + sizes["CJK"]):
+        sizes["KANA"] += sizes.pop("CJK", 0)
+    else:
+        sizes["CJK"] += sizes.pop("KANA", 0)
+    script = max(sorted(sizes), key=lambda name: sizes[name])
+    return script, sizes[script] / total
+
+
+def languages_of(script: str, languages: Collection[str]) -> set[str]:
+    """Those of the languages that are written in a script."""
+    if script != "LATIN":
+        return set(languages) & set(_LANGUAGES_OF.get(script, "").split())
+    elsewhere = {code for codes in _LANGUAGES_OF.values() for code in codes.split()} - _LATIN_TOO
+    return set(languages) - elsewhere
+
+
+def _text_of(item: Segment, recognizers: Sequence[str]) -> str:
+    """What is given, else what the recognizers agree on, else what the first that heard something heard."""
+    heard = [(item.values.get(name) or {}).get("text") for name in ("consensus", *recognizers)]
+    return next((text for text in (item.given.text, *heard) if text and text.strip()), "")
+
+
+def _length(text: str) -> int:
+    return sum(len(letter.encode()) for letter in _letters(text))
+
+
+def _letters(text: str) -> list[str]:
+    return [letter for letter in unicodedata.normalize("NFKC", text) if letter.isalpha()]

@@ -1,0 +1,46 @@
+"""The step `probe`: is it sound, of what form, and how long, as far as its header says."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+
+
+class ProbeConfig(StepConfig):
+    """Settings of `probe`: none."""
+
+
+class Probe:
+    """Form and length of a recording."""
+
+    name = "probe"
+    level: ClassVar[Literal["recording"]] = "recording"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: ProbeConfig) -> None:
+        del config
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        """Nothing to load."""
+
+    def process(self, item: Recording) -> Value:
+        """`duration_s` is null where the header does not say it.
+
+        Raises:
+            AudioError: no sound, or of no form that is known.
+        """
+        from audiollm.audio import probe
+
+        info = probe(item.path)
+        return {
+            "duration_s": None if info.duration_s is None else round(info.duration_s, 6),
+            "sample_rate": info.sample_rate,
+            "num_channels": info.num_channels,
+            "codec": info.codec,
+        }

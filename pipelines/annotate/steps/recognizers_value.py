@@ -1,0 +1,116 @@
+"""What every recognizer shares: its settings' base, its value, and how long sound is cut for those that take little.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from pipelines.annotate.step import StepConfig, Value
+
+_BLOCK_S = 0.02
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+
+class RecognizerConfig(StepConfig):
+    """Base of the settings of every recognizer."""
+
+    name: str | None = Field(None, pattern=_NAME)
+    """Under which its value is found; None: its kind. Two recognizers of a run need two names."""
+
+
+class SpokenWord(NamedTuple):
+    """Times are in seconds from the start of the segment; None where the recognizer tells none."""
+
+    word: str
+    start_s: float | None
+    end_s: float | None
+    confidence: float | None
+
+
+def heard(
+    text: str,
+    words: Sequence[SpokenWord] = (),
+    language: str | None = None,
+    language_probability: float | None = None,
+    confidence: float | None = None,
+) -> Value:
+    """A recognizer's value.
+
+    Args:
+        text: as it writes it; white space is made single.
+        words: of the text, as far as it tells about them; may be empty.
+        language: a code such as `en`.
+        confidence: of the whole, in [0, 1].
+    """
+    return {
+        "text": " ".join(text.split()),
+        "language": language,
+        "language_probability": _share(language_probability),
+        "words": [
+            {
+                "word": word.word.strip(),
+                "start_s": _seconds(word.start_s),
+                "end_s": _seconds(word.end_s),
+                "confidence": _share(word.confidence),
+            }
+            for word in words
+        ],
+        "confidence": _share(confidence),
+    }
+
+
+def mean_confidence(words: Sequence[SpokenWord]) -> float | None:
+    """The mean over the words that have one."""
+    known = [word.confidence for word in words if word.confidence is not None]
+    return sum(known) / len(known) if known else None
+
+
+def cut_points(samples_N: NDArray[np.float32], sample_rate: int, longest_s: float) -> list[int]:
+    """Where to cut sound into pieces of at most `longest_s`: at the quietest 20 ms of the last third of what may be.
+
+    Returns:
+        the first sample of each piece, and the number of samples at the end.
+    """
+    longest, block = int(longest_s * sample_rate), max(int(_BLOCK_S * sample_rate), 1)
+    cuts = [0]
+    while len(samples_N) - cuts[-1] > longest:
+        start = cuts[-1] + longest * 2 // 3
+        window_N = samples_N[start : cuts[-1] + longest]
+        blocks = window_N[: len(window_N) // block * block].reshape(-1, block)
+        quietest = int(np.square(blocks).mean(axis=1).argmin()) if len(blocks) else 0
+        cuts.append(start + quietest * block + block // 2)
+    return [*cuts, len(samples_N)]
+
+
+def missing_folder(where: str, folder: Path, files: Sequence[str], what: str) -> str | None:
+    """What is not there of a model's folder, for `Step.missing`.
+
+    Args:
+        where: the setting that names it.
+        files: that it must hold.
+        what: it should be, with an article.
+    """
+    lacking = [name for name in files if not (folder / name).is_file()]
+    if not folder.is_dir():
+        return f"{where}: no folder {folder}: give {what}"
+    return f"{where}: {folder} holds no {' and no '.join(lacking)}: give {what}" if lacking else None
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(min(max(value, 0.0), 1.0)), 4)
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(max(value, 0.0)), 3)

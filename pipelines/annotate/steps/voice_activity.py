@@ -1,0 +1,104 @@
+"""The step `voice_activity`: where in a recording somebody speaks, found by Silero VAD as it streams by.
+
+Shapes: F frames of 32 ms, N samples at 16 kHz.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.voice_activity import FRAME, FRAME_S, SAMPLE_RATE, VoiceActivity, speech_spans
+
+_PADDING_FRAMES = 10
+_DITHER = 1e-3
+_BLOCK_FRAMES = 1000
+
+
+class VoiceActivityConfig(StepConfig):
+    """Settings of `voice_activity`."""
+
+    min_speech_s: float = 0.1
+    """Shorter speech is none."""
+    min_silence_s: float = 0.1
+    """Shorter silence is part of the speech around it."""
+
+
+class VoiceActivityStep:
+    """Spans of speech, and the probability of speech by frame, by which long speech is cut."""
+
+    name = "voice_activity"
+    level: ClassVar[Literal["recording"]] = "recording"
+    needs: tuple[str, ...] = ("probe",)
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: VoiceActivityConfig) -> None:
+        self._config = config
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        self._network = VoiceActivity()
+        # faint noise goes before every recording, for those that are tiny or cut tightly
+        noise = np.random.default_rng(0).normal(0.0, _DITHER, round(_PADDING_FRAMES * FRAME_S * SAMPLE_RATE))
+        self._network.probabilities(noise.astype(np.float32))
+        self._after_noise = self._network.state
+
+    def process(self, item: Recording) -> Value:
+        """`{duration_s, spans: [[start_s, end_s], ...], probabilities}`, the last packed by `pack`.
+
+        Raises:
+            AudioError: the recording is damaged, here or further on.
+        """
+        self._network.state = self._after_noise
+        num_samples = 0
+        parts = []
+        for block_N in _whole_frames(item.blocks(SAMPLE_RATE)):
+            num_samples += len(block_N)
+            parts.append(self._network.probabilities(block_N))
+        probabilities_F = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        duration_s = num_samples / SAMPLE_RATE
+        told_s = item.values.get("probe", {}).get("duration_s")
+        if told_s is not None and abs(told_s - duration_s) <= 1.0 / SAMPLE_RATE:
+            duration_s = told_s  # the same, but for the rounding of another rate
+        spans = speech_spans(
+            probabilities_F, duration_s, self._config.min_speech_s, self._config.min_silence_s
+        )
+        return {
+            "duration_s": round(duration_s, 6),
+            "spans": [[round(span.start_s, 6), round(span.end_s, 6)] for span in spans],
+            "probabilities": pack(probabilities_F),
+        }
+
+
+def pack(probabilities_F: NDArray[np.float32]) -> str:
+    """Probabilities in steps of 1/255 as text, 4 kB a minute at most."""
+    levels_F = (probabilities_F.clip(0.0, 1.0) * 255).round().astype(np.uint8)
+    return base64.b85encode(zlib.compress(levels_F.tobytes(), 6)).decode("ascii")
+
+
+def unpack(text: str) -> NDArray[np.float32]:
+    """What `pack` was given, `[F]`."""
+    levels_F = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+    return levels_F.astype(np.float32) / 255
+
+
+def _whole_frames(pieces: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """The same samples in blocks of whole frames; only the last one may end within a frame."""
+    rest_N = np.zeros(0, np.float32)
+    for piece_N in pieces:
+        rest_N = np.concatenate([rest_N, piece_N])
+        if len(rest_N) >= _BLOCK_FRAMES * FRAME:
+            whole = len(rest_N) // FRAME * FRAME
+            yield rest_N[:whole]
+            rest_N = rest_N[whole:]
+    if len(rest_N):
+        yield rest_N

@@ -1,0 +1,173 @@
+"""Which voices belong to one person: within a recording, where nobody says how many there are, and across recordings.
+
+Shapes: W windows, K speakers, D embedding dimension. Voices are points on the unit sphere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+_FEWEST = 4
+_NEVER = -2.0
+_FINE, _FEW_WINDOWS, _MOST_SCALE = 6.0, 75, 2.5
+"""Ward's rule stops at `_FINE` times 1 - threshold: a little too early, and likeness of means goes on from there. Its
+heights grow with the root of the number of windows, and so does where it stops; not for ever, else in a long recording
+a speaker who says little is lost."""
+
+
+class Voice(NamedTuple):
+    """One speaker of one file."""
+
+    file: str
+    name: str
+    embedding: Sequence[float]
+    seconds: float
+
+
+def group(
+    voices_WD: Array, threshold: float, num_speakers: int | None = None, max_speakers: int | None = None
+) -> Array:
+    """The speakers of one recording as mean voices, `[K, D]`.
+
+    Ward's rule first joins windows into groups that are surely one speaker; groups whose means are more alike than
+    `threshold` are then one; and a group of less than four windows is nobody, unless there is no other.
+
+    Args:
+        voices_WD: at least one; its own square in memory is used.
+        threshold: cosine likeness of two mean voices from which they are one speaker.
+        num_speakers: known beforehand: exactly so many (fewer where there are fewer windows).
+        max_speakers: at most so many, the least alike.
+    """
+    labels_W = np.zeros(len(voices_WD), np.int64)
+    if len(voices_WD) > 1:
+        tree = _ward(voices_WD)
+        scale = min(_MOST_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
+        labels_W = _cut(tree, num_speakers, _FINE * (1 - threshold) * scale)
+    if num_speakers is not None:
+        return _means(voices_WD, _nearest(voices_WD, _means(voices_WD, labels_W)))
+    labels_W = _nearest(voices_WD, _means(voices_WD, labels_W))
+    labels_W = _merge(voices_WD, labels_W, threshold, max_speakers)
+    means_KD = _means(voices_WD, labels_W)
+    counts_K = np.bincount(labels_W)
+    means_KD = means_KD[counts_K >= min(_FEWEST, int(counts_K.max()))]
+    for _ in range(2):
+        means_KD = _means(voices_WD, _nearest(voices_WD, means_KD))
+    return means_KD
+
+
+def link(voices: Iterable[Voice], threshold: float = 0.8) -> dict[tuple[str, str], str]:
+    """Speakers across files: from (file, name) to a name that is the same wherever the voice is.
+
+    The two most alike groups of voices become one, again and again, until none are more alike than `threshold`
+    (likeness of two groups: the mean of that of their voices, each weighted with its seconds). Two speakers of one file
+    are never one. The result does not depend on the order of what comes in: groups are named `V0`, `V1`, … by the
+    first (file, name) in each.
+
+    Args:
+        voices: no (file, name) twice; embeddings of one length, and of one embedder.
+        threshold: cosine likeness from which two voices are one speaker.
+
+    Raises:
+        ValueError: a (file, name) comes twice.
+    """
+    ordered = sorted(voices, key=lambda voice: (voice.file, voice.name))
+    keys = [(voice.file, voice.name) for voice in ordered]
+    if len(set(keys)) < len(keys):
+        double = next(key for key, after in pairwise(keys) if key == after)
+        raise ValueError(f"speaker {double[1]!r} of {double[0]} comes twice: give each file once")
+    if not ordered:
+        return {}
+    sums_GD = np.stack(
+        [max(voice.seconds, 1e-3) * unit(np.array([voice.embedding], np.float64))[0] for voice in ordered]
+    )
+    weights_G = np.array([max(voice.seconds, 1e-3) for voice in ordered])
+    members = [[index] for index in range(len(ordered))]
+    files = [{voice.file} for voice in ordered]
+    likeness_GG = ((sums_GD / weights_G[:, None]) @ (sums_GD / weights_G[:, None]).T).astype(np.float32)
+    names = np.array([voice.file for voice in ordered])
+    likeness_GG[names[:, None] == names[None]] = _NEVER  # the diagonal as well
+    nearest_G = likeness_GG.argmax(axis=1)
+    while True:
+        best_G = np.take_along_axis(likeness_GG, nearest_G[:, None], axis=1)[:, 0]
+        first = int(best_G.argmax())
+        first, second = sorted((first, int(nearest_G[first])))
+        if likeness_GG[first, second] < threshold:
+            break
+        members[first] += members[second]
+        members[second] = []
+        files[first] |= files[second]
+        sums_GD[first] += sums_GD[second]
+        weights_G[first] += weights_G[second]
+        row_G = (sums_GD / weights_G[:, None]) @ (sums_GD[first] / weights_G[first])
+        never = [
+            not group or not files[first].isdisjoint(other)
+            for group, other in zip(members, files, strict=True)
+        ]
+        row_G[never] = _NEVER
+        likeness_GG[first], likeness_GG[:, first] = row_G, row_G
+        likeness_GG[second], likeness_GG[:, second] = _NEVER, _NEVER
+        stale_G = (nearest_G == first) | (nearest_G == second)
+        stale_G[first] = True
+        nearest_G[stale_G] = likeness_GG[stale_G].argmax(axis=1)
+        closer_G = likeness_GG[:, first] > np.take_along_axis(likeness_GG, nearest_G[:, None], axis=1)[:, 0]
+        nearest_G[closer_G] = first
+    groups = sorted(min(group) for group in members if group)
+    named = {first: f"V{count}" for count, first in enumerate(groups)}
+    return {keys[index]: named[min(group)] for group in members for index in group}
+
+
+def unit(voices_WD: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The same directions at length 1; zeros stay zeros."""
+    return voices_WD / np.maximum(np.linalg.norm(voices_WD, axis=1, keepdims=True), 1e-9)
+
+
+def _ward(voices_WD: Array) -> NDArray[np.float64]:
+    """Ward's tree over cosine distances, which tells windows of one speaker better than over Euclidean ones."""
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    distance_WW = np.clip(1 - voices_WD @ voices_WD.T, 0, 2).astype(np.float64)
+    distance_WW = (distance_WW + distance_WW.T) / 2
+    np.fill_diagonal(distance_WW, 0)
+    tree: NDArray[np.float64] = linkage(squareform(distance_WW, checks=False), "ward")
+    return tree
+
+
+def _cut(tree: NDArray[np.float64], count: int | None, height: float) -> NDArray[np.int64]:
+    from scipy.cluster.hierarchy import fcluster
+
+    labels_W = fcluster(tree, count, "maxclust") if count is not None else fcluster(tree, height, "distance")
+    return np.asarray(labels_W, np.int64) - 1
+
+
+def _means(voices_WD: Array, labels_W: NDArray[np.int64]) -> Array:
+    """Mean voice of each label that occurs, in the order of the labels."""
+    means = [voices_WD[labels_W == label].mean(axis=0) for label in np.unique(labels_W)]
+    return unit(np.stack(means)).astype(np.float32)
+
+
+def _nearest(voices_WD: Array, means_KD: Array) -> NDArray[np.int64]:
+    labels_W: NDArray[np.int64] = (voices_WD @ means_KD.T).argmax(axis=1)
+    return labels_W
+
+
+def _merge(
+    voices_WD: Array, labels_W: NDArray[np.int64], threshold: float, most: int | None
+) -> NDArray[np.int64]:
+    labels_W = np.unique(labels_W, return_inverse=True)[1]
+    while labels_W.max() > 0:
+        means_KD = _means(voices_WD, labels_W)
+        likeness_KK = means_KD @ means_KD.T
+        np.fill_diagonal(likeness_KK, -2)
+        first, second = divmod(int(likeness_KK.argmax()), len(means_KD))
+        if likeness_KK[first, second] < threshold and len(means_KD) <= (most or len(means_KD)):
+            break
+        labels_W[labels_W == second] = first
+        labels_W = np.unique(labels_W, return_inverse=True)[1]
+    return labels_W

@@ -1,0 +1,221 @@
+"""The way of a recording and of its segments from step to step, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from audiollm.set_aside import UNREADABLE
+from pipelines.annotate.chain import OF_SOUNDS, Chain
+from pipelines.annotate.rules import RULES, Drop, Thresholds, first_broken
+from pipelines.annotate.sources import Source
+from pipelines.annotate.spool import Row, Spool
+from pipelines.annotate.step import Step, Value
+from pipelines.annotate.worker import Item, Span
+from pipelines.engine import Call, Walk
+
+FAILED = "failed"
+"""The kind of what ended with an error that is no one's of the file."""
+NO_SPEECH = "no speech found"
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Makes the walks of a run, which put what they find into a spool."""
+
+    chain: Chain
+    thresholds: Thresholds
+    spool: Spool
+
+    def recording(self, file: int, source: Source) -> Walk:
+        """Through the steps of recordings; returns the walks of the segments."""
+        values: dict[str, Value] = {}
+        path = source.path
+        for step in self.chain.recording:
+            needed = _needed(step, values)
+            key = (
+                None if step.name == "separate" else self.chain.key(step, source.digest, source.given, needed)
+            )
+            size = values.get("probe", {}).get("duration_s") or 0.0
+            outcome = yield Call(step.name, key, Item(path, source.given, None, needed), size)
+            if outcome.value is None:
+                self.spool.put_file(file, _failed(source, values, step.name, outcome.error or ""))
+                return []
+            values[step.name] = outcome.value
+            if step.name == "separate":  # all that comes later listens to what it wrote
+                path = outcome.value["path"]
+                source = replace(source, digest=self.chain.key(step, source.digest, (), {}))
+        parts = values["segments"]["segments"]
+        self.spool.put_file(file, _file_row(source, values))
+        return [self._segment(file, number, source, path, part, values) for number, part in enumerate(parts)]
+
+    def sampled(self, file: int, number: int, source: Source) -> Walk:
+        """A kept segment through the steps of the sample; what they find is added to its row."""
+        row = self.spool.segment(file, number)
+        span = Span(row["start_s"], row["end_s"], row["kind"], None)
+        for step in self.chain.sampled:
+            needed = _needed(step, row["measured"])
+            key = self.chain.key(step, source.digest, (source.given, span), needed)
+            item = Item(row["path"], source.given, span, needed)
+            outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
+            if outcome.value is not None:
+                row["measured"][step.name] = outcome.value
+        self.spool.put_segment(file, number, row)
+        return []
+
+    def repeated(self, source: Source, same: str) -> Row:
+        """The row of a file whose content came before."""
+        return {**_named(source), "duration_s": None, "repeats": same}
+
+    def _segment(
+        self,
+        file: int,
+        number: int,
+        source: Source,
+        path: str,
+        part: Mapping[str, Any],
+        recording: Mapping[str, Value],
+    ) -> Walk:
+        """Through the steps of segments, until a rule is broken; returns no further walks."""
+        span = Span(part["start_s"], part["end_s"], part["kind"], part["speaker"])
+        values: dict[str, Value] = {}
+        errors: dict[str, str] = {}
+        drop = self._check("segment", _about(part), span.kind) or self._check(
+            "probe", recording["probe"], span.kind
+        )
+        for step in self.chain.segment:
+            if drop:
+                break
+            if span.kind == "sound" and step.name not in OF_SOUNDS:
+                continue
+            needed = _needed(step, {**recording, **values})
+            key = self.chain.key(step, source.digest, (source.given, span), needed)
+            item = Item(path, source.given, span, needed)
+            outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
+            if outcome.value is None:
+                errors[step.name] = outcome.error or ""
+                drop = self._broken_by(step, outcome.error or "", errors)
+            else:
+                values[step.name] = outcome.value
+                drop = self._check(step.name, outcome.value, span.kind)
+        drop = drop or _without_words(source, span, values, self.chain.recognizers)
+        row = _segment_row(source, path, part, recording["probe"], values, errors, self.chain.recognizers)
+        self.spool.put_segment(file, number, {**row, "dropped": drop.as_row() if drop else None})
+        return []
+
+    def _check(self, step: str, value: Value, kind: str) -> Drop | None:
+        return first_broken(RULES, self.thresholds, step, value, kind)
+
+    def _broken_by(self, step: Step, error: str, errors: Mapping[str, str]) -> Drop | None:
+        """An error costs the segment where a threshold waits for the value, or where nothing else can take its
+        place; else it costs the value alone."""
+        waits = any(
+            rule.step == step.name and getattr(self.thresholds, rule.threshold) is not None for rule in RULES
+        )
+        speechless = step.name in self.chain.recognizers and set(self.chain.recognizers) <= set(errors)
+        if waits or speechless or step.name in ("signal", "consensus"):
+            return Drop(step.name, "", *_kind_and_reason(error))
+        return None
+
+
+def _needed(step: Step, values: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: values[name] for name in step.needs if name in values}
+
+
+def _about(part: Mapping[str, Any]) -> Value:
+    """What the segment itself tells, for rules."""
+    duration_s = part["end_s"] - part["start_s"]
+    return {
+        "duration_s": round(duration_s, 6),
+        "overlap_share": round(part["overlap_s"] / duration_s, 4) if duration_s else 0.0,
+        "speech_share": round(part["speech_s"] / duration_s, 4) if duration_s else 0.0,
+    }
+
+
+def _without_words(
+    source: Source, span: Span, values: Mapping[str, Value], recognizers: Sequence[str]
+) -> Drop | None:
+    if span.kind == "sound" or source.given.text is not None:
+        return None
+    if not recognizers:
+        return Drop("recognizers", "", "no text given and no recognizer asked for", "")
+    if "consensus" in values and not values["consensus"]["text"]:
+        return Drop("recognizers", "", "no words recognized", "")
+    return None
+
+
+def _segment_row(
+    source: Source,
+    path: str,
+    part: Mapping[str, Any],
+    probe: Value,
+    values: Mapping[str, Value],
+    errors: Mapping[str, str],
+    recognizers: Sequence[str],
+) -> Row:
+    given, signal = source.given, values.get("signal", {})
+    heard = {name: values[name]["text"] for name in recognizers if name in values}
+    text_source = next(iter(heard), None) if len(recognizers) < 2 else "consensus"
+    text = given.text if given.text is not None else values.get("consensus", {}).get("text", "")
+    row: Row = {
+        "path": path,
+        "file": source.name,
+        "digest": source.digest,
+        "start_s": part["start_s"],
+        "end_s": part["end_s"],
+        "duration_s": round(part["end_s"] - part["start_s"], 6),
+        "kind": part["kind"],
+        # a voice that diarization found is one within its file
+        "speaker": given.speaker
+        or (f"{source.name}#{part['speaker']}" if part["speaker"] else source.folder),
+        "split": source.split,
+        "text": text,
+        "text_source": "given" if given.text is not None else text_source if text else None,
+        "language": values.get("language", {}).get("language") or given.language,
+        "heard": heard,
+        "speech_s": part["speech_s"],
+        "level_dbfs": signal.get("level_dbfs"),
+        "peak_dbfs": signal.get("peak_dbfs"),
+        "clipped_share": signal.get("clipped_share"),
+        "sample_rate": probe["sample_rate"],
+        "num_channels": probe["num_channels"],
+        "measured": dict(values),
+    }
+    if errors:
+        row["errors"] = dict(errors)
+    if part.get("note"):
+        row["note"] = part["note"]
+    return row
+
+
+def _file_row(source: Source, values: Mapping[str, Value]) -> Row:
+    speakers = values.get("speakers", {}).get("speakers", {})
+    return {
+        **_named(source),
+        "duration_s": values["voice_activity"]["duration_s"],
+        "speech_s": round(sum(end - start for start, end in values["voice_activity"]["spans"]), 3),
+        "form": {name: values["probe"][name] for name in ("codec", "sample_rate", "num_channels")},
+        "voices": {
+            name: {"seconds": v["seconds"], "embedding": v["embedding"]} for name, v in speakers.items()
+        },
+    }
+
+
+def _failed(source: Source, values: Mapping[str, Value], step: str, error: str) -> Row:
+    kind, reason = _kind_and_reason(error)
+    duration_s = values.get("probe", {}).get("duration_s")
+    return {
+        **_named(source),
+        "duration_s": duration_s,
+        "failed": {"step": step, "kind": kind, "reason": reason},
+    }
+
+
+def _named(source: Source) -> Row:
+    return {"name": source.name, "path": source.path, "digest": source.digest}
+
+
+def _kind_and_reason(error: str) -> tuple[str, str]:
+    known = f"{UNREADABLE}: "
+    return (UNREADABLE, error.removeprefix(known)) if error.startswith(known) else (FAILED, error)

@@ -1,0 +1,83 @@
+"""What a worker process does: sets steps up when they are first called, and answers calls item by item."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from audiollm.set_aside import UNREADABLE
+from pipelines.annotate.step import Given, Listener, Recording, Segment, Step, Value
+from pipelines.ledger import Outcome
+from pipelines.local_pool import describe
+
+
+class Span(NamedTuple):
+    """Which part of a recording a segment is; see `step.Segment`."""
+
+    start_s: float
+    end_s: float
+    kind: str
+    speaker: str | None
+
+
+class Item(NamedTuple):
+    """What is sent to a worker: where the sound is, and the values that the step needs. `span` is that of a segment."""
+
+    path: str
+    given: Given
+    span: Span | None
+    values: Mapping[str, Value]
+
+
+@dataclass
+class StepWorker:
+    """All steps of a run, by name; a `Worker` of `pipelines.engine`."""
+
+    steps: Mapping[str, Step]
+    _ready: set[str] = field(default_factory=set, repr=False)
+    _listener: Listener | None = field(default=None, repr=False)
+
+    def process(self, step: str, items: Sequence[Item]) -> list[Outcome]:
+        """See `Worker.process`. A batch that fails is done one by one, so that the error is that of its item alone."""
+        chosen = self.steps[step]
+        if step not in self._ready:
+            chosen.setup()
+            self._ready.add(step)
+        process_batch = getattr(chosen, "process_batch", None)
+        if process_batch is not None and len(items) > 1:
+            outcomes = self._measured(
+                lambda: process_batch([self._heard(item) for item in items]), len(items)
+            )
+            if outcomes[0].error is None:
+                return outcomes
+        return [self._measured(lambda item=item: [chosen.process(self._heard(item))], 1)[0] for item in items]  # type: ignore[misc]
+
+    def _measured(self, work: Callable[[], list[Value]], count: int) -> list[Outcome]:
+        from audiollm.audio import AudioError
+
+        began = time.process_time()
+        try:
+            values = work()
+            if len(values) != count:
+                raise ValueError(f"{len(values)} values for {count} items")
+            json.dumps(values, allow_nan=False)
+        except AudioError as error:
+            return [
+                Outcome(error=f"{UNREADABLE}: {error.reason}", seconds=time.process_time() - began)
+            ] * count
+        except Exception as error:
+            return [Outcome(error=describe(error), seconds=time.process_time() - began)] * count
+        seconds = (time.process_time() - began) / count
+        return [Outcome(value, seconds=seconds) for value in values]
+
+    def _heard(self, item: Item) -> Recording | Segment:
+        """The item with ears: steps that work on a recording one after the other decode it once."""
+        if self._listener is None or self._listener.path != item.path:
+            self._listener = Listener(item.path)
+        if item.span is None:
+            return Recording(item.path, item.given, item.values, self._listener)
+        start_s, end_s, kind, speaker = item.span
+        return Segment(item.path, start_s, end_s, kind, speaker, item.given, item.values, self._listener)  # type: ignore[arg-type]

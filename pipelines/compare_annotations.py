@@ -1,0 +1,290 @@
+"""The stage `compare_annotations`: two annotations of the same recordings, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field
+
+from audiollm.data.text import recognition_form, spoken_form
+from audiollm.files import read_json, write_json, write_text
+from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
+from audiollm.runner import Context, StageError
+
+Span = tuple[str, int, int]
+"""A recording, and start and end in hundredths of a second: what is the same segment in both."""
+PASSES = ("first", "second")
+
+
+class Config(StageConfig):
+    """Settings of `compare_annotations`."""
+
+    first: InputPath
+    """`segments.jsonl` of a stage annotate; what lies beside it is read, too."""
+    second: InputPath
+    """Of another, of the same recordings."""
+    first_scores: InputPath | None = None
+    """`results.json` of an evaluation of what was trained on the first; the figures that both have are compared."""
+    second_scores: InputPath | None = None
+    examples: int = Field(20, ge=0)
+    """Segments that both kept and whose texts differ most, listed."""
+
+
+@dataclass
+class Annotation:
+    """What is compared of one pass."""
+
+    segments: int = 0
+    seconds: float = 0.0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """By the few words of the reason."""
+    described: int = 0
+    refused: int = 0
+    pairwise_wer: list[float] = field(default_factory=list)
+    vote_share: list[float] = field(default_factory=list)
+    texts: dict[Span, str] = field(default_factory=dict)
+    """Of what was kept, as it is compared."""
+    given: dict[Span, str] = field(default_factory=dict)
+    """The texts that were known beforehand."""
+    heard: dict[str, dict[Span, str]] = field(default_factory=dict)
+    """Recognizer (and `consensus`) -> what it made of segments whose text is known."""
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    """Write `compare.json` and `compare.md`; returns the former's content, without the examples.
+
+    Raises:
+        StageError: no segment is in both (exit code 2).
+    """
+    passes = {name: read_annotation(getattr(config, name)) for name in PASSES}
+    compared = compare(passes["first"], passes["second"], config.examples)
+    if not compared["both"]["spans"]:
+        raise StageError(
+            f"compare_annotations: not one segment of {config.first} is one of {config.second}",
+            "give two annotations of the same recordings, with the same settings for segments",
+            exit_code=2,
+        )
+    if config.first_scores is not None and config.second_scores is not None:
+        scores = [_numbers(read_json(path)) for path in (config.first_scores, config.second_scores)]
+        compared["scores"] = {
+            name: {"first": scores[0][name], "second": scores[1][name]}
+            for name in scores[0]
+            if name in scores[1]
+        }
+    write_json(context.folder / "compare.json", compared)
+    write_text(context.folder / "compare.md", as_markdown(compared))
+    for line in told(compared):
+        context.say(line)
+    return {name: value for name, value in compared.items() if name != "differing"}
+
+
+def read_annotation(segments: Path) -> Annotation:
+    """The figures of one pass: of `segments.jsonl` and of `filtered.jsonl` beside it, row by row."""
+    found = Annotation()
+    for row in _rows(segments):
+        span = _span(row)
+        found.segments += 1
+        found.seconds += row["end_s"] - row["start_s"]
+        if text := _form(row.get("text") or ""):
+            found.texts[span] = text
+        _add_measured(found, row)
+        _add_heard(found, span, row)
+    for row in _rows(segments.parent / "filtered.jsonl"):
+        dropped = row.get("dropped") or {}
+        found.dropped[dropped.get("kind") or dropped.get("rule") or "not said"] += 1
+        # errors are compared on all that both have heard, not on what each has kept
+        _add_heard(found, _span(row), row)
+    return found
+
+
+def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, Any]:
+    """The figures of both, and what they make of the same segments."""
+    both = sorted(first.texts.keys() & second.texts.keys())
+    same = sum(first.texts[span] == second.texts[span] for span in both)
+    differing = sorted(
+        (
+            (_word_errors([first.texts[span]], [second.texts[span]]) or 0.0, span)
+            for span in both
+            if first.texts[span] != second.texts[span]
+        ),
+        key=lambda each: (-each[0], each[1]),
+    )
+    return {
+        "first": _figures(first, second),
+        "second": _figures(second, first),
+        "both": {
+            "spans": len(both),
+            "only_first": len(first.texts.keys() - second.texts.keys()),
+            "only_second": len(second.texts.keys() - first.texts.keys()),
+            "same_text": round(same / len(both), 4) if both else None,
+            "word_differences": _word_errors(
+                [first.texts[span] for span in both], [second.texts[span] for span in both]
+            ),
+        },
+        "differing": [
+            {
+                "path": span[0], "start_s": span[1] / 100, "end_s": span[2] / 100, "rate": round(rate, 4),
+                "first": first.texts[span], "second": second.texts[span],
+            }
+            for rate, span in differing[:examples]
+        ],
+    }  # fmt: skip
+
+
+def told(compared: Mapping[str, Any]) -> list[str]:
+    """The comparison in a few sentences."""
+    first, second, both = compared["first"], compared["second"], compared["both"]
+    lines = [
+        f"kept: {first['hours']:.3g} h, then {second['hours']:.3g} h "
+        f"({first['segments']} and {second['segments']} segments)",
+        f"{both['spans']} segments with words in both: {both['same_text']:.0%} with the same text, "
+        f"{both['word_differences']:.1%} of the words differ",
+    ]
+    agreements = [each["pairwise_wer"] for each in (first, second)]
+    if any(value is not None for value in agreements):
+        lines.append(
+            "recognizers differ by "
+            + ", then ".join("nothing to compare" if v is None else f"{v:.1%}" for v in agreements)
+        )
+    for name in sorted(first["word_errors"].keys() | second["word_errors"].keys()):
+        rates = [each["word_errors"].get(name) for each in (first, second)]
+        lines.append(
+            f"word errors of {name}: "
+            + ", then ".join("not there" if v is None else f"{v:.1%}" for v in rates)
+        )
+    if first["described"] or second["described"] or second["refused"]:
+        lines.append(
+            f"descriptions: {first['described']}, then {second['described']} ({second['refused']} refused)"
+        )
+    for name, values in compared.get("scores", {}).items():
+        lines.append(f"{name}: {values['first']:.4g}, then {values['second']:.4g}")
+    return lines
+
+
+def as_markdown(compared: Mapping[str, Any]) -> str:
+    """The same for people, with what was dropped and the texts that differ most."""
+    first, second = compared["first"], compared["second"]
+    lines = ["# Two annotations of the same recordings", "", *(f"- {line}" for line in told(compared)), ""]
+    kinds = sorted(first["dropped"].keys() | second["dropped"].keys())
+    if kinds:
+        lines += ["| dropped | first | second |", "|---|---|---|"]
+        lines += [
+            f"| {_cell(kind)} | {first['dropped'].get(kind, 0)} | {second['dropped'].get(kind, 0)} |"
+            for kind in kinds
+        ]
+        lines.append("")
+    if compared["differing"]:
+        lines += ["| recording | first | second |", "|---|---|---|"]
+        lines += [
+            f"| {_cell(Path(each['path']).name)} {each['start_s']:.2f} s | {_cell(each['first'])} "
+            f"| {_cell(each['second'])} |"
+            for each in compared["differing"]
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+    return StagePlan(memory_mb=500, disk_mb=1, seconds=5, note="two annotations")
+
+
+# ---------------------------------------------------------------------------------------------- private
+
+
+def _figures(own: Annotation, other: Annotation) -> dict[str, Any]:
+    return {
+        "segments": own.segments,
+        "hours": round(own.seconds / 3600, 5),
+        "dropped": dict(sorted(own.dropped.items())),
+        "described": own.described,
+        "refused": own.refused,
+        "pairwise_wer": round(fmean(own.pairwise_wer), 4) if own.pairwise_wer else None,
+        "vote_share": round(fmean(own.vote_share), 4) if own.vote_share else None,
+        "word_errors": _errors_by_recognizer(own, other),
+    }
+
+
+def _errors_by_recognizer(own: Annotation, other: Annotation) -> dict[str, float]:
+    """Against the texts that were known, on the segments that both passes have heard."""
+    found = {}
+    for name, texts in sorted(own.heard.items()):
+        spans = sorted(span for span in texts if span in own.given and span in other.given)
+        rate = _word_errors([own.given[span] for span in spans], [texts[span] for span in spans])
+        if rate is not None:
+            found[name] = rate
+    return found
+
+
+def _add_measured(found: Annotation, row: Mapping[str, Any]) -> None:
+    measured = row.get("measured") or {}
+    consensus = measured.get("consensus") or {}
+    for name in ("pairwise_wer", "vote_share"):
+        if consensus.get(name) is not None:
+            getattr(found, name).append(consensus[name])
+    if gate := (measured.get("description") or {}).get("gate"):
+        found.described += bool(gate["accepted"])
+        found.refused += not gate["accepted"]
+
+
+def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
+    if row.get("text_source") != "given" or not (text := _form(row.get("text") or "")):
+        return
+    consensus = ((row.get("measured") or {}).get("consensus") or {}).get("text")
+    heard = dict(row.get("heard") or {})
+    if consensus is not None and len(heard) > 1:
+        heard["consensus"] = consensus
+    if heard:
+        found.given[span] = text
+    for name, words in heard.items():
+        found.heard.setdefault(name, {})[span] = _form(words)
+
+
+def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
+    from audiollm.evaluate.statistics import word_error_rate
+
+    rate = word_error_rate(asked, heard)
+    return None if rate is None else round(rate, 4)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.strip())
+
+
+def _span(row: Mapping[str, Any]) -> Span:
+    recording = str(row.get("file") or row["path"])
+    return recording, round(row["start_s"] * 100), round(row["end_s"] * 100)
+
+
+def _form(text: str) -> str:
+    return recognition_form(spoken_form(text))
+
+
+def _numbers(value: Any, prefix: str = "") -> dict[str, float]:
+    """All numbers of nested figures by their dotted names."""
+    if isinstance(value, Mapping):
+        parts = (_numbers(inner, f"{prefix}{name}.") for name, inner in value.items())
+        return {name: number for part in parts for name, number in part.items()}
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {prefix.rstrip("."): float(value)} if is_number else {}
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+STAGE = Stage(
+    kind="compare_annotations",
+    config=Config,
+    run=run,
+    artifacts={"comparison": "compare.json", "summary": "compare.md"},
+    help="compare two annotations of the same recordings",
+    plan=plan,
+)

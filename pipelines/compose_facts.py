@@ -1,0 +1,151 @@
+"""What was measured on a segment, as fields of tasks: captions, tags, voices, and questions with closed answers.
+
+No model writes here: the questions stand in `tasks.yaml`, and their answers follow from labels and counts. Where there
+are few labels all of them are the choices, always in the same order; else the wrong ones are drawn from the labels of
+other segments and put in an order that is drawn, too. Neither tells the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+Columns = Mapping[str, Any]
+Fields = dict[str, str]
+
+NUM_CHOICES = 4
+MOST_CHOICES = 8
+"""Of a question that names all labels of the corpus."""
+DESCRIPTION = ("scene", "speakers", "content")
+VOICE = ("gender", "age", "accent", "emotion", "pitch", "pitch_variation", "rate", "energy")
+"""Columns that say what a voice is like, in the order in which they are told."""
+NAMED = {"pitch": "{} pitch", "pitch_variation": "{} intonation", "rate": "speaks {}", "energy": "speaks {}"}
+COUNTS = ("nobody", "one person", "two people", "three people", "four people")
+MEN, WOMEN = frozenset({"m", "male", "man"}), frozenset({"f", "female", "woman"})
+# fmt: off
+LANGUAGES = {
+    "ar": "Arabic", "bn": "Bengali", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English",
+    "es": "Spanish", "fa": "Persian", "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian",
+    "id": "Indonesian", "it": "Italian", "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "no": "Norwegian",
+    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "ta": "Tamil", "th": "Thai",
+    "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
+}
+# fmt: on
+
+
+class Facts:
+    """The labels of a corpus, from which wrong choices are drawn.
+
+    Args:
+        columns: of all segments.
+    """
+
+    def __init__(self, columns: Iterable[Columns], seed: int) -> None:
+        self._seed = seed
+        self._first_sounds: list[str] = []
+        languages: set[str] = set()
+        emotions: set[str] = set()
+        for each in columns:
+            self._first_sounds += _sounds(each)[:1]
+            languages.update(_text(language_name(each.get("language"))))
+            emotions.update(_text(each.get("emotion")))
+        self._sounds, self._languages, self._emotions = (
+            sorted(labels) for labels in (set(self._first_sounds), languages, emotions)
+        )
+        self._first_sounds.sort()  # whatever the order of the segments
+
+    def of(self, id: str, columns: Columns, speakers: int | None) -> Fields:
+        """The fields that follow from the columns of a segment or conversation.
+
+        Args:
+            speakers: how many people speak; None where that is not known.
+        """
+        fields = _told(columns)
+        sounds = _sounds(columns)
+        known = {*sounds, *_labels(columns.get("tags")), *_labels(columns.get("events"))}
+        absent = [label for label in self._sounds if label not in known]
+        if sounds and absent:
+            fields["sound_choices"] = self._choices(f"{id}:sound", sounds[0], absent)
+            fields["sound"] = sounds[0]
+            yes = self._hash(f"{id}:asked") % 2 == 0
+            fields["asked_sound"] = sounds[0] if yes else self._absent_sound(id, known)
+            fields["is_heard"] = "Yes" if yes else "No"
+        for name, labels in (("language", self._languages), ("emotion", self._emotions)):
+            label = fields.get(name) or (_text(columns.get(name)) or [""])[0]
+            others = [other for other in labels if other != label]
+            if label and others:
+                fields[f"{name}_choices"] = self._choices(f"{id}:{name}", label, others)
+                fields[f"{name}_answer"] = label
+        gender = str(columns.get("gender") or "").casefold()
+        if gender in MEN | WOMEN:
+            fields["gender_choices"] = "a man or a woman"
+            fields["gender_answer"] = "A man" if gender in MEN else "A woman"
+        if speakers is not None and speakers < len(COUNTS):
+            fields["count_choices"] = ", ".join(COUNTS)
+            fields["count_answer"] = COUNTS[speakers].capitalize()
+        return fields
+
+    def _absent_sound(self, id: str, known: set[str]) -> str:
+        """That of another segment, as often as there are such, so that a frequent label is not always there."""
+        start, count = self._hash(f"{id}:absent"), len(self._first_sounds)
+        places = ((start + step) % count for step in range(count))
+        return next(label for place in places if (label := self._first_sounds[place]) not in known)
+
+    def _choices(self, key: str, right: str, others: Sequence[str]) -> str:
+        # labels of AudioSet have commas in them
+        if len(others) < MOST_CHOICES:
+            return "; ".join(sorted([right, *others]))
+        choices = [right, *self._drawn(key, others)[: NUM_CHOICES - 1]]
+        return "; ".join(self._drawn(f"{key}:order", choices))
+
+    def _drawn(self, key: str, labels: Sequence[str]) -> list[str]:
+        return sorted(labels, key=lambda label: (self._hash(f"{key}:{label}"), label))
+
+    def _hash(self, text: str) -> int:
+        return int(sha256(f"{self._seed}:{text}".encode()).hexdigest()[:16], 16)
+
+
+def language_name(language: Any) -> str | None:
+    """A code of ISO 639 as the name of the language; what is none as it stands."""
+    text = str(language or "")
+    return LANGUAGES.get(text.casefold().partition("-")[0], text) or None
+
+
+def _told(columns: Columns) -> Fields:
+    """Captions, tags and voices out of the columns that they are made of."""
+    fields: Fields = {}
+    parts = [text for name in DESCRIPTION for text in _text(columns.get(name))]
+    if parts:
+        fields["caption"] = " ".join(part if part[-1] in ".!?。！？" else f"{part}." for part in parts)
+    sounds = _labels(columns.get("events"))
+    if sounds:
+        fields["tags"] = ("; " if any("," in label for label in sounds) else ", ").join(sounds)
+    voice = [NAMED.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))]
+    if voice:
+        fields["attributes"] = fields["voice"] = ", ".join(voice)
+    if described := _text(columns.get("speakers")):
+        fields["voice"] = described[0]
+    if name := language_name(columns.get("language")):
+        fields["language"] = name
+    return fields
+
+
+def _sounds(columns: Columns) -> list[str]:
+    """Labels of what is heard for sure, the likeliest first: events above their threshold, else tags as given."""
+    measured = (columns.get("measured") or {}).get("events") or {}
+    events = sorted(measured.get("events") or (), key=lambda event: (-event["score"], event["label"]))
+    found = [str(event["label"]) for event in events] or ([] if measured else _labels(columns.get("tags")))
+    return list(dict.fromkeys(found))
+
+
+def _labels(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [str(label) for label in value] if isinstance(value, (list, tuple)) else []
+
+
+def _text(value: Any) -> list[str]:
+    """The text of a column, alone in a list; nothing where it has none."""
+    text = " ".join(str(value).split()) if isinstance(value, (str, int, float)) else ""
+    return [text] if text else []

@@ -1,0 +1,106 @@
+"""The ledger of a run: what became of every call, by its key, in one SQLite file that a `kill -9` cannot tear."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TABLE = """
+create table if not exists calls (
+  key text primary key, step text not null, value text, error text, seconds real not null
+) without rowid
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call: a `value`, or an `error`, never both."""
+
+    value: dict[str, Any] | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    """Of CPU, when it was done."""
+
+
+class LedgerError(Exception):
+    """A ledger that cannot be read or written: says which, and what to do."""
+
+
+class Ledger:
+    """Outcomes by key. One process writes; each outcome is in the file when `put` returns.
+
+    Args:
+        path: made with its folder where it is absent.
+
+    Raises:
+        LedgerError: the file is no ledger, or another run writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+        try:
+            # exclusive: of two runs in one folder the second is refused, and no shared memory file is needed
+            self._database.execute("pragma locking_mode = exclusive")
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = normal")
+            self._database.execute(_TABLE)
+            # takes the lock now and not with the first outcome
+            self._database.execute("delete from calls where key is null")
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            remedy = (
+                "another run works in this folder: wait for it or choose another folder"
+                if "locked" in str(error)
+                else "it is damaged: delete it, and what it held is done again"
+            )
+            raise LedgerError(f"{path}: {error}; {remedy}") from None
+
+    def get(self, key: str) -> Outcome | None:
+        """What is known of a call."""
+        query = "select value, error, seconds from calls where key = ?"
+        row = self._database.execute(query, (key,)).fetchone()
+        if row is None:
+            return None
+        value, error, seconds = row
+        return Outcome(None if value is None else json.loads(value), error, seconds)
+
+    def put(self, key: str, step: str, outcome: Outcome) -> None:
+        """Keep an outcome.
+
+        Raises:
+            LedgerError: the disk is full or fails.
+        """
+        value = None if outcome.value is None else json.dumps(outcome.value, ensure_ascii=False)
+        try:
+            self._database.execute(
+                "insert or replace into calls values (?, ?, ?, ?, ?)",
+                (key, step, value, outcome.error, outcome.seconds),
+            )
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{self._path}: {error}") from None
+
+    def forget_errors(self) -> int:
+        """Drop the calls that failed, so that they are tried again; how many there were."""
+        return self._database.execute("delete from calls where error is not null").rowcount
+
+    def counts(self) -> Mapping[str, int]:
+        """Calls by step."""
+        return dict(self._database.execute("select step, count(*) from calls group by step").fetchall())
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

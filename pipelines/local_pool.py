@@ -1,0 +1,159 @@
+"""Workers as processes of this machine, or, for a single one, in this process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from pipelines.engine import Answer, EngineError, Pool, Worker
+
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+
+class InProcess:
+    """Answers every call here and now; a death of this process is the run's."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answers: list[Answer] = []
+        self._numbers = count()
+
+    def start(self, pool: Pool) -> int:
+        return next(self._numbers)
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        try:
+            self._answers.append(Answer(worker, self._worker.process(step, items)))
+        except Exception as error:
+            raise EngineError(_cannot(step, error)) from error
+
+    def wait(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        self._answers = []
+
+
+class LocalProcesses:
+    """One process a worker, each with one thread; they end with this one, however it ends.
+
+    Args:
+        worker: pickled to every process.
+        num_gpus: those that pools share out; a worker sees the one it has a part of.
+    """
+
+    def __init__(self, worker: Worker, num_gpus: int = 0) -> None:
+        self._worker, self._num_gpus = worker, num_gpus
+        self._numbers = count()
+        self._gpu_share = 0.0
+        self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
+
+    def start(self, pool: Pool) -> int:
+        number = next(self._numbers)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        with _environment({**ONE_THREAD, **self._gpu_of(pool)}):
+            process.start()
+        theirs.close()
+        self._processes[number] = (process, ours)
+        with suppress(OSError):  # it died already: `wait` will find out
+            ours.send(self._worker)
+        return number
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        with suppress(OSError):  # it died: `wait` will find out
+            self._processes[worker][1].send((step, items))
+
+    def wait(self) -> list[Answer]:
+        by_connection = {connection: number for number, (_, connection) in self._processes.items()}
+        return [self._receive(by_connection[ready]) for ready in wait(list(by_connection))]  # type: ignore[index]
+
+    def close(self) -> None:
+        for process, _ in self._processes.values():
+            process.kill()
+        for process, connection in self._processes.values():
+            process.join()
+            connection.close()
+        self._processes = {}
+
+    def _receive(self, number: int) -> Answer:
+        process, connection = self._processes[number]
+        try:
+            content = connection.recv()
+        except (EOFError, OSError):
+            process.join()
+            connection.close()
+            del self._processes[number]
+            return Answer(number, None, f"exit code {process.exitcode}")
+        if isinstance(content, str):
+            raise EngineError(content)
+        return Answer(number, content)
+
+    def _gpu_of(self, pool: Pool) -> dict[str, str]:
+        """The workers of GPU steps fill one GPU after the other with their shares."""
+        if not pool.gpus or not self._num_gpus:
+            return {}
+        device = int(self._gpu_share + 1e-6) % self._num_gpus
+        self._gpu_share += pool.gpus
+        return {"CUDA_VISIBLE_DEVICES": str(device)}
+
+
+def _serve(connection: Connection, parent: int) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    step = ""
+    with suppress(EOFError, OSError):
+        try:
+            worker: Worker = connection.recv()
+            while True:
+                step, items = connection.recv()
+                connection.send(worker.process(step, items))
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            connection.send(_cannot(step, error))
+
+
+def _cannot(step: str, error: Exception) -> str:
+    return f"the step {step} cannot be set up: {describe(error)}" if step else describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables for a process that is started inside; libraries read them when they are first loaded."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _die_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
