@@ -117,15 +117,18 @@ def score(name: str, cases: list[Case]) -> None:
                 peer_parts=peer,
             )
     precision, recall = overlap_scores(truth, found)
-    overlapped = sum(both.sum() for both in map(_overlapped, truth)) / 100
-    _print(
-        f"{name}, overlap",
-        precision,
-        recall,
-        precision / max(recall, 1e-9),
-        "precision, recall as peer",
-        overlap_s=round(float(overlapped), 1),
-    )
+    overlapped_s = float(sum(_overlapped(turns).sum() for turns in truth)) / 100
+    if overlapped_s:
+        base = overlapped_s / sum(end_s - start_s for span in spans for start_s, end_s in span)
+        _print(
+            f"{name}, overlap, peer: all marked",
+            precision,
+            base,
+            precision / base,
+            "precision",
+            recall=round(recall, 4),
+            overlap_s=round(overlapped_s, 1),
+        )
     counts = Counter(
         len({turn.speaker for turn in turns}) - len({turn.speaker for turn in case.turns})
         for case, turns in zip(cases, found, strict=True)

@@ -88,7 +88,7 @@ class RayActors:
             return Answer(number, self._ray.get(reference))
         except self._ray.exceptions.RayActorError as error:
             del self._actors[number]
-            return Answer(number, None, describe(error).split(". ")[0][:200])
+            return Answer(number, None, _last_line(error))
         except self._ray.exceptions.RayTaskError as error:
             raise EngineError(f"a step cannot be set up: {describe(error.cause)}") from None
 
@@ -104,6 +104,12 @@ class RayActors:
                     f"engine: the workers take {needed:g} {name}s and the cluster has {has.get(name, 0.0):g}: "
                     "lower workers, or give steps a smaller share in resources"
                 )
+
+
+def _last_line(error: Exception) -> str:
+    """Of what Ray tells of a death: the cause comes last, below the trace of where it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[-1][:300]
 
 
 def _whole(pools: Sequence[Pool]) -> int:

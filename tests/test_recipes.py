@@ -24,7 +24,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(
     path for path in RECIPES.rglob("*.yaml") if "stages" in yaml.safe_load(path.read_text(encoding="utf-8"))
 )
-FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual")
+FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse")
 WORDS = ["one", "two", "three"]
 SMALL = (
     f"annotate.corpus.words=[{','.join(WORDS)}]",
@@ -282,3 +282,17 @@ def test_two_models_make_each_others_data(tmp_path: Path) -> None:
     folder = run(tmp_path, "mutual/tiny.yaml", *small, f"harvest.clips={spoken}")
     for stage in ("score_before", "score_after"):
         assert read_json(folder / stage / "results.json")["recordings"] == len(WORDS) * 6
+
+
+def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
+    """Two passes over the same recordings; an untrained listener changes nothing that is given, and is heard."""
+    again = [text.replace("annotate.", "again.", 1) for text in SMALL]
+    learners = ("listener", "listener_again")
+    run(tmp_path, "audioverse/tiny.yaml", *again, *training(*learners), *shape(*learners))
+    folder = tmp_path / "audioverse-tiny"
+    first, second = (read_jsonl(folder / stage / "segments.jsonl") for stage in ("annotate", "again"))
+    assert [row["text"] for row in first] == [row["text"] for row in second]
+    assert all(set(row["heard"]) == {"pocketsphinx", "audio_llm"} for row in second)
+    assert all(row["measured"]["consensus"]["pairwise_wer"] is not None for row in second)
+    compared = read_json(folder / "compare_annotations" / "compare.json")
+    assert compared["first"]["segments"] == compared["second"]["segments"] == len(first)

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from pipelines.annotate.rules import RULES, Rule, Thresholds
 from pipelines.annotate.step import Resources, Step, Value
-from pipelines.annotate.steps.recognizers import make_recognizer
-from pipelines.annotate.steps.recognizers_value import RecognizerConfig
+from pipelines.annotate.steps.recognizers import RecognizerChoice, make_recognizer
 from pipelines.engine import Pool
 
 BUILT_IN = ("probe", "voice_activity", "segments", "signal")
@@ -100,7 +99,7 @@ def config_class(name: str) -> type[BaseModel]:
 
 def build(
     settings: Mapping[str, BaseModel],
-    recognizers: Sequence[RecognizerConfig],
+    recognizers: Sequence[RecognizerChoice],
     sampled: Mapping[str, BaseModel],
 ) -> Chain:
     """A chain of these steps; the recognizers stand where they belong."""

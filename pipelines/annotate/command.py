@@ -169,7 +169,9 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
         message = problem["msg"].removeprefix("Value error, ")
         key = show_path(tuple(problem["loc"]))
         raise ConfigError(
-            f"{key}: {message}" if key else message, "", "audiollm run --help-stage annotate lists the settings"
+            f"{key}: {message}" if key else message,
+            "",
+            "audiollm run --help-stage annotate lists the settings",
         ) from None
 
 

@@ -55,7 +55,7 @@ class Config(StageConfig):
     duplicates: DuplicateConfig | Literal[False] | None = None
     """What counts as a duplicate, and is dropped; false: nothing; null: as the preset says."""
     link_speakers: float | None = Field(None, gt=0, le=1)
-    """Cosine from which voices of two recordings are one speaker; null: 0.75 where the step speakers runs."""
+    """Cosine from which voices of two recordings are one speaker; null: 0.83 where the step speakers runs."""
     bins: Path | None = None
     """Edges of an earlier run (`bins.json`) for the words that say how high, fast and loud; null: of this corpus."""
     quality_sample: int = Field(default=300, ge=0)
@@ -113,7 +113,7 @@ class Config(StageConfig):
         return value
 
     @model_validator(mode="after")
-    def _go_together(self) -> Config:
+    def _go_together(self, info: ValidationInfo) -> Config:
         if self.input is None and (self.transcripts or self.test):
             raise ValueError("transcripts and test are for recordings: give `input` as well")
         if self.test and not self.transcripts and not any(t.lower().endswith(MANIFESTS) for t in self.inputs):
@@ -128,7 +128,11 @@ class Config(StageConfig):
         taken = set(names) & set(KINDS)
         if taken:
             raise ValueError(f"a recognizer cannot have the name of the step {taken.pop()}")
-        self.step_settings()
+        for settings in (*self.recognizer_settings(), *self.step_settings().values()):
+            for path in paths_of(settings):
+                check_input(path, info)
+        if self.bins is not None:
+            check_input(self.bins, info)
         return self
 
     @property
@@ -178,3 +182,8 @@ class Config(StageConfig):
         if longest is not None:
             chosen["segments"] = {"max_duration_s": longest, **chosen["segments"]}
         return {name: config_class(name).model_validate(own) for name, own in chosen.items()}
+
+
+def paths_of(settings: BaseModel) -> list[Path]:
+    """The files and folders that a step reads."""
+    return [value for name, value in settings if isinstance(value, Path) and name != "folder"]

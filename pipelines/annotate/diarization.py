@@ -27,7 +27,7 @@ _AROUND = 2
 """A voice is averaged with that many on either side before voices are grouped."""
 _PURE_SHARE = 0.7
 """This share of the windows, those most like one of their neighbours, is grouped: the rest may hold two voices."""
-MOST_GROUPED = 1500
+MOST_GROUPED = 1000
 """So many windows are grouped at most, evenly spread, and kept as sound: the rest of a long recording is compared."""
 _CLEAN_SHARE, _MOST_CLEAN = 0.6, 100
 _MADE = 24
@@ -223,15 +223,20 @@ def _embed_all(
     embed: Callable[[Sequence[Array]], Array], blocks: Iterable[Array], windows: Sequence[Window], every: int
 ) -> tuple[Array, list[Array]]:
     """The voices of all windows `[W, D]`, and the sound of every `every`th."""
-    voices, sounds, waiting = [], [], []
+    voices_WD = np.zeros((0, 0), np.float32)
+    sounds: list[Array] = []
+    waiting: list[Array] = []
     for index, sound_N in enumerate(cut_windows(blocks, windows)):
         waiting.append(sound_N)
         if index % every == 0:
             sounds.append(sound_N.copy())
         if len(waiting) == _BATCH or index == len(windows) - 1:
-            voices.append(embed(waiting))
+            voices_BD = embed(waiting)
+            if not len(voices_WD):
+                voices_WD = np.zeros((len(windows), voices_BD.shape[1]), np.float32)
+            voices_WD[index + 1 - len(waiting) : index + 1] = voices_BD
             waiting = []
-    return np.concatenate(voices), sounds
+    return voices_WD, sounds
 
 
 def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
@@ -242,7 +247,7 @@ def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
         near_W = (middle_W[shift:] - middle_W[:-shift] <= _AROUND * HOP_S + HOP_S / 2)[:, None]
         sum_WD[shift:] += near_W * voices_WD[:-shift]
         sum_WD[:-shift] += near_W * voices_WD[shift:]
-    return unit(sum_WD).astype(np.float32)
+    return unit(sum_WD).astype(np.float32, copy=False)
 
 
 def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -307,7 +312,10 @@ def _state_scores(
         solver="lsqr", shrinkage="auto", priors=np.full(len(states), 1 / len(states))
     )
     model.fit(np.concatenate(voices).astype(np.float64), [states.index(name) for name in names])
-    scores_WS: NDArray[np.float64] = model.predict_log_proba(voices_WD.astype(np.float64))
+    parts = np.array_split(
+        voices_WD, range(_BATCH, len(voices_WD), _BATCH)
+    )  # hours in doubles at once are large
+    scores_WS = np.concatenate([model.predict_log_proba(part_WD.astype(np.float64)) for part_WD in parts])
     return np.maximum(scores_WS, _LEAST), states
 
 

@@ -27,6 +27,8 @@ MOST_ROUNDS = 20
 GLANCE_FRAMES = 8
 """To either side of a common key: where these differ too much, the rest is not looked at."""
 GLANCE_BIT_ERRORS = 0.25
+FULL_FRAMES = 125
+"""From so many frames with sound (2 s) on, two sounds may differ by as much as is allowed."""
 FEWEST_FRAMES = 8
 """Of two segments that can be alike without being equal."""
 
@@ -36,9 +38,9 @@ class DuplicateConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_bit_errors: float | None = Field(0.12, ge=0, lt=0.5)
-    """The largest share of bits that differ between the fingerprints of the same sound; null: sounds are not compared.
-    Different takes of a word by one speaker begin at 0.12."""
+    max_bit_errors: float | None = Field(0.18, ge=0, lt=0.5)
+    """The largest share of bits that differ between the fingerprints of the same sound, of 2 s or more; of shorter ones
+    down to half of that: two takes of a short word may differ in as few as 0.11. null: sounds are not compared."""
     min_overlap: float = Field(0.8, gt=0.5, le=1)
     """Of the longer of the two: what is cut at the edges is still the same, what is a small part of another is not."""
     max_same_text: int | None = Field(None, ge=1)
@@ -257,7 +259,7 @@ def _alike(
         similar = _glance(bits_A, starts, one_P, other_P, place_P, shift_P)
         triples_P3 = np.unique(np.stack([one_P, other_P, shift_P], axis=1)[similar], axis=0)
         alike = [
-            _errors(items[one].bits_F, items[other].bits_F, shift) <= max_bit_errors
+            _is_alike(items[one].bits_F, items[other].bits_F, shift, max_bit_errors)
             for one, other, shift in triples_P3.tolist()
         ]
         found = np.concatenate([found, triples_P3[np.array(alike, bool), :2]])
@@ -298,12 +300,15 @@ def _glance(
     return similar
 
 
-def _errors(one_F: NDArray[np.uint16], other_F: NDArray[np.uint16], shift: int) -> float:
-    """The share of bits that differ, when the second begins `shift` frames before the first."""
+def _is_alike(
+    one_F: NDArray[np.uint16], other_F: NDArray[np.uint16], shift: int, max_bit_errors: float
+) -> bool:
+    """Whether few enough bits differ, when the second begins `shift` frames before the first."""
     first_F, second_F = one_F[max(-shift, 0) :], other_F[max(shift, 0) :]
     count = min(len(first_F), len(second_F))
     first_F, second_F = first_F[:count], second_F[:count]
     heard = int(np.count_nonzero(first_F | second_F))
     if heard < FEWEST_FRAMES:
-        return 1.0
-    return float(np.bitwise_count(first_F ^ second_F).sum()) / (16 * heard)
+        return False
+    allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * heard / FULL_FRAMES)
+    return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * heard

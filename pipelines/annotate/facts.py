@@ -53,6 +53,7 @@ def write_facts(
             "threshold": limits[rule.threshold],
             "title": rule.title,
             "unit": rule.unit.strip(),
+            "sounds": rule.sounds,
         }
         for rule in RULES
         if limits[rule.threshold] is not None

@@ -9,7 +9,7 @@ from audiollm.config import ConfigError
 from audiollm.recipe import StagePlan
 from pipelines.annotate import chain as chains
 from pipelines.annotate import synthetic
-from pipelines.annotate.config import Config
+from pipelines.annotate.config import Config, paths_of
 from pipelines.annotate.inputs import is_address
 from pipelines.engine import available_cpus
 
@@ -69,7 +69,9 @@ def _lacking(config: Config) -> list[str]:
         ConfigError: it will not.
     """
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
-    lacking = [each.reason for each in chains.missing(chain, config.limits)]
+    # a model that an earlier stage makes, or that is not here yet: the plan says so by itself
+    later = {name for name, own in chain.settings.items() if not all(map(Path.exists, paths_of(own)))}
+    lacking = [each.reason for each in chains.missing(chain, config.limits) if each.step not in later]
     if lacking and config.missing_scorer == "fail":
         raise ConfigError(
             f"annotate: the preset {config.preset} needs what is not here: {'; '.join(lacking)}",

@@ -146,7 +146,7 @@ def first_broken(
         if rule.step != step or limit is None or (kind == "sound" and not rule.sounds):
             continue
         found = lookup(value, rule.value)
-        if found is not None and not _keeps(found, rule.operation, limit):
+        if found is not None and not keeps(found, rule.operation, limit):
             return Drop(step, rule.threshold, rule.title, _reason(rule, found, limit), found, limit)
     return None
 
@@ -159,7 +159,8 @@ def lookup(value: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _keeps(found: Any, operation: Operation, limit: Any) -> bool:
+def keeps(found: Any, operation: Operation, limit: Any) -> bool:
+    """Whether a value keeps to its limit."""
     if operation == ">=":
         return bool(found >= limit)
     if operation == "<=":

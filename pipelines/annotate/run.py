@@ -10,17 +10,19 @@ from typing import Any
 
 from rich.progress import TaskID
 
-from audiollm.runner import Context
+from audiollm.files import read_jsonl
+from audiollm.runner import Context, StageError
 from pipelines.annotate import chain as chains
 from pipelines.annotate.chain import Chain
 from pipelines.annotate.config import Config
 from pipelines.annotate.corpus import Verdicts, kept_rows
 from pipelines.annotate.facts import Costs
 from pipelines.annotate.rules import Thresholds
+from pipelines.annotate.shards import Made, Shard, ShardConfig, finish_shards, made_from, plan_shards
 from pipelines.annotate.sources import Source
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.walk import Walks
-from pipelines.annotate.worker import StepWorker
+from pipelines.annotate.worker import ShardWorker, StepWorker
 from pipelines.engine import Backend, Call, Outcome, Pool, Walk, available_cpus, run_walks
 from pipelines.ledger import Ledger
 from pipelines.local_pool import InProcess, LocalProcesses
@@ -87,6 +89,37 @@ class Run:
                     bar.advance(TaskID(0))
 
             run_walks(counted(), pools, backend, self.ledger, on_answer)
+
+
+def write_shards_by_many(config: Config, context: Context, ledger: Ledger) -> None:
+    """The kept segments as shards, each made by one of the workers.
+
+    Raises:
+        StageError: a shard that cannot be written.
+    """
+    folder, settings = context.folder / "shards", ShardConfig()
+    planned = plan_shards(read_jsonl(context.folder / "segments.jsonl"), settings)
+    made: dict[str, Made] = {}
+
+    def walk(shard: Shard) -> Walk:
+        outcome = yield Call("shard", None, shard)
+        if outcome.value is None:
+            raise StageError(f"annotate: {folder / shard.name}: {outcome.error}", "is the disk full?")
+        made[shard.name] = made_from(outcome.value)
+        return []
+
+    workers = available_cpus() if config.workers is None else max(1, config.workers)
+    pools = [Pool("shards", ("shard",), min(workers, len(planned)))]
+    worker = ShardWorker(folder, settings)
+    with context.progress("writing shards", len(planned)) as bar:
+        run_walks(
+            (walk(shard) for shard in planned),
+            pools,
+            InProcess(worker) if pools[0].workers < 2 else LocalProcesses(worker),
+            ledger,
+            lambda call, outcome, known: bar.advance(TaskID(0)),
+        )
+    finish_shards(folder, settings, [made[shard.name] for shard in planned])
 
 
 @dataclass

@@ -137,6 +137,12 @@ def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
     return made
 
 
+def made_from(value: Mapping[str, Any]) -> Made:
+    """What `Made._asdict` gave, as it comes out of JSON."""
+    ids, aside = tuple(value["ids"]), tuple(value["set_aside"])
+    return Made(value["name"], value["digest"], ids, float(value["seconds"]), aside)
+
+
 def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> dict[str, Any]:
     """Write `index.json` over all shards, and remove those of an earlier run that are no more; returns its content."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +227,4 @@ def _noted(note: Path, tar: Path, digest: str) -> Made | None:
         return None
     if not tar.is_file() or not isinstance(known, dict) or known.get("digest") != digest:
         return None
-    return Made(
-        known["name"], digest, tuple(known["ids"]), float(known["seconds"]), tuple(known["set_aside"])
-    )
+    return made_from(known)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
-from multiprocessing import get_context
 from typing import Any
 
 from rich.progress import TaskID
 
 from audiollm.data.text import recognition_form, spoken_form
-from audiollm.files import read_jsonl
 from audiollm.recipe import Stage
 from audiollm.runner import Context, StageError
 from pipelines.annotate import chain as chains
@@ -28,8 +24,7 @@ from pipelines.annotate.inputs import InputError, collect, digests
 from pipelines.annotate.output import segment_ids, write_output
 from pipelines.annotate.plan import plan
 from pipelines.annotate.rules import Thresholds
-from pipelines.annotate.run import Run
-from pipelines.annotate.shards import ShardConfig, finish_shards, make_shard, plan_shards
+from pipelines.annotate.run import Run, write_shards_by_many
 from pipelines.annotate.sources import Sources, match_sources, pattern_hint
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.steps.recognizers import PocketsphinxConfig
@@ -38,7 +33,7 @@ from pipelines.engine import EngineError, available_cpus
 from pipelines.ledger import Ledger, LedgerError
 
 _LARGEST_AUTO_GRAMMAR = 60
-_LINK_COSINE = 0.75
+_LINK_COSINE = 0.83
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
@@ -55,13 +50,16 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     try:
         with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
             funnel = _run(config, context, ledger, began)
+            if config.shards:
+                write_shards_by_many(config, context, ledger)
+            else:  # an earlier run's are of other segments
+                shutil.rmtree(context.folder / "shards", ignore_errors=True)
     except (TranscriptError, InputError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None
     except EngineError as error:
         raise StageError(f"annotate: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:
         raise StageError(f"annotate: {error}") from None
-    _write_shards(config, context)
     write_report(context.folder)
     _summarize(funnel, context)
     return funnel
@@ -209,26 +207,6 @@ def _verdicts(config: Config, chain: Chain, spool: Spool, sources: Sources) -> V
         same or None,
         cosine if "speakers" in chain.steps else None,
     )
-
-
-def _write_shards(config: Config, context: Context) -> None:
-    """The kept segments as shards, each made by one of the workers; none that an earlier run left."""
-    folder = context.folder / "shards"
-    if not config.shards:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    settings = ShardConfig()
-    planned = plan_shards(read_jsonl(context.folder / "segments.jsonl"), settings)
-    workers = available_cpus() if config.workers is None else max(1, config.workers)
-    with (
-        context.progress("writing shards", len(planned)) as bar,
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes,
-    ):
-        made = []
-        for shard in processes.map(make_shard, planned, repeat(folder), repeat(settings)):
-            made.append(shard)
-            bar.advance(TaskID(0))
-    finish_shards(folder, settings, made)
 
 
 # ----------------------------------------------------------------------------------------------- saying it

@@ -112,7 +112,8 @@ def cut(
     """
     longest_s = max(max_duration_s - 2 * margin_s, FRAME_S)
     short: list[tuple[Span, Label | None]] = []
-    for span, label in zip(spans, labels or [None] * len(spans), strict=True):
+    named: Sequence[Label | None] = labels or [None] * len(spans)
+    for span, label in zip(spans, named, strict=True):
         start_s = span.start_s
         while span.end_s - start_s > longest_s:
             low, high = int((start_s + longest_s / 2) / FRAME_S) + 1, int((start_s + longest_s) / FRAME_S)

@@ -51,14 +51,17 @@ class Ge2eVoices:
     name = "resemblyzer"
 
     def __init__(self, path: Path) -> None:
-        from librosa.filters import mel
+        from torchaudio.functional import melscale_fbanks
 
         weights = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
         self._lstm = nn.LSTM(_MELS, _HIDDEN, num_layers=3, batch_first=True).eval()
         self._linear = nn.Linear(_HIDDEN, _HIDDEN).eval()
         self._lstm.load_state_dict(_below("lstm.", weights))
         self._linear.load_state_dict(_below("linear.", weights))
-        self._mel_MF = torch.from_numpy(mel(sr=SAMPLE_RATE, n_fft=_FRAME, n_mels=_MELS))
+        filters_FM = melscale_fbanks(
+            _FRAME // 2 + 1, 0.0, SAMPLE_RATE / 2, _MELS, SAMPLE_RATE, norm="slaney", mel_scale="slaney"
+        )
+        self._mel_MF: Tensor = filters_FM.T
         self._taper_N = torch.hann_window(_FRAME)
 
     @torch.no_grad()

@@ -175,12 +175,13 @@ def _segment_row(
         "language": values.get("language", {}).get("language") or given.language,
         "heard": heard,
         "speech_s": part["speech_s"],
+        **{name: value for name, value in _about(part).items() if name != "duration_s"},
         "level_dbfs": signal.get("level_dbfs"),
         "peak_dbfs": signal.get("peak_dbfs"),
         "clipped_share": signal.get("clipped_share"),
         "sample_rate": probe["sample_rate"],
         "num_channels": probe["num_channels"],
-        "measured": dict(values),
+        "measured": {"probe": dict(probe), **values},
     }
     if errors:
         row["errors"] = dict(errors)

@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from audiollm.set_aside import UNREADABLE
+from pipelines.annotate.shards import Shard, ShardConfig, make_shard
 from pipelines.annotate.step import Given, Listener, Recording, Segment, Step, Value
 from pipelines.ledger import Outcome
 from pipelines.local_pool import describe
@@ -81,3 +83,23 @@ class StepWorker:
             return Recording(item.path, item.given, item.values, self._listener)
         start_s, end_s, kind, speaker = item.span
         return Segment(item.path, start_s, end_s, kind, speaker, item.given, item.values, self._listener)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ShardWorker:
+    """Makes shards; a `Worker` of `pipelines.engine`."""
+
+    folder: Path
+    config: ShardConfig
+
+    def process(self, step: str, items: Sequence[Shard]) -> list[Outcome]:
+        """See `Worker.process`."""
+        return [self._one(shard) for shard in items]
+
+    def _one(self, shard: Shard) -> Outcome:
+        began = time.process_time()
+        try:
+            made = make_shard(shard, self.folder, self.config)._asdict()
+        except OSError as error:
+            return Outcome(error=describe(error), seconds=time.process_time() - began)
+        return Outcome(made, seconds=time.process_time() - began)

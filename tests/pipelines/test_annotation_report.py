@@ -421,7 +421,7 @@ def test_the_rules_compare_as_the_annotation_does() -> None:
     for op in get_args(rules.Operation):
         limit: Any = ["en"] if op == "in" else 3.0
         for value in ("en", "de") if op in ("in", "is") else (2.0, 3.0, 3.0000001, 4.0):
-            theirs = rules._keeps(value, op, limit)
+            theirs = rules.keeps(value, op, limit)
             assert Rule("r", "s", "s.v", op, limit, "", "").broken_by(value) is not theirs, (op, value)
 
 

@@ -9,6 +9,8 @@ from markupsafe import Markup, escape
 
 BINS = 32
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 30.0, 6.0, 18.0, 18.0
+_LEAST = 1e-9
+"""Numbers that differ by less, relative to their size, are one and the same for the eye."""
 _LAYERS = (
     (1, "kept", "kept"),
     (2, "dropped", "dropped by this rule"),
@@ -59,14 +61,16 @@ def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, flo
     inner_low, inner_high = ordered[int(0.005 * len(ordered))], ordered[-1 - int(0.005 * len(ordered))]
     if inner_high > inner_low and high - low > 2 * (inner_high - inner_low):
         low, high = inner_low, inner_high
-    span = (high - low) or abs(high) or 1.0
+    size = max(abs(low), abs(high))
+    size = size if size > _LEAST else 1.0
+    span = high - low if high - low > _LEAST * size else size
     for limit in limits:
         if low - span <= limit <= high + span:
             low, high = min(low, limit), max(high, limit)
     if high - low < BINS and abs(high) < 1e6 and all(value == round(value) for value in ordered):
         low, high = math.floor(low) - 0.5, math.ceil(high) + 0.5
         return low, high, round(high - low)
-    if low == high:
+    if high - low <= _LEAST * size:
         return low - 0.5 * span, high + 0.5 * span, BINS
     margin = 0.02 * (high - low)
     return low if 0 <= low < margin else low - margin, high + margin, BINS

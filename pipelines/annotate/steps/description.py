@@ -131,12 +131,14 @@ class Description:
         }
         verdict, tries = Verdict(None, None, "nothing was asked"), 0
         refused: set[str] = set()
-        for turn in range(self._config.tries if asked else 0):
+        # the answer to the same words would be the same
+        wordings = max((len(phrasings) for phrasings in asked.values()), default=0)
+        for turn in range(min(self._config.tries, wordings)):
             tries = turn + 1
             questions = {name: phrasings[turn % len(phrasings)] for name, phrasings in asked.items()}
             answers = {name: self._answer(sound, question) for name, question in questions.items()}
             text = joined(answers.values())
-            if text in refused:  # asked in the same words, or answered in the same
+            if text in refused:
                 continue
             verdict = self._verdict(segment, sound, questions, answers)
             if verdict.accepted:

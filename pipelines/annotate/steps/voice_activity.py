@@ -88,7 +88,7 @@ def pack(probabilities_F: NDArray[np.float32]) -> str:
 def unpack(text: str) -> NDArray[np.float32]:
     """What `pack` was given, `[F]`."""
     levels_F = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
-    return levels_F.astype(np.float32) / 255
+    return levels_F.astype(np.float32) / np.float32(255)
 
 
 def _whole_frames(pieces: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
