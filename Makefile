@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train clean
+.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -80,7 +80,17 @@ dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forw
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
 	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train  ## every benchmark; each prints JSON lines
+annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two workers, hours by step, a 3-hour file: DATA=
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/annotate.py $(if $(DATA),--data $(DATA))
+
+annotate-quality: $(READY)  ## how good annotations are: votes, sound events, speaker turns, noise and room, duplicates: DATA=
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
+	@for each in consensus events speaker_turns quality duplicates; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
+
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality  ## every benchmark; each prints JSON lines
 
 llm-generate: $(READY)  ## audio frames per second against transformers' generate, first-audio latency
 	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_generate.py

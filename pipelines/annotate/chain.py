@@ -8,7 +8,7 @@ from hashlib import sha256
 from importlib import import_module
 from json import dumps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -161,6 +161,15 @@ def pools(chain: Chain, workers: int, num_gpus: float, overrides: Mapping[str, R
     return made
 
 
+def paths_of(settings: BaseModel) -> list[Path]:
+    """The files and folders that a step reads. A model that listens may be a folder or the import path of a factory."""
+    found = [value for name, value in settings if isinstance(value, Path) and name != "folder"]
+    model = getattr(settings, "model", None)
+    if isinstance(model, str) and not hasattr(settings, "url") and ":" not in model:
+        found.append(Path(model))
+    return found
+
+
 def _unmeasured(rule: Rule, chain: Chain) -> str | None:
     if rule.step not in chain.steps:
         return f"needs the step {rule.step}: add `{rule.step}: {{}}` to steps"
@@ -179,21 +188,15 @@ def _make(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
 
 
 def _settings_hash(step: Step, settings: BaseModel) -> str:
-    shown = _with_content(settings.model_dump(exclude={"folder"}))  # where it writes is not what it makes
-    return _hash([type(step).__name__, step.name, step.version, step.needs, shown])
+    shown = settings.model_dump(mode="json", exclude={"folder"})  # where it writes is not what it makes
+    read = [_content(path) for path in paths_of(settings)]
+    return _hash([type(step).__name__, step.name, step.version, step.needs, shown, read])
 
 
-def _with_content(value: Any) -> Any:
-    """Settings with what tells of a change beside every path: names, sizes and times of its files."""
-    if isinstance(value, Path):
-        files = [value] if value.is_file() else sorted(path for path in value.rglob("*") if path.is_file())
-        return [str(value), *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)]
-    if isinstance(value, Mapping):
-        return {key: _with_content(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
-        return [_with_content(item) for item in items]
-    return value
+def _content(path: Path) -> list[tuple[str, int, int]]:
+    """What tells of a change in a model: names, sizes and times of its files."""
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
 
 
 def _hash(content: object) -> str:

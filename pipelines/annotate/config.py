@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_valida
 from audiollm.config import nearest
 from audiollm.recipe import StageConfig, check_input
 from pipelines.annotate import synthetic
-from pipelines.annotate.chain import BUILT_IN, KINDS, config_class
+from pipelines.annotate.chain import BUILT_IN, KINDS, config_class, paths_of
 from pipelines.annotate.duplicates import DuplicateConfig
 from pipelines.annotate.inputs import MANIFESTS, is_address
 from pipelines.annotate.presets import PRESETS, Preset
@@ -182,8 +182,3 @@ class Config(StageConfig):
         if longest is not None:
             chosen["segments"] = {"max_duration_s": longest, **chosen["segments"]}
         return {name: config_class(name).model_validate(own) for name, own in chosen.items()}
-
-
-def paths_of(settings: BaseModel) -> list[Path]:
-    """The files and folders that a step reads."""
-    return [value for name, value in settings if isinstance(value, Path) and name != "folder"]

@@ -9,7 +9,8 @@ from audiollm.config import ConfigError
 from audiollm.recipe import StagePlan
 from pipelines.annotate import chain as chains
 from pipelines.annotate import synthetic
-from pipelines.annotate.config import Config, paths_of
+from pipelines.annotate.chain import paths_of
+from pipelines.annotate.config import Config
 from pipelines.annotate.inputs import is_address
 from pipelines.engine import available_cpus
 

@@ -1,0 +1,177 @@
+"""What the annotation costs: engine over its steps, one worker against two, hours by step, memory of a long file.
+
+    make annotate-speed DATA=shared/data
+
+Cases: `overhead` (CPU seconds of a run in one process against those its steps took by themselves: asked 1.05 at most),
+`two workers` (wall-clock of one worker over that of two, alternated; asked 1.6; CPU-seconds may grow by 5 %), a line
+for each step (hours of audio an hour of one core), and `three hours` (peak memory of a file of that length; asked
+below 1,500 MB). Recordings are read speech of seconds each; the load of the machine is told with the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from audiollm.audio import load
+from audiollm.audio_stream import save_stream
+from audiollm.recipe import Recipe
+from audiollm.runner import Context
+from pipelines.annotate.config import Config
+from pipelines.annotate.stage import STAGE
+
+SPEECH = ("librispeech_speakers", "ljspeech_32")
+LONG_S = 3 * 3600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--clips", type=int, default=24, help="recordings of a run")
+    parser.add_argument("--pairs", type=int, default=5, help="of one worker and two")
+    parser.add_argument(
+        "--long-s", type=float, default=LONG_S, help="seconds of the long file; 0: without it"
+    )
+    arguments = parser.parse_args()
+    clips = speech(arguments.data, arguments.clips)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        report_costs(clips, folder)
+        report_workers(clips, folder, arguments.pairs)
+        if arguments.long_s:
+            report_long_file(clips, folder, arguments.long_s)
+
+
+def speech(data: Path, count: int) -> list[str]:
+    """Recordings of 4 s and more, spread over those that are there."""
+    found = [path for name in SPEECH for path in sorted((data / name).rglob("*.flac"))]
+    found += [path for name in SPEECH for path in sorted((data / name).rglob("*.wav"))]
+    if len(found) < count:
+        raise SystemExit(f"fewer than {count} recordings in {data}: give the folder of real data with --data")
+    return [str(path) for path in found[:: len(found) // count][:count]]
+
+
+def report_costs(clips: Sequence[str], folder: Path) -> None:
+    """The engine over its steps, and every step by itself."""
+    warm = {"input": list(clips[:1]), "recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
+    annotate(folder / "warm", warm)  # imports and models are no part of what a recording costs
+    began = time.process_time()
+    annotate(folder / "one", {**warm, "input": list(clips)})
+    took = time.process_time() - began
+    timings = json.loads((folder / "one" / "timings.json").read_text())
+    own = sum(step["seconds"] for step in timings["steps"].values())
+    line("overhead", took, own, own / took, "CPU-seconds of a run (peer: of its steps alone)")
+    for name, step in timings["steps"].items():
+        if step["seconds"]:
+            hours = step["audio_s"] / step["seconds"]
+            line(f"step {name}", round(hours, 1), None, None, "hours of audio an hour of one core")
+    total = timings["audio_s"] / own
+    line("all steps", round(total, 2), None, None, "hours of audio an hour of one core")
+
+
+def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
+    walls: dict[int, list[float]] = {1: [], 2: []}
+    cpus: dict[int, list[float]] = {1: [], 2: []}
+    for pair in range(pairs):
+        for workers in (1, 2) if pair % 2 else (2, 1):
+            settings = {"input": list(clips), "recognizers": ["pocketsphinx"], "workers": workers}
+            used, began = cpu_seconds(), time.monotonic()
+            annotate(folder / f"{pair}-{workers}", settings)
+            walls[workers].append(time.monotonic() - began)
+            cpus[workers].append(cpu_seconds() - used)
+    ratio = median(one / two for one, two in zip(walls[1], walls[2], strict=True))
+    grown = median(two / one for one, two in zip(cpus[1], cpus[2], strict=True))
+    load_now = os.getloadavg()[0]
+    line(
+        "two workers", round(median(walls[2]), 2), round(median(walls[1]), 2), ratio,
+        f"wall-clock seconds (peer: one worker); CPU-seconds x {grown:.3f}; load {load_now:.1f}",
+    )  # fmt: skip
+
+
+def report_long_file(clips: Sequence[str], folder: Path, seconds: float) -> None:
+    """Speech over and over for so long, through speaker turns, segments and a recognizer with ten words."""
+    path = folder / "long.flac"
+    sounds = [load(clip, sample_rate=16000, mono=True).samples_CN for clip in clips]
+    round_s = sum(sound.shape[1] for sound in sounds) / 16000
+    save_stream(path, (sound for _ in range(int(seconds / round_s) + 1) for sound in sounds), 16000)
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    settings = {
+        "input": str(path),
+        "grammar": words,
+        "steps": {"speakers": {}, "fingerprint": {}},
+        "shards": True,
+    }
+    with PeakMemory() as peak:
+        began = time.monotonic()
+        annotate(folder / "long", {**settings, "missing_scorer": "skip"})
+        took = time.monotonic() - began
+    line(
+        "three hours", round(peak.megabytes), 1500, 1500 / peak.megabytes,
+        f"MB at most, all processes together (peer: what is allowed); {took:.0f} s for {seconds:.0f} s of audio",
+    )  # fmt: skip
+
+
+def annotate(folder: Path, settings: dict[str, Any]) -> None:
+    folder.mkdir()
+    known = {"workers": 1, "quality_sample": 0, "grammar": "open"}
+    config = Config.model_validate({**known, **settings})
+    recipe = Recipe("benchmark", folder, "tiny", 0, folder, (), {})
+    context = Context(folder, recipe, Console(stderr=True, quiet=True), {})
+    STAGE.run(config, context)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it started and that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+class PeakMemory:
+    """The largest sum of what this process and its children hold, looked at ten times a second."""
+
+    def __enter__(self) -> PeakMemory:
+        self.megabytes = 0.0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        own = psutil.Process()
+        while not self._ends.wait(0.1):
+            held = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    held += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+            self.megabytes = max(self.megabytes, held / 1e6)
+
+
+def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
+    found = {"bench": "annotate", "case": case, "ours": ours, "peer": peer}
+    print(
+        json.dumps({**found, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()
