@@ -1,7 +1,9 @@
 """The corpus of `learn_cloning.py`: utterances of three digits, in real, in shifted and in synthetic voices.
 
-Of every real speaker there is a group of voices: his own recordings, and the same with pitch and formants shifted by
-the WORLD vocoder. Leaving a speaker out leaves his whole group out. A last group is spoken by espeak-ng. Nothing is
+Of every real speaker there is a group of voices: his own recordings, and many more made of them, each with pitch and
+formants shifted by the WORLD vocoder, another colour and another noise, and heard in a few utterances only: a voice
+that is met again and again can be learned by heart, one of a thousand has to be taken from its reference. Leaving a
+speaker out leaves his whole group out. A last group is spoken by espeak-ng, and varied in the same way. Nothing is
 spoken twice in one voice: takes 0 to 4 make the test utterances, the others those of training.
 """
 
@@ -11,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,27 +32,43 @@ TEST_TAKES = 5
 OTHER_SPEECH = ("read_speech_en", "librispeech_speakers", "ljspeech_32", "speech_zh", "speech_other_lang")
 GAP_S = 0.06
 LEVEL_DBFS = -23.0
-SHIFTS = (
-    (0.75, 0.9),
-    (0.85, 1.0),
-    (1.0, 0.88),
-    (1.0, 1.12),
-    (1.2, 1.0),
-    (1.3, 0.92),
-    (1.3, 1.12),
-    (1.6, 1.2),
-)
-"""Factors of pitch and of formants of the shifted voices."""
+PITCH, FORMANTS = (0.65, 1.6), (0.84, 1.2)
+"""Factors between which those of a made voice are drawn."""
+TILT_DB, NOISE_DBFS = (-9.0, 9.0), (-75.0, -45.0)
+"""Of a made voice: from the lowest to the highest frequency, and white noise in the same colour."""
 SYNTHETIC = tuple(
     (f"{accent}+{variant}", pitch)
     for variant, pitch in itertools.product(("m1", "m3", "m5", "m7", "f1", "f2", "f4"), (25, 50, 75))
     for accent in (("en-us", "en-gb-scotland") if pitch == 50 else ("en-us",))
 )
 """Voices of espeak-ng, and their pitch of 0 to 100."""
-REAL_UTTERANCES, TEST_UTTERANCES, SHIFTED_UTTERANCES, SYNTHETIC_UTTERANCES = 150, 30, 50, 40
+REAL_UTTERANCES, TEST_UTTERANCES, MADE_UTTERANCES = 60, 30, 3
 """Of each voice."""
+MADE_VOICES, SYNTHETIC_VOICES = 160, 14
+"""Of a real speaker, and of a voice of espeak-ng."""
 
 Sound = NDArray[np.float32]
+
+
+class Manner(NamedTuple):
+    """How a made voice differs from the one that it is made of."""
+
+    pitch: float
+    formants: float
+    tilt_db: float
+    noise_dbfs: float
+
+    @classmethod
+    def draw(cls, random: np.random.Generator) -> Manner:
+        pitch = float(np.exp(random.uniform(*np.log(PITCH))))
+        return cls(pitch, *(float(random.uniform(*each)) for each in (FORMANTS, TILT_DB, NOISE_DBFS)))
+
+    def apply(self, samples_N: Sound, random: np.random.Generator) -> Sound:
+        made_N = shifted(samples_N, self.pitch, self.formants)
+        made_N += random.normal(0.0, 10 ** (self.noise_dbfs / 20), len(made_N)).astype(np.float32)
+        spectrum_K = np.fft.rfft(made_N)
+        gain_db_K = np.linspace(-0.5, 0.5, len(spectrum_K)) * self.tilt_db
+        return np.fft.irfft(spectrum_K * 10 ** (gain_db_K / 20), len(made_N)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -85,12 +103,12 @@ def write_group(folder: Path, name: str, takes: Sequence[Take], bar: Progress) -
         for number, chosen in enumerate(_draws(pool, count, random)):
             sounds = [heard[take.path] for take in chosen]
             rows.append(_write(folder, name, f"{split}{number}", sounds, chosen, split))
-    task = bar.add_task(f"{name}, shifted", total=len(SHIFTS))
-    for shift in SHIFTS:
-        voice = f"{name}-{shift[0]:g}-{shift[1]:g}"
-        for number, chosen in enumerate(_draws(train, SHIFTED_UTTERANCES, random)):
-            sounds = [shifted(heard[take.path], *shift) for take in chosen]
-            rows.append(_write(folder, voice, str(number), sounds, chosen, "train"))
+    task = bar.add_task(f"voices made of {name}", total=MADE_VOICES)
+    for voice in range(MADE_VOICES):
+        manner = Manner.draw(random)
+        for number, chosen in enumerate(_draws(train, MADE_UTTERANCES, random)):
+            sounds = [manner.apply(heard[take.path], random) for take in chosen]
+            rows.append(_write(folder, f"{name}-{voice}", str(number), sounds, chosen, "train"))
         bar.advance(task)
     write_jsonl(done, rows)
     return done
@@ -107,9 +125,14 @@ def write_synthetic(folder: Path, bar: Progress) -> Path:
         random = np.random.default_rng([1, place])
         pool = [Take(word, 0, Path(word)) for word in WORDS]
         with Synthesizer() as synthesizer:
-            for number, chosen in enumerate(_draws(pool, SYNTHETIC_UTTERANCES, random)):
-                sounds = [_spoken(synthesizer, take.word, espeak, pitch, random) for take in chosen]
-                rows.append(_write(folder, f"{espeak}-{pitch}", str(number), sounds, chosen, "train"))
+            for voice in range(SYNTHETIC_VOICES):
+                manner = Manner.draw(random)
+                for number, chosen in enumerate(_draws(pool, MADE_UTTERANCES, random)):
+                    said = [_spoken(synthesizer, take.word, espeak, pitch, random) for take in chosen]
+                    sounds = [manner.apply(sound, random) for sound in said]
+                    rows.append(
+                        _write(folder, f"{espeak}-{pitch}-{voice}", str(number), sounds, chosen, "train")
+                    )
         bar.advance(task)
     write_jsonl(done, rows)
     return done

@@ -104,7 +104,9 @@ def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, 
     for group in [*names, "synthetic"]:
         segments = str(folder / "voices" / group / "segments.jsonl")
         compose: dict[str, Any] = {"segments": segments, "tasks_file": str(tasks), "tasks": {"clone": 1.0}}
-        if group == "synthetic":  # nothing of it is asked for: a few held out, to see when training has done its work
+        if (
+            group == "synthetic"
+        ):  # nothing of it is asked for: a few held out, to see when training has done its work
             compose |= {"split": "file", "test_share": 0.03}
         stages.append({"name": f"compose_{group}", "compose": compose})
         tokenize = {"samples": f"${{compose_{group}.samples}}", "codec": codec}
