@@ -93,7 +93,8 @@ def annotated(run: Run, segments: int = 3) -> None:
     write_jsonl(run.folder("annotate") / "segments.jsonl", rows)
     write_jsonl(run.folder("annotate") / "set_aside.jsonl", aside)
     run.done("annotate", {
-        "files_seen": 240, "not_audio": 6, "audio_files": 234, "files_kept": 3, "files_filtered": 231, "files_failed": 0,
+        "files_seen": 240, "not_audio": 6, "audio_files": 234, "files_kept": 3, "files_filtered": 231,
+        "files_failed": 0,
         "segments": segments, "seconds": 0.45, "reasons": {"no speech found": 230, "too quiet": 1},
         "text_agreement": 0.5, "quality": {"n": 3, "sig": 3.0, "bak": 3.5, "ovr": 2.5},
     })  # fmt: skip
