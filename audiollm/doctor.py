@@ -178,6 +178,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
     Package("gradio", "gradio", "the studio", False, "pip install 'audiollm[studio]'"),
     Package("ai-edge-litert", "ai_edge_litert", "sound events", False, "pip install 'audiollm[events]'"),
+    Package("faster-whisper", "faster_whisper", "a recognizer", False, "pip install 'audiollm[whisper]'"),
     Package("pesq", "pesq", "a metric", False, "with a C compiler: pip install 'audiollm[metrics]'"),
 )
 # fmt: on

@@ -20,7 +20,7 @@ from pipelines.ledger import Ledger, Outcome
 
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".tsv")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-_DIGEST_THREADS = 4
+_DIGEST_THREADS, _DIGEST_FILES = 4, 1000
 _LARGEST_MEMBER = 1 << 36
 """In bytes: a header that says more is damaged."""
 
@@ -93,41 +93,41 @@ def digests(
     before is not read again."""
     result: dict[str, str] = {}
     unread: list[Row] = []
-
-    def one(item: Found) -> tuple[Found, str, str | OSError | None]:
-        try:
-            stat = Path(item.path).stat()
-            key = sha256(f"digest\0{item.path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
-            return item, key, None
-        except OSError as error:
-            return item, "", error
-
-    def read(path: str) -> str | OSError:
-        try:
-            return file_digest(Path(path))
-        except OSError as error:
-            return error
-
     with ThreadPoolExecutor(_DIGEST_THREADS) as threads:
-        for start in range(0, len(found), 1000):
-            part = [one(item) for item in found[start : start + 1000]]
-            known = {key: ledger.get(key) for _, key, error in part if error is None}
-            fresh = [(item, key) for item, key, error in part if error is None and known[key] is None]
-            for (_item, key), digest in zip(
-                fresh, threads.map(read, [i.path for i, _ in fresh]), strict=True
-            ):
-                if isinstance(digest, str):
-                    known[key] = Outcome({"digest": digest})
-                    ledger.put(key, "digest", known[key])  # type: ignore[arg-type]
-            for item, key, error in part:
-                outcome = known.get(key)
-                if outcome is None or outcome.value is None:
-                    reason = str(error) if error else "cannot be opened"
+        for start in range(0, len(found), _DIGEST_FILES):
+            part = found[start : start + _DIGEST_FILES]
+            keys = [_file_key(item.path) for item in part]
+            known = [None if key is None else ledger.get(key) for key in keys]
+            fresh = threads.map(
+                _digest, [item.path for item, old in zip(part, known, strict=True) if old is None]
+            )
+            for item, key, old in zip(part, keys, known, strict=True):
+                outcome = next(fresh) if old is None else old
+                if outcome.value is None:
+                    reason = outcome.error or ""
                     unread.append(set_aside_row("annotate", item.path, UNREADABLE, reason))
-                else:
-                    result[item.path] = str(outcome.value["digest"])
+                    continue
+                if key is not None and old is None:
+                    ledger.put(key, "digest", outcome)
+                result[item.path] = outcome.value["digest"]
             on_done(start + len(part))
     return result, unread
+
+
+def _file_key(path: str) -> str | None:
+    """Of a file as it is now; None where it is gone."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    return sha256(f"digest\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+
+
+def _digest(path: str) -> Outcome:
+    try:
+        return Outcome({"digest": file_digest(Path(path))})
+    except OSError as error:
+        return Outcome(error=error.strerror or str(error))
 
 
 def absolute(path: Path) -> str:

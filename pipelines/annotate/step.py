@@ -8,6 +8,7 @@ Shapes: C channels, N samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 Value = dict[str, Any]
 """What a step finds: JSON values by name; floats rounded to what is meant."""
-_KEPT_S = 300.0
-"""A recording that is no longer is decoded once for all steps."""
+_KEPT_S, _KEPT_RATE = 300.0, 96_000
+"""A recording that is no longer is decoded once for all steps; with more samples a second, all channels together, it
+must be as much shorter."""
 
 
 class StepConfig(BaseModel):
@@ -130,7 +132,10 @@ class Listener:
         from audiollm.audio import load, probe
 
         if self._is_short is None:
-            self._is_short = (probe(self.path).duration_s or _KEPT_S + 1.0) <= _KEPT_S
+            info = probe(self.path)
+            samples_a_s = max(info.sample_rate * info.num_channels, _KEPT_RATE)
+            seconds = math.inf if info.duration_s is None else info.duration_s
+            self._is_short = seconds * samples_a_s <= _KEPT_S * _KEPT_RATE
         if self._is_short and self._whole is None:
             self._whole = load(self.path)
         return self._whole
