@@ -201,15 +201,18 @@ def mel_decibels(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np
 
     window = max(16, round(0.032 * sample_rate))
     hop = max(1, round(0.004 * sample_rate), -(-len(samples_N) // _COLUMNS))
+    frame = max(2048, 1 << window.bit_length())
     power_MT = librosa.feature.melspectrogram(
-        y=samples_N,
+        # of a clip that is shorter than a frame librosa warns; what follows it is silence anyway
+        y=np.pad(samples_N, (0, max(0, frame - len(samples_N)))),
         sr=sample_rate,
-        n_fft=max(2048, 1 << window.bit_length()),
+        n_fft=frame,
         win_length=window,
         hop_length=hop,
         n_mels=_BANDS,
         pad_mode="constant",
     )
+    power_MT = power_MT[:, : 1 + len(samples_N) // hop]
     decibels: NDArray[np.float32] = 10 * np.log10(np.maximum(power_MT, 1e-12))
     return decibels
 

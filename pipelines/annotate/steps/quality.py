@@ -20,7 +20,7 @@ class QualityConfig(StepConfig):
     dnsmos: bool = True
     """Score by DNSMOS P.835: speech, background, overall. The dearest of what is on by default."""
     windows: int = Field(3, ge=1)
-    """Windows of 9 s a segment that DNSMOS hears, 0.2 s of one core each; a clip of 5 s, repeated, has as many."""
+    """Windows of 9 s a segment that DNSMOS hears, 0.2 s of one core each."""
     snr: bool = True
     """Estimate the speech's level over the noise's."""
     bandwidth: bool = True
@@ -39,7 +39,7 @@ class Quality:
     name = "quality"
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     resources = Resources()
 
     def __init__(self, config: QualityConfig) -> None:
@@ -91,11 +91,13 @@ class Quality:
         return value
 
     def _scores(self, item: Segment) -> Value:
-        from pipelines.annotate.quality import SAMPLE_RATE, SIGMOS_RATE
+        from pipelines.annotate.quality import SAMPLE_RATE, SIGMOS_RATE, WINDOW_S
 
         value: Value = {}
         if self._dnsmos is not None:
-            scores = self._dnsmos.score(item.samples(SAMPLE_RATE), self._config.windows)
+            # a shorter clip is repeated until it fills a window: others would hear the same again
+            windows = self._config.windows if item.duration_s >= WINDOW_S else 1
+            scores = self._dnsmos.score(item.samples(SAMPLE_RATE), windows)
             value["dnsmos"] = {name: round(getattr(scores, name), 3) for name in ("sig", "bak", "ovr")}
         if self._utmos is not None:
             value["utmos"] = round(self._utmos.score(item.samples(SAMPLE_RATE)), 3)
