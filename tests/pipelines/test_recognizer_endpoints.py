@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pickle
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,34 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from pydantic import TypeAdapter
 
 from audiollm.evaluate.chat import ChatError
-from pipelines.annotate.steps.recognizers import RecognizerChoice, make_recognizer
 from pipelines.annotate.steps.recognizers_endpoint import EndpointError
-from tests.pipelines.tiny_recognizers import segment
-
-SHARED = Path(
-    os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
-)
-KEYS = {"text", "language", "language_probability", "words", "confidence"}
-
-
-def _made(**settings: Any) -> Any:
-    """The step of settings as a recipe has them, after the way to a worker."""
-    step = make_recognizer(TypeAdapter(RecognizerChoice).validate_python(settings))
-    assert step.missing() is None
-    travelled = pickle.loads(pickle.dumps(step))  # noqa: S301  what the engine does before setup
-    travelled.setup()
-    return travelled
-
-
-def _check(value: dict[str, Any], duration_s: float) -> None:
-    assert set(value) == KEYS and json.loads(json.dumps(value, allow_nan=False)) == value
-    for word in value["words"]:
-        assert set(word) == {"word", "start_s", "end_s", "confidence"}
-        assert word["start_s"] is None or 0 <= word["start_s"] <= word["end_s"] <= duration_s + 1e-3
-        assert word["confidence"] is None or 0 <= word["confidence"] <= 1
+from tests.pipelines.tiny_recognizers import check, made, segment
 
 
 class Server:
@@ -103,12 +77,12 @@ def test_an_endpoint_is_sent_the_sound_and_its_words_are_read(
     words = [{"word": "hi", "start": 0.1, "end": 0.3}, {"word": "you", "start": 0.4, "end": 9.0}]
     parts = [{"avg_logprob": -0.5, "start": 0, "end": 1}, {"avg_logprob": -1.5, "start": 1, "end": 2}]
     server.replies = [(200, {"text": " Hi  you. ", "language": "english", "words": words, "segments": parts})]
-    step = _made(
+    step = made(
         kind="endpoint", url=server.url, model="whisper-1", key_variable="A_KEY", words=True, prompt="Um,"
     )
     said = segment(tmp_path, 1.0)
     value = step.process(said)
-    _check(value, 1.0)
+    check(value, 1.0)
     assert (value["text"], value["language"], value["confidence"]) == ("Hi you.", "en", 0.3679)  # exp(-1)
     assert [word["end_s"] for word in value["words"]] == [0.3, 1.0]
     path, headers, _ = server.requests[0]
@@ -128,7 +102,7 @@ def test_an_endpoint_is_sent_the_sound_and_its_words_are_read(
 def test_an_endpoint_that_is_busy_is_asked_again_and_one_that_refuses_is_not(
     server: Server, tmp_path: Path
 ) -> None:
-    step = _made(kind="endpoint", url=server.url, model="m", pause_s=0.0, attempts=3)
+    step = made(kind="endpoint", url=server.url, model="m", pause_s=0.0, attempts=3)
     server.replies = [(503, {}), (429, {}), (200, {"text": "hi"})]
     value = step.process(segment(tmp_path, 0.1))
     assert (value["text"], value["language"], value["words"], value["confidence"]) == ("hi", None, [], None)
@@ -156,25 +130,25 @@ def test_an_answer_that_is_none_is_an_error_of_this_segment(
 ) -> None:
     server.replies = [(200, reply)]
     with pytest.raises(EndpointError):
-        _made(kind="endpoint", url=server.url, model="m").process(segment(tmp_path, 0.1))
+        made(kind="endpoint", url=server.url, model="m").process(segment(tmp_path, 0.1))
 
 
 def test_a_redirect_is_not_followed(server: Server, tmp_path: Path) -> None:
     server.replies = [(302, {})]
     with pytest.raises(EndpointError, match="302"):
-        _made(kind="endpoint", url=server.url, model="m", attempts=1).process(segment(tmp_path, 0.1))
+        made(kind="endpoint", url=server.url, model="m", attempts=1).process(segment(tmp_path, 0.1))
     assert len(server.requests) == 1
 
 
 def test_nobody_at_the_address_is_an_error(tmp_path: Path) -> None:
-    step = _made(kind="endpoint", url="http://127.0.0.1:9/v1", model="m", attempts=2, pause_s=0.0)
+    step = made(kind="endpoint", url="http://127.0.0.1:9/v1", model="m", attempts=2, pause_s=0.0)
     with pytest.raises(EndpointError, match="no connection"):
         step.process(segment(tmp_path, 0.1))
 
 
 def test_a_chat_endpoint_is_asked_about_the_sound(server: Server, tmp_path: Path) -> None:
     server.replies = [(200, {"choices": [{"message": {"content": '"Hi you."'}}]}), (400, b"no")]
-    step = _made(kind="chat_endpoint", url=server.url, model="omni", prompt="Write it down.", language="en")
+    step = made(kind="chat_endpoint", url=server.url, model="omni", prompt="Write it down.", language="en")
     value = step.process(segment(tmp_path, 0.1))
     assert (value["text"], value["language"]) == ("Hi you.", "en")
     path, _, body = server.requests[0]

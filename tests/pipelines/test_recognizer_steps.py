@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import pickle
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,29 +23,11 @@ from pipelines.annotate.steps.recognizers_asked import unquoted
 from pipelines.annotate.steps.recognizers_transformers import joined_tokens
 from pipelines.annotate.steps.recognizers_value import SpokenWord, cut_points, heard
 from tests.audiollm.heard_samples import small_model, small_template
-from tests.pipelines.tiny_recognizers import ctc_folder, segment, whisper_folder
+from tests.pipelines.tiny_recognizers import check, ctc_folder, made, segment, whisper_folder
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
 )
-KEYS = {"text", "language", "language_probability", "words", "confidence"}
-
-
-def _made(**settings: Any) -> Any:
-    """The step of settings as a recipe has them, after the way to a worker."""
-    step = make_recognizer(TypeAdapter(RecognizerChoice).validate_python(settings))
-    assert step.missing() is None
-    travelled = pickle.loads(pickle.dumps(step))  # noqa: S301  what the engine does before setup
-    travelled.setup()
-    return travelled
-
-
-def _check(value: dict[str, Any], duration_s: float) -> None:
-    assert set(value) == KEYS and json.loads(json.dumps(value, allow_nan=False)) == value
-    for word in value["words"]:
-        assert set(word) == {"word", "start_s", "end_s", "confidence"}
-        assert word["start_s"] is None or 0 <= word["start_s"] <= word["end_s"] <= duration_s + 1e-3
-        assert word["confidence"] is None or 0 <= word["confidence"] <= 1
 
 
 # ---------------------------------------------------------------------------------------------- settings
@@ -157,9 +136,9 @@ def _fsdd(name: str) -> Segment:
 
 def test_pocketsphinx_hears_a_digit_with_its_time() -> None:
     said = _fsdd("7_jackson_3.wav")
-    value = _made(kind="pocketsphinx", grammar=["seven", "nine"]).process(said)
+    value = made(kind="pocketsphinx", grammar=["seven", "nine"]).process(said)
     assert (value["text"], value["language"], value["confidence"]) == ("seven", "en", None)
-    _check(value, said.duration_s)
+    check(value, said.duration_s)
     assert value["words"][0]["end_s"] - value["words"][0]["start_s"] > 0.2
 
 
@@ -170,16 +149,16 @@ def test_pocketsphinx_with_the_open_vocabulary_says_how_sure_it_is() -> None:
     said = Segment(
         str(path), 0.0, soundfile.info(path).duration, "speech", None, Given(), {}, Listener(str(path))
     )
-    value = _made(kind="pocketsphinx").process(said)
+    value = made(kind="pocketsphinx").process(said)
     assert value["text"].endswith("being comparatively modern")  # "in" is heard as "him"
-    _check(value, said.duration_s)
+    check(value, said.duration_s)
     assert (
         0.2 < value["confidence"] < 1 and [word["word"] for word in value["words"]] == value["text"].split()
     )
 
 
 def test_pocketsphinx_hears_nothing_in_silence(tmp_path: Path) -> None:
-    value = _made(kind="pocketsphinx", grammar=["seven"]).process(segment(tmp_path, 0.01))
+    value = made(kind="pocketsphinx", grammar=["seven"]).process(segment(tmp_path, 0.01))
     assert (value["text"], value["words"], value["confidence"]) == ("", [], None)
 
 
@@ -199,7 +178,7 @@ def test_ctc_writes_what_transformers_decodes(tmp_path: Path, tells_padding: boo
 
     folder = ctc_folder(tmp_path / "ctc", tells_padding)
     clips = [segment(tmp_path, seconds, seed) for seed, seconds in enumerate((1.0, 0.4, 1.7))]
-    step = _made(kind="transformers", model=folder, batch_size=3)
+    step = made(kind="transformers", model=folder, batch_size=3)
     found = step.process_batch(clips)
     processor, model = (
         Wav2Vec2Processor.from_pretrained(folder),
@@ -210,7 +189,7 @@ def test_ctc_writes_what_transformers_decodes(tmp_path: Path, tells_padding: boo
         with torch.no_grad():
             logits_TV = model(**inputs).logits[0]
         wanted = processor.tokenizer.decode(logits_TV.argmax(-1), output_word_offsets=True)
-        _check(value, clip.duration_s)
+        check(value, clip.duration_s)
         assert len(value["text"]) > 3 and value["text"] == wanted["text"]
         frame_s = clip.duration_s / len(logits_TV)
         for word, offset in zip(value["words"], wanted["word_offsets"], strict=True):
@@ -223,10 +202,10 @@ def test_ctc_writes_what_transformers_decodes(tmp_path: Path, tells_padding: boo
 
 
 def test_ctc_cuts_long_sound_and_keeps_time(tmp_path: Path) -> None:
-    step = _made(kind="transformers", model=ctc_folder(tmp_path / "ctc"), language="en")
+    step = made(kind="transformers", model=ctc_folder(tmp_path / "ctc"), language="en")
     long = segment(tmp_path, 65.0)
     value = step.process(long)
-    _check(value, 65.0)
+    check(value, 65.0)
     starts = [word["start_s"] for word in value["words"]]
     assert starts == sorted(starts) and starts[-1] > 55 and value["language"] == "en"
 
@@ -235,7 +214,7 @@ def test_whisper_writes_what_transformers_decodes_and_how_sure_it_is(tmp_path: P
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
     folder = whisper_folder(tmp_path / "whisper")
-    step = _made(kind="transformers", model=folder, batch_size=2, max_tokens=12)
+    step = made(kind="transformers", model=folder, batch_size=2, max_tokens=12)
     clips = [segment(tmp_path, 1.0, 0), segment(tmp_path, 2.0, 1)]
     processor = WhisperProcessor.from_pretrained(folder)
     model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
@@ -244,7 +223,7 @@ def test_whisper_writes_what_transformers_decodes_and_how_sure_it_is(tmp_path: P
         made_1S = model.generate(**inputs, task="transcribe", max_new_tokens=12)
         wanted = processor.batch_decode(made_1S, skip_special_tokens=True)[0]
         assert len(value["text"]) > 3 and value["text"] == " ".join(wanted.split())
-        _check(value, clip.duration_s)
+        check(value, clip.duration_s)
         language = model.detect_language(inputs.input_features)[0]
         assert f"<|{value['language']}|>" == processor.tokenizer.convert_ids_to_tokens([int(language)])[0]
         assert 1 / 99 <= value["language_probability"] < 1
@@ -264,7 +243,7 @@ def test_whisper_writes_what_transformers_decodes_and_how_sure_it_is(tmp_path: P
 
 
 def test_a_told_language_is_kept(tmp_path: Path) -> None:
-    step = _made(kind="transformers", model=whisper_folder(tmp_path / "w"), language="fr", max_tokens=4)
+    step = made(kind="transformers", model=whisper_folder(tmp_path / "w"), language="fr", max_tokens=4)
     value = step.process(segment(tmp_path, 0.5))
     assert (value["language"], value["language_probability"]) == ("fr", None)
 
@@ -274,7 +253,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="CTC model"):
-        _made(kind="transformers", model=folder)
+        made(kind="transformers", model=folder)
 
 
 # ---------------------------------------------------------------------------------------- faster-whisper
@@ -293,15 +272,15 @@ def ct2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_faster_whisper_tells_words_language_and_confidence(ct2_folder: Path, tmp_path: Path) -> None:
-    step = _made(kind="faster_whisper", model=ct2_folder, beam_size=1)
+    step = made(kind="faster_whisper", model=ct2_folder, beam_size=1)
     said = segment(tmp_path, 3.0)
     value = step.process(said)
-    _check(value, 3.0)
+    check(value, 3.0)
     assert value["text"] and value["words"] and value["confidence"] is not None
     # CTranslate2 takes so small a vocabulary for that of an English model
     assert (value["language"], value["language_probability"]) == ("en", 1.0)
     assert step.process(said) == value
-    told = _made(kind="faster_whisper", model=ct2_folder, language="en", word_timestamps=False)
+    told = made(kind="faster_whisper", model=ct2_folder, language="en", word_timestamps=False)
     other = told.process(said)
     assert (other["language"], other["language_probability"], other["words"]) == ("en", None, [])
 
@@ -329,7 +308,7 @@ def test_our_own_checkpoint_is_asked_what_is_said(tmp_path: Path) -> None:
     save_pretrained(small_model(template).float(), tmp_path / "run" / "train" / "model", template.tokenizer)
     stage = tmp_path / "run" / "train"
     said = segment(tmp_path, 0.5)
-    step = _made(kind="audio_llm", model=str(stage), prompt="what is it?", max_tokens=5, language="en")
+    step = made(kind="audio_llm", model=str(stage), prompt="what is it?", max_tokens=5, language="en")
     wanted = Generator.from_pretrained(stage).answer(said.waveform(), "what is it?", max_tokens=5)
     value = step.process(said)
     assert value["text"] == " ".join(wanted.split()) and (value["language"], value["words"]) == ("en", [])

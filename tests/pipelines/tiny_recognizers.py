@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from audiollm.audio import save
 from pipelines.annotate.step import Given, Listener, Segment, Value
+from pipelines.annotate.steps.recognizers import RecognizerChoice, make_recognizer
 
+KEYS = {"text", "language", "language_probability", "words", "confidence"}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"
 
 
@@ -104,3 +109,20 @@ def _bytes() -> list[str]:
     from tokenizers.pre_tokenizers import ByteLevel
 
     return sorted(ByteLevel.alphabet())
+
+
+def made(**settings: Any) -> Any:
+    """The step of settings as a recipe has them, after the way to a worker."""
+    step = make_recognizer(TypeAdapter(RecognizerChoice).validate_python(settings))
+    assert step.missing() is None
+    travelled = pickle.loads(pickle.dumps(step))  # noqa: S301  what the engine does before setup
+    travelled.setup()
+    return travelled
+
+
+def check(value: dict[str, Any], duration_s: float) -> None:
+    assert set(value) == KEYS and json.loads(json.dumps(value, allow_nan=False)) == value
+    for word in value["words"]:
+        assert set(word) == {"word", "start_s", "end_s", "confidence"}
+        assert word["start_s"] is None or 0 <= word["start_s"] <= word["end_s"] <= duration_s + 1e-3
+        assert word["confidence"] is None or 0 <= word["confidence"] <= 1
