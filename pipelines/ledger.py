@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -89,10 +88,6 @@ class Ledger:
     def forget_errors(self) -> int:
         """Drop the calls that failed, so that they are tried again; how many there were."""
         return self._database.execute("delete from calls where error is not null").rowcount
-
-    def counts(self) -> Mapping[str, int]:
-        """Calls by step."""
-        return dict(self._database.execute("select step, count(*) from calls group by step").fetchall())
 
     def close(self) -> None:
         self._database.close()

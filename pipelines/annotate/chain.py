@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from pipelines.annotate.rules import RULES, Rule, Thresholds
-from pipelines.annotate.step import Resources, Step, Value
+from pipelines.annotate.step import BatchStep, Resources, Step, Value
 from pipelines.annotate.steps.recognizers import RecognizerChoice, make_recognizer
 from pipelines.engine import Pool
 
@@ -154,7 +154,7 @@ def pools(chain: Chain, workers: int, num_gpus: float, overrides: Mapping[str, R
         groups.setdefault(share if num_gpus and share.gpus else share._replace(gpus=0.0), []).append(step)
     made = []
     for share, steps in groups.items():
-        sizes = {step.name: int(getattr(step, "batch_size", 1)) for step in steps}
+        sizes = {step.name: step.batch_size if isinstance(step, BatchStep) else 1 for step in steps}
         count = max(1, int(num_gpus / share.gpus)) if share.gpus else workers
         label = f"{share.cpus:g} CPU" + (f" {share.gpus:g} GPU" if share.gpus else "")
         made.append(Pool(label, tuple(sizes), count, share.cpus, share.gpus, sizes))

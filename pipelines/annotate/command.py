@@ -54,7 +54,7 @@ def annotate(
         list[str] | None,
         typer.Option(
             help="Who hears, once for each: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER, "
-            "audio_llm=FOLDER, endpoint=URL, none.",
+            "audio_llm=FOLDER, endpoint=MODEL@URL, none.",
             show_default="pocketsphinx",
         ),
     ] = None,
@@ -147,8 +147,11 @@ def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
     for text in given:
         kind, _, where = text.partition("=")
         settings = {"kind": kind}
-        if where:
-            settings["url" if "://" in where else "model"] = where
+        model, at, url = where.partition("@")
+        if at and "://" in url:
+            settings |= {"model": model, "url": url}
+        elif where:
+            settings["model"] = where
         found.append(settings)
     return found
 
@@ -193,16 +196,18 @@ def _override(given: dict[str, Any], text: str) -> None:
 
 def _show(config: Config, console: Console) -> None:
     """Steps, thresholds, what there is and what it takes."""
+    from pipelines.annotate import chain as chains
     from pipelines.annotate.plan import plan
 
     estimate = plan(config, {})
-    table = Table("threshold", "value", title=f"preset {config.preset}: {config.chosen_preset.about}")
+    console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
+    table = Table("threshold", "value")
     for name, value in config.limits.model_dump().items():
         if value is not None:
             table.add_row(name, ", ".join(value) if isinstance(value, list) else f"{value}")
     console.print(table)
-    names = [*config.step_settings(), *(each.name or each.kind for each in config.recognizer_settings())]
-    console.print(f"  steps: {', '.join(names)}", highlight=False)
+    steps = chains.build(config.step_settings(), config.recognizer_settings(), {}).steps
+    console.print(f"  steps: {', '.join(steps)}", highlight=False)
     seconds = estimate.seconds or 0.0
     console.print(
         f"  {estimate.facts['audio_s'] / 3600:.2f} hours of audio in {estimate.facts['clips']:.0f} files, "

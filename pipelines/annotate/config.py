@@ -102,11 +102,11 @@ class Config(StageConfig):
             parse_condition(value)
         return value
 
-    @field_validator("steps", "resources")
+    @field_validator("steps")
     @classmethod
     def _steps_are_known(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name, settings in value.items():
-            if name not in KINDS and not isinstance(settings, Resources):
+            if name not in KINDS:
                 raise ValueError(f"no step {name!r}: {nearest(name, list(KINDS))}")
             if settings is None and name in BUILT_IN:
                 raise ValueError(f"the step {name} is always there")
@@ -128,6 +128,9 @@ class Config(StageConfig):
         taken = set(names) & set(KINDS)
         if taken:
             raise ValueError(f"a recognizer cannot have the name of the step {taken.pop()}")
+        for name in self.resources:
+            if name not in (*KINDS, *names):
+                raise ValueError(f"resources: no step {name!r}: {nearest(name, [*KINDS, *names])}")
         for settings in (*self.recognizer_settings(), *self.step_settings().values()):
             for path in paths_of(settings):
                 check_input(path, info)

@@ -81,17 +81,19 @@ class Run:
 
             def on_answer(call: Call, outcome: Outcome, known: bool) -> None:
                 self.costs.add(call, outcome, known)
-                rate.heard(call)
+                if not known:
+                    rate.heard(call)
 
-            def counted() -> Iterator[Walk]:
-                for walk in walks:
-                    yield walk
-                    bar.advance(TaskID(0))
+            def counted(walk: Walk) -> Walk:
+                """The same, but for the bar: segments that are found are more to do."""
+                children = yield from walk
+                bar.update(TaskID(0), advance=1, total=(bar.tasks[0].total or 0) + len(children))
+                return [counted(child) for child in children]
 
-            run_walks(counted(), pools, backend, self.ledger, on_answer)
+            run_walks((counted(walk) for walk in walks), pools, backend, self.ledger, on_answer)
 
 
-def write_shards_by_many(config: Config, context: Context, ledger: Ledger) -> None:
+def write_shards(config: Config, context: Context, ledger: Ledger) -> None:
     """The kept segments as shards, each made by one of the workers.
 
     Raises:

@@ -70,15 +70,6 @@ class Made(NamedTuple):
     set_aside: tuple[dict[str, Any], ...]
 
 
-def write_shards(rows: Iterable[Row], folder: Path, config: ShardConfig | None = None) -> dict[str, Any]:
-    """All shards one after the other, and `index.json`; returns its content.
-
-    With many processes: `plan_shards`, `make_shard` for each in any of them, `finish_shards`.
-    """
-    config = config or ShardConfig()
-    return finish_shards(folder, config, [make_shard(s, folder, config) for s in plan_shards(rows, config)])
-
-
 def plan_shards(rows: Iterable[Row], config: ShardConfig) -> list[Shard]:
     """Which rows go into which shard, in their order, by their durations.
 

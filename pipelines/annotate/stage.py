@@ -24,7 +24,7 @@ from pipelines.annotate.inputs import InputError, collect, digests
 from pipelines.annotate.output import segment_ids, write_output
 from pipelines.annotate.plan import plan
 from pipelines.annotate.rules import Thresholds
-from pipelines.annotate.run import Run, write_shards_by_many
+from pipelines.annotate.run import Run, write_shards
 from pipelines.annotate.sources import Sources, match_sources, pattern_hint
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.steps.recognizers import PocketsphinxConfig
@@ -46,12 +46,11 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     from audiollm.audio import AudioError
     from pipelines.annotate.report.page import write_report
 
-    began = time.monotonic()
     try:
         with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
-            funnel = _run(config, context, ledger, began)
+            funnel = _run(config, context, ledger)
             if config.shards:
-                write_shards_by_many(config, context, ledger)
+                write_shards(config, context, ledger)
             else:  # an earlier run's are of other segments
                 shutil.rmtree(context.folder / "shards", ignore_errors=True)
     except (TranscriptError, InputError, AudioError) as error:
@@ -65,10 +64,11 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     return funnel
 
 
-def _run(config: Config, context: Context, ledger: Ledger, began: float) -> dict[str, Any]:
-    folder = context.folder
+def _run(config: Config, context: Context, ledger: Ledger) -> dict[str, Any]:
+    folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
+    _refuse_missing_scorers(config)
     sources = _sources(config, context, ledger)
     thresholds, chain, lacking = _chain(config, context, sources)
     spool = Spool(folder / "ledger" / "spool.sqlite")
@@ -83,7 +83,13 @@ def _run(config: Config, context: Context, ledger: Ledger, began: float) -> dict
         spool.close()
     columns.save(folder / "bins.json")
     workers = available_cpus() if config.workers is None else max(1, config.workers)
-    took = {"wall_s": round(time.monotonic() - began, 3), "workers": workers, "engine": config.engine}
+    took = {
+        "wall_s": round(time.monotonic() - began, 3),
+        # of this process: with one worker the steps' own is part of it
+        "driver_cpu_s": round(time.process_time() - cpu_began, 3),
+        "workers": workers,
+        "engine": config.engine,
+    }
     write_facts(folder, config.limits, thresholds, lacking, run.costs, took)
     return funnel
 
@@ -126,11 +132,27 @@ def _hint_at_a_pattern(sources: Sources, context: Context) -> None:
         context.say(f"give it as a pattern, for instance transcripts='{hint}'")
 
 
+def _refuse_missing_scorers(config: Config) -> None:
+    """
+    Raises:
+        StageError: something is missing, and the settings do not say to go on without.
+    """
+    chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
+    lacking = chains.missing(chain, config.limits)
+    if lacking and config.missing_scorer == "fail":
+        listed = "\n".join(f"  {each.reason}" for each in lacking)
+        raise StageError(
+            f"annotate: the preset {config.preset} needs what is not here:\n{listed}",
+            "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
+            exit_code=2,
+        )
+
+
 def _chain(config: Config, context: Context, sources: Sources) -> tuple[Thresholds, Chain, list[Missing]]:
     """The steps that can run, the thresholds that can be applied, and what cannot.
 
     Raises:
-        StageError: something is missing, and the settings do not say to go on without.
+        StageError: a grammar that cannot be used.
     """
     recognizers = []
     for each in config.recognizer_settings():
@@ -147,13 +169,6 @@ def _chain(config: Config, context: Context, sources: Sources) -> tuple[Threshol
     lacking = chains.missing(chain, thresholds)
     if not lacking:
         return thresholds, chain, []
-    if config.missing_scorer == "fail":
-        listed = "\n".join(f"  {each.reason}" for each in lacking)
-        raise StageError(
-            f"annotate: the preset {config.preset} needs what is not here:\n{listed}",
-            "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
-            exit_code=2,
-        )
     without = {each.step for each in lacking if each.whole}
     unset = {rule.threshold: None for each in lacking for rule in each.rules}
     for lack in lacking:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,7 @@ class Step(Protocol):
         """The value of one `Recording` or `Segment`; an exception costs this item alone."""
 
 
+@runtime_checkable
 class BatchStep(Step, Protocol):
     """A step that is faster with several items at a time; they come sorted by duration."""
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from audiollm.set_aside import UNREADABLE
 from pipelines.annotate.shards import Shard, ShardConfig, make_shard
-from pipelines.annotate.step import Given, Listener, Recording, Segment, Step, Value
+from pipelines.annotate.step import BatchStep, Given, Listener, Recording, Segment, Step, Value
 from pipelines.ledger import Outcome
 from pipelines.local_pool import describe
 
@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
     start_s: float
     end_s: float
-    kind: str
+    kind: Literal["speech", "sound"]
     speaker: str | None
 
 
@@ -48,31 +48,33 @@ class StepWorker:
         if step not in self._ready:
             chosen.setup()
             self._ready.add(step)
-        process_batch = getattr(chosen, "process_batch", None)
-        if process_batch is not None and len(items) > 1:
-            outcomes = self._measured(
-                lambda: process_batch([self._heard(item) for item in items]), len(items)
-            )
+        if isinstance(chosen, BatchStep) and len(items) > 1:
+            outcomes = self._measured(chosen.process_batch, items)
             if outcomes[0].error is None:
                 return outcomes
-        return [self._measured(lambda item=item: [chosen.process(self._heard(item))], 1)[0] for item in items]  # type: ignore[misc]
 
-    def _measured(self, work: Callable[[], list[Value]], count: int) -> list[Outcome]:
+        def one_by_one(heard: Sequence[Recording | Segment]) -> list[Value]:
+            return [chosen.process(item) for item in heard]
+
+        return [self._measured(one_by_one, [item])[0] for item in items]
+
+    def _measured(self, work: Callable[[Sequence[Any]], list[Value]], items: Sequence[Item]) -> list[Outcome]:
         from audiollm.audio import AudioError
 
         began = time.process_time()
+        values, error = [], ""
         try:
-            values = work()
-            if len(values) != count:
-                raise ValueError(f"{len(values)} values for {count} items")
+            values = work([self._heard(item) for item in items])
+            if len(values) != len(items):
+                raise ValueError(f"{len(values)} values for {len(items)} items")
             json.dumps(values, allow_nan=False)
-        except AudioError as error:
-            return [
-                Outcome(error=f"{UNREADABLE}: {error.reason}", seconds=time.process_time() - began)
-            ] * count
-        except Exception as error:
-            return [Outcome(error=describe(error), seconds=time.process_time() - began)] * count
-        seconds = (time.process_time() - began) / count
+        except AudioError as caught:
+            error = f"{UNREADABLE}: {caught.reason}"
+        except Exception as caught:
+            error = describe(caught)
+        seconds = (time.process_time() - began) / len(items)
+        if error:
+            return [Outcome(error=error, seconds=seconds)] * len(items)
         return [Outcome(value, seconds=seconds) for value in values]
 
     def _heard(self, item: Item) -> Recording | Segment:
@@ -82,7 +84,7 @@ class StepWorker:
         if item.span is None:
             return Recording(item.path, item.given, item.values, self._listener)
         start_s, end_s, kind, speaker = item.span
-        return Segment(item.path, start_s, end_s, kind, speaker, item.given, item.values, self._listener)  # type: ignore[arg-type]
+        return Segment(item.path, start_s, end_s, kind, speaker, item.given, item.values, self._listener)
 
 
 @dataclass(frozen=True)

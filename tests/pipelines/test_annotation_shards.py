@@ -21,7 +21,6 @@ from pipelines.annotate.shards import (
     make_shard,
     plan_shards,
     standardize,
-    write_shards,
 )
 
 RATE = 16_000
@@ -46,6 +45,16 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
 def read(folder: Path) -> list[dict[str, Any]]:
     shards = [str(path) for path in sorted(folder.glob("*.tar"))]
     return list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False))
+
+
+def write_shards(
+    rows: list[dict[str, Any]], folder: Path, config: ShardConfig | None = None
+) -> dict[str, Any]:
+    """As a run does, but one after the other."""
+    config = config or ShardConfig()
+    return finish_shards(
+        folder, config, [make_shard(each, folder, config) for each in plan_shards(rows, config)]
+    )
 
 
 def test_webdataset_reads_what_was_written(rows: list[dict[str, Any]], tmp_path: Path) -> None:
