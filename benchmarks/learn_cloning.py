@@ -47,6 +47,10 @@ CLONE = {
 }
 LEARNING_RATE = 1e-3
 """Of the six: half of that of the model that they begin with."""
+ENCODER = {"hidden_size": 128, "num_layers": 2}
+"""Of the references: their pitch and formants are plain in a spectrogram, and hidden in codes."""
+CORRUPT_CODES = 0.4
+"""What a voice is like can be read from the codes before, too; where they cannot be trusted, from the reference."""
 TOKENIZER_MINUTES, BASE_MINUTES, MODEL_MINUTES = 36, 20, 8
 """Of CPU time; the last for each of the six."""
 
@@ -109,14 +113,21 @@ def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, 
         ):  # nothing of it is asked for: a few held out, to see when training has done its work
             compose |= {"split": "file", "test_share": 0.03}
         stages.append({"name": f"compose_{group}", "compose": compose})
-        tokenize = {"samples": f"${{compose_{group}.samples}}", "codec": codec}
+        tokenize = {"samples": f"${{compose_{group}.samples}}", "codec": codec, "sound": True, "encodings": 1}
         stages.append({"name": f"tokenize_{group}", "tokenize": tokenize})
-    base = {"shards": "${tokenize_synthetic.shards}", "cpu_minutes": BASE_MINUTES}
+    learn = {"audio_in": "features", "corrupt_codes": CORRUPT_CODES}
+    base = {"shards": "${tokenize_synthetic.shards}", "cpu_minutes": BASE_MINUTES, **learn}
+    base["model"] = {"audio_encoder": ENCODER}
     stages.append({"name": "train_base", "train": base})
     for name in left_out:
         heard = [f"${{tokenize_{group}.shards}}" for group in [*names, "synthetic"] if group != name]
-        train = {"start": "${train_base.checkpoint}", "shards": heard, "cpu_minutes": MODEL_MINUTES}
-        train["learning_rate"] = LEARNING_RATE
+        train = {
+            "start": "${train_base.checkpoint}",
+            "shards": heard,
+            "learning_rate": LEARNING_RATE,
+            "cpu_minutes": MODEL_MINUTES,
+            **learn,
+        }
         stages.append({"name": f"train_without_{name}", "train": train})
         speak = {
             "model": f"${{train_without_{name}.checkpoint}}",

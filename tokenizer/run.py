@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audiollm.audio import AudioError, save
+from audiollm.audio import AudioError, encode_bytes, load, save
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.sample import BadSample, Sample, read_samples
+from audiollm.data.sample import AudioPart, BadSample, Part, Sample, read_samples
 from audiollm.data.shards import ShardWriter
 from audiollm.files import atomic_path, write_json
 from audiollm.recipe import chosen
@@ -169,10 +169,11 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
             bar.advance(bar.task_ids[0])
             try:
                 encodings = _encode_sample(codec, samples[index], config, index)
+                sample, sound = _with_sound(samples[index]) if config.sound else (samples[index], None)
             except AudioError as error:
                 set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
                 continue
-            writer.write(index, samples[index], encodings)
+            writer.write(index, sample, encodings, sound)
     with atomic_path(folder / "codebooks.safetensors") as temporary:
         save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
     shape = {
@@ -187,18 +188,49 @@ def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
 def _encode_sample(
     codec: Codec, sample: Sample, config: TokenizeConfig, index: int
 ) -> list[list[np.ndarray]]:
-    """`encodings` lists of codes `[K, T]`, one a audio part; a test sample is encoded once, as it is."""
+    """`encodings` lists of codes `[K, T]`, one an audio part; a test sample is encoded once, as it is.
+
+    The parts of a sample are varied alike, so that a voice stays that of its reference.
+    """
     count = config.encodings if sample.metadata.get("split") == "train" else 1
     parts = [
         load_levelled(Clip(Path(p.path), p.start_s, p.end_s), codec.sample_rate) for p in sample.audio_parts()
     ]
     result = []
     for variant in range(count):
-        generator = step_generator(config.seed, index, f"encoding {variant}")
-        varied = [_vary(part, codec, generator) if variant else part for part in parts]
-        dithered = [part + torch.randn(part.shape, generator=generator) * DITHER for part in varied]
-        result.append([codec.encode(part[None]).numpy().astype(np.int16) for part in dithered])
+        encoding = []
+        for part_N in parts:
+            generator = step_generator(config.seed, index, f"encoding {variant}")
+            varied_N = _vary(part_N, codec, generator) if variant else part_N
+            dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER
+            encoding.append(codec.encode(dithered_N[None]).numpy().astype(np.int16))
+        result.append(encoding)
     return result
+
+
+def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
+    """The sample with what is heard as members of its own, and their content.
+
+    Raises:
+        AudioError: a recording cannot be read.
+    """
+    sound: dict[str, bytes] = {}
+
+    def named(part: Part) -> Part:
+        if not isinstance(part, AudioPart):
+            return part
+        clip = load(part.path, part.start_s, part.end_s, mono=True)
+        name = f"{len(sound)}.flac"
+        sound[name] = encode_bytes(clip.samples_CN, clip.sample_rate, "flac")
+        return part.model_copy(update={"path": name, "start_s": 0.0, "end_s": None})
+
+    messages = [
+        message
+        if message.role == "assistant"
+        else message.model_copy(update={"content": [named(part) for part in message.content]})
+        for message in sample.messages
+    ]
+    return sample.model_copy(update={"messages": messages}), sound
 
 
 def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:

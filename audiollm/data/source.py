@@ -52,7 +52,10 @@ class AudioClip:
 
         try:
             if self.content is None:
-                raise self._bad("there are codes of it, and no sound", "missing audio")
+                raise self._bad(
+                    "there are codes of it, and no sound (`tokenize` keeps it with sound: true)",
+                    "missing audio",
+                )
             if isinstance(self.content, str) and not is_url(self.content):
                 return load(self.content, self.start_s, self.end_s, sample_rate, mono)
             content = read_all(self.content) if isinstance(self.content, str) else self.content

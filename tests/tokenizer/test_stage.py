@@ -16,11 +16,11 @@ from transformers import (
     HubertModel,
 )
 
-from audiollm.audio import AudioError, save
+from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message, Sample, write_samples
-from audiollm.data.shards import read_index
+from audiollm.data.shards import Shards, read_index
 from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import load_recipe
 from audiollm.runner import Context, StageError, run_recipe
@@ -189,13 +189,37 @@ def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_recipe(load_recipe(RECIPE, ["audio=in"]), Console(quiet=True))
 
 
+def small_codec(folder: Path) -> None:
+    shape = {"mel_hidden_size": 16, "hidden_size": 16, "num_codebooks": 2}
+    AudioTokenizer(TokenizerConfig(encoder_layers=(1, 1), decoder_layers=(1, 1), **shape)).save_pretrained(
+        folder
+    )
+
+
+def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
+    recordings: Path, tmp_path: Path
+) -> None:
+    small_codec(tmp_path / "codec")
+    said = AudioPart(path=str(recordings / "more" / "1.wav"), start_s=0.25, end_s=1.25)
+    messages = [Message(role="system", content=[said]), Message(role="assistant", content=[said])]
+    sample = Sample(id="one", messages=messages, task="clone", metadata={"split": "train"})
+    write_samples(tmp_path / "samples.jsonl", [sample])
+    config = TokenizeConfig(samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec", sound=True)
+    tokenize(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    loaded = Shards(tmp_path / "stage" / "shards")[0]
+    heard, answer = loaded.audio
+    expected = load(said.path, 0.25, 1.25)
+    assert heard.load().sample_rate == expected.sample_rate
+    torch.testing.assert_close(heard.load().samples_CN, expected.samples_CN, atol=1 / 32768, rtol=0)
+    assert answer.content is None, "what is said is there as codes alone"
+    assert len(loaded.encodings) == 4 and all(torch.equal(*encoding) for encoding in loaded.encodings)
+    assert len({encoding[0].numpy().tobytes() for encoding in loaded.encodings}) == 4
+
+
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
     recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = {"mel_hidden_size": 16, "hidden_size": 16, "num_codebooks": 2}
-    AudioTokenizer(TokenizerConfig(encoder_layers=(1, 1), decoder_layers=(1, 1), **shape)).save_pretrained(
-        tmp_path / "codec"
-    )
+    small_codec(tmp_path / "codec")
     paths = [recordings / "broken.wav", *(recordings / "more" / f"{n}.wav" for n in range(4))]
     said = [Message(role="assistant", content=[AudioPart(path=str(path))]) for path in paths]
     write_samples(
