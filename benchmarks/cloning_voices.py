@@ -3,15 +3,15 @@
 Of every real speaker there is a group of voices: his own recordings, and many more made of them, each with pitch and
 formants shifted by the WORLD vocoder, another colour and another noise, and heard in a few utterances only: a voice
 that is met again and again can be learned by heart, one of a thousand has to be taken from its reference. Leaving a
-speaker out leaves his whole group out. A last group is spoken by espeak-ng, and varied in the same way. Nothing is
-spoken twice in one voice: takes 0 to 4 make the test utterances, the others those of training.
+speaker out leaves his whole group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a
+real speaker make his test utterances, the others those of training.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +42,15 @@ SYNTHETIC = tuple(
     for accent in (("en-us", "en-gb-scotland") if pitch == 50 else ("en-us",))
 )
 """Voices of espeak-ng, and their pitch of 0 to 100."""
-REAL_UTTERANCES, TEST_UTTERANCES, MADE_UTTERANCES = 60, 30, 3
+REAL_UTTERANCES, TEST_UTTERANCES, MADE_UTTERANCES = 60, 30, 6
 """Of each voice."""
-MADE_VOICES, SYNTHETIC_VOICES = 160, 14
+MADE_VOICES, SYNTHETIC_VOICES = 240, 14
 """Of a real speaker, and of a voice of espeak-ng."""
+DELIVERIES = 5
+"""Of each word by a voice of espeak-ng, at various rates and pitches."""
 
 Sound = NDArray[np.float32]
+Matrix = NDArray[np.float64]
 
 
 class Manner(NamedTuple):
@@ -63,79 +66,80 @@ class Manner(NamedTuple):
         pitch = float(np.exp(random.uniform(*np.log(PITCH))))
         return cls(pitch, *(float(random.uniform(*each)) for each in (FORMANTS, TILT_DB, NOISE_DBFS)))
 
-    def apply(self, samples_N: Sound, random: np.random.Generator) -> Sound:
-        made_N = shifted(samples_N, self.pitch, self.formants)
-        made_N += random.normal(0.0, 10 ** (self.noise_dbfs / 20), len(made_N)).astype(np.float32)
+
+class Take:
+    """A spoken word; taken apart by the WORLD vocoder once, and put together in many manners."""
+
+    def __init__(self, word: str, number: int, samples_N: Sound) -> None:
+        self.word, self.number, self.samples_N = word, number, samples_N
+
+    def made(self, manner: Manner, random: np.random.Generator) -> Sound:
+        """The same word in another voice: pitch and the frequencies of the spectral envelope times a factor each."""
+        import pyworld
+
+        pitch_F, envelope_FB, noise_FB = self._parts
+        warped_FB = np.exp(_stretched(envelope_FB, manner.formants))
+        noise_FB = _stretched(noise_FB, manner.formants)
+        made_N = pyworld.synthesize(pitch_F * manner.pitch, warped_FB, noise_FB, SAMPLE_RATE)
+        made_N += random.normal(0.0, 10 ** (manner.noise_dbfs / 20), len(made_N))
         spectrum_K = np.fft.rfft(made_N)
-        gain_db_K = np.linspace(-0.5, 0.5, len(spectrum_K)) * self.tilt_db
+        gain_db_K = np.linspace(-0.5, 0.5, len(spectrum_K)) * manner.tilt_db
         return np.fft.irfft(spectrum_K * 10 ** (gain_db_K / 20), len(made_N)).astype(np.float32)
 
+    @cached_property
+    def _parts(self) -> tuple[Matrix, Matrix, Matrix]:
+        """Pitch in Hz [frames], and [frames, bins] the logarithm of the spectral envelope and the share of noise."""
+        import pyworld
 
-@dataclass(frozen=True)
-class Take:
-    """A recording of the spoken digit dataset."""
+        wave_N = self.samples_N.astype(np.float64)
+        pitch_F, time_F = pyworld.dio(wave_N, SAMPLE_RATE)
+        pitch_F = pyworld.stonemask(wave_N, pitch_F, time_F, SAMPLE_RATE)
+        envelope_FB = pyworld.cheaptrick(wave_N, pitch_F, time_F, SAMPLE_RATE)
+        # without its vote on what is voiced, which telephone speech fails
+        noise_FB = pyworld.d4c(wave_N, pitch_F, time_F, SAMPLE_RATE, threshold=0.0)
+        return pitch_F, np.log(envelope_FB + 1e-12), noise_FB
 
-    word: str
-    number: int
-    path: Path
 
-
-def speakers(recordings: Path) -> dict[str, list[Take]]:
+def speakers(recordings: Path) -> dict[str, list[Path]]:
     """Everybody's takes, by name, in a fixed order."""
-    found: dict[str, list[Take]] = {}
+    found: dict[str, list[Path]] = {}
     for path in sorted(recordings.glob("*_*_*.wav")):
-        digit, name, number = path.stem.split("_")
-        found.setdefault(name, []).append(Take(WORDS[int(digit)], int(number), path))
+        found.setdefault(path.stem.split("_")[1], []).append(path)
     return found
 
 
-def write_group(folder: Path, name: str, takes: Sequence[Take], bar: Progress) -> Path:
+def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
     """The group of a real speaker: `segments.jsonl` and the recordings that it names; what is there is kept."""
-    done = folder / "segments.jsonl"
-    if done.exists():
-        return done
-    rows = []
-    heard = {take.path: _read(take.path) for take in takes}
+    if (folder / "segments.jsonl").exists():
+        return
+    takes = [_read(path) for path in recordings]
     train = [take for take in takes if take.number >= TEST_TAKES]
     test = [take for take in takes if take.number < TEST_TAKES]
     random = np.random.default_rng([0, *name.encode()])
+    rows = []
     for split, pool, count in (("train", train, REAL_UTTERANCES), ("test", test, TEST_UTTERANCES)):
         for number, chosen in enumerate(_draws(pool, count, random)):
-            sounds = [heard[take.path] for take in chosen]
+            sounds = [take.samples_N for take in chosen]
             rows.append(_write(folder, name, f"{split}{number}", sounds, chosen, split))
-    task = bar.add_task(f"voices made of {name}", total=MADE_VOICES)
-    for voice in range(MADE_VOICES):
-        manner = Manner.draw(random)
-        for number, chosen in enumerate(_draws(train, MADE_UTTERANCES, random)):
-            sounds = [manner.apply(heard[take.path], random) for take in chosen]
-            rows.append(_write(folder, f"{name}-{voice}", str(number), sounds, chosen, "train"))
-        bar.advance(task)
-    write_jsonl(done, rows)
-    return done
+    rows += _write_made(folder, name, train, MADE_VOICES, random)
+    write_jsonl(folder / "segments.jsonl", rows)
 
 
-def write_synthetic(folder: Path, bar: Progress) -> Path:
+def write_synthetic(folder: Path) -> None:
     """The group of the synthetic voices, in the same form."""
-    done = folder / "segments.jsonl"
-    if done.exists():
-        return done
+    if (folder / "segments.jsonl").exists():
+        return
     rows = []
-    task = bar.add_task("synthetic voices", total=len(SYNTHETIC))
     for place, (espeak, pitch) in enumerate(SYNTHETIC):
         random = np.random.default_rng([1, place])
-        pool = [Take(word, 0, Path(word)) for word in WORDS]
         with Synthesizer() as synthesizer:
-            for voice in range(SYNTHETIC_VOICES):
-                manner = Manner.draw(random)
-                for number, chosen in enumerate(_draws(pool, MADE_UTTERANCES, random)):
-                    said = [_spoken(synthesizer, take.word, espeak, pitch, random) for take in chosen]
-                    sounds = [manner.apply(sound, random) for sound in said]
-                    rows.append(
-                        _write(folder, f"{espeak}-{pitch}-{voice}", str(number), sounds, chosen, "train")
-                    )
-        bar.advance(task)
-    write_jsonl(done, rows)
-    return done
+            takes = [
+                Take(word, number, _spoken(synthesizer, word, espeak, pitch, random))
+                for word in WORDS
+                for number in range(DELIVERIES)
+            ]
+        rows += _write_made(folder, f"{espeak}-{pitch}", takes, SYNTHETIC_VOICES, random)
+    write_jsonl(folder / "segments.jsonl", rows)
 
 
 def write_speech(data: Path, folder: Path, bar: Progress) -> None:
@@ -156,21 +160,6 @@ def write_speech(data: Path, folder: Path, bar: Progress) -> None:
         bar.advance(task)
 
 
-def shifted(samples_N: Sound, pitch: float, formants: float) -> Sound:
-    """The same words in another voice: pitch and the frequencies of the spectral envelope times a factor each."""
-    import pyworld
-
-    wave_N = samples_N.astype(np.float64)
-    pitch_F, time_F = pyworld.dio(wave_N, SAMPLE_RATE)
-    pitch_F = pyworld.stonemask(wave_N, pitch_F, time_F, SAMPLE_RATE)
-    envelope_FB = pyworld.cheaptrick(wave_N, pitch_F, time_F, SAMPLE_RATE)
-    # without its vote on what is voiced, which telephone speech fails
-    noise_FB = pyworld.d4c(wave_N, pitch_F, time_F, SAMPLE_RATE, threshold=0.0)
-    warped_FB = np.exp(_stretched(np.log(envelope_FB + 1e-12), formants))
-    made_N = pyworld.synthesize(pitch_F * pitch, warped_FB, _stretched(noise_FB, formants), SAMPLE_RATE)
-    return made_N.astype(np.float32)
-
-
 # Private
 
 
@@ -183,9 +172,22 @@ def _draws(pool: Sequence[Take], count: int, random: np.random.Generator) -> Ite
         yield [pool[place] for place in order[first : first + DIGITS]]
 
 
-def _read(path: Path) -> Sound:
-    wave = resample(load(path).samples_CN, load(path).sample_rate, SAMPLE_RATE)
-    return wave[0].numpy()
+def _read(path: Path) -> Take:
+    """A take of the spoken digit dataset: `digit_speaker_number.wav`."""
+    digit, _, number = path.stem.split("_")
+    return Take(WORDS[int(digit)], int(number), load(path, sample_rate=SAMPLE_RATE).samples_CN[0].numpy())
+
+
+def _write_made(
+    folder: Path, name: str, takes: Sequence[Take], voices: int, random: np.random.Generator
+) -> list[dict[str, Any]]:
+    rows = []
+    for voice in range(voices):
+        manner = Manner.draw(random)
+        for number, chosen in enumerate(_draws(takes, MADE_UTTERANCES, random)):
+            sounds = [take.made(manner, random) for take in chosen]
+            rows.append(_write(folder, f"{name}-{voice}", str(number), sounds, chosen, "train"))
+    return rows
 
 
 def _spoken(
@@ -217,7 +219,7 @@ def _write(
     }
 
 
-def _stretched(bins_FB: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+def _stretched(bins_FB: Matrix, factor: float) -> Matrix:
     """Along the frequencies: what was at bin b is at bin b * factor."""
     count = bins_FB.shape[1]
     place_B = np.clip(np.arange(count) / factor, 0, count - 1)

@@ -4,9 +4,10 @@
 
 The corpus is made of the spoken digit dataset (`cloning_voices.py`): three digits an utterance; five real speakers,
 their voices shifted in pitch and formants, and synthetic voices to train on; of the sixth neither a recording nor a
-shifted one. The tokenizer is trained on other speech alone and hears none of the six, nor does the model that the six
-begin with: it knows the synthetic voices. Each of the six then speaks 30 texts, each with a reference of three digits
-of the speaker that it never heard.
+shifted one. The tokenizer is trained on other speech alone and hears none of the six. The speakers are two halves of
+three: those of a half begin with a model that heard the other half and the synthetic voices. Each of the six then
+speaks 30 texts, each with a reference of three digits of the speaker that it never heard. The halves are trained side
+by side, a core each.
 
 Judged by Resemblyzer (GE2E; trained on LibriSpeech and VoxCeleb): a clone counts as right where the mean of its own
 speaker's references is nearer (cosine) than those of the five others. Beside it the same for real recordings of the
@@ -18,7 +19,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +53,10 @@ LEARNING_RATE = 1e-3
 """Of the six: half of that of the model that they begin with."""
 ENCODER = {"hidden_size": 128, "num_layers": 2}
 """Of the references: their pitch and formants are plain in a spectrogram, and hidden in codes."""
-CORRUPT_CODES = 0.4
+CORRUPT_CODES = 0.3
 """What a voice is like can be read from the codes before, too; where they cannot be trusted, from the reference."""
-TOKENIZER_MINUTES, BASE_MINUTES, MODEL_MINUTES = 36, 20, 8
-"""Of CPU time; the last for each of the six."""
+TOKENIZER_MINUTES, BASE_MINUTES, MODEL_MINUTES = 36, 22, 6
+"""Of CPU time; of the tokenizer, of each half's beginning, and of each of the six."""
 
 
 def main() -> None:
@@ -61,50 +65,48 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and other speech")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--leave-out", nargs="+", help="train without these speakers only (all six)")
     arguments = parser.parse_args()
     recordings = arguments.data / "fsdd" / "recordings"
     if not recordings.is_dir():
         raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
     folder = arguments.runs / "learn_cloning"
     names = write_corpus(arguments.data, folder)
-    left_out = arguments.leave_out or names
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(recipe_of(folder, names, left_out), sort_keys=False))
-    console = Console(stderr=True)
-    run_recipe(load_recipe(recipe, name="learn_cloning", runs=arguments.runs), console)
-    report(folder, names, left_out)
+    run(corpus_stages(folder, names), folder, Console(stderr=True))
+    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
+        halves = [processes.submit(train_half, folder, names, half) for half in ("first", "second")]
+        for half in halves:
+            half.result()
+    report(folder, names)
 
 
 def write_corpus(data: Path, folder: Path) -> list[str]:
     """All voices and the tokenizer's training audio; the names of the real speakers."""
     found = speakers(data / "fsdd" / "recordings")
-    with Progress() as bar:
-        for name, takes in found.items():
-            write_group(folder / "voices" / name, name, takes, bar)
-        write_synthetic(folder / "voices" / "synthetic", bar)
+    with Progress() as bar, ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        work = [processes.submit(write_synthetic, folder / "voices" / "synthetic")]
+        for name, recordings in found.items():
+            work.append(processes.submit(write_group, folder / "voices" / name, name, recordings))
+        for done in bar.track(as_completed(work), len(work), description="groups of voices"):
+            done.result()
         write_speech(data, folder / "speech", bar)
     return list(found)
 
 
-def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, Any]:
-    """Everything after the corpus: a tokenizer, the codes of every group, and a model without each speaker."""
+def corpus_stages(folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    """A tokenizer, and the codes of every group."""
+    folder.mkdir(parents=True, exist_ok=True)
     tasks = folder / "tasks.yaml"
     tasks.write_text(yaml.safe_dump(CLONE))
-    codec = "${train_tokenizer.checkpoint}"
-    stages: list[dict[str, Any]] = [
-        {
-            "train_tokenizer": {
-                "audio": str(folder / "speech"),
-                "preset": "native",
-                "teacher": "own",
-                "adversary_share": 1,
-                "batch_size": 8,
-                "quantizer_dropout": 0.15,
-                "cpu_minutes": TOKENIZER_MINUTES,
-            }
-        }
-    ]
+    tokenizer = {
+        "audio": str(folder / "speech"),
+        "preset": "native",
+        "teacher": "own",
+        "adversary_share": 1,
+        "batch_size": 8,
+        "quantizer_dropout": 0.15,
+        "cpu_minutes": TOKENIZER_MINUTES,
+    }
+    stages: list[dict[str, Any]] = [{"train_tokenizer": tokenizer}]
     for group in [*names, "synthetic"]:
         segments = str(folder / "voices" / group / "segments.jsonl")
         compose: dict[str, Any] = {"segments": segments, "tasks_file": str(tasks), "tasks": {"clone": 1.0}}
@@ -113,17 +115,39 @@ def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, 
         ):  # nothing of it is asked for: a few held out, to see when training has done its work
             compose |= {"split": "file", "test_share": 0.03}
         stages.append({"name": f"compose_{group}", "compose": compose})
-        tokenize = {"samples": f"${{compose_{group}.samples}}", "codec": codec, "sound": True, "encodings": 1}
+        tokenize = {"samples": f"${{compose_{group}.samples}}", "codec": "${train_tokenizer.checkpoint}"}
+        tokenize |= {"sound": True, "encodings": 1}
         stages.append({"name": f"tokenize_{group}", "tokenize": tokenize})
+    return stages
+
+
+def train_half(folder: Path, names: list[str], half: str) -> None:
+    """Models without each speaker of the half, and what they say; in a process of its own."""
+    torch.set_num_threads(1)
+    left_out = names[:3] if half == "first" else names[3:]
+    run(half_stages(folder, names, left_out), folder / half, Console(stderr=True, force_terminal=False))
+
+
+def half_stages(folder: Path, names: list[str], left_out: list[str]) -> list[dict[str, Any]]:
+    def shards(without: Sequence[str]) -> list[str]:
+        return [
+            str(folder / f"tokenize_{name}" / "shards")
+            for name in [*names, "synthetic"]
+            if name not in without
+        ]
+
     learn = {"audio_in": "features", "corrupt_codes": CORRUPT_CODES}
-    base = {"shards": "${tokenize_synthetic.shards}", "cpu_minutes": BASE_MINUTES, **learn}
-    base["model"] = {"audio_encoder": ENCODER}
-    stages.append({"name": "train_base", "train": base})
+    base = {
+        "shards": shards(left_out),
+        "model": {"audio_encoder": ENCODER},
+        "cpu_minutes": BASE_MINUTES,
+        **learn,
+    }
+    stages: list[dict[str, Any]] = [{"name": "train_base", "train": base}]
     for name in left_out:
-        heard = [f"${{tokenize_{group}.shards}}" for group in [*names, "synthetic"] if group != name]
         train = {
             "start": "${train_base.checkpoint}",
-            "shards": heard,
+            "shards": shards([name]),
             "learning_rate": LEARNING_RATE,
             "cpu_minutes": MODEL_MINUTES,
             **learn,
@@ -131,26 +155,35 @@ def recipe_of(folder: Path, names: list[str], left_out: list[str]) -> dict[str, 
         stages.append({"name": f"train_without_{name}", "train": train})
         speak = {
             "model": f"${{train_without_{name}.checkpoint}}",
-            "codec": codec,
-            "samples": f"${{compose_{name}.samples}}",
+            "codec": str(folder / "train_tokenizer"),
+            "samples": str(folder / f"compose_{name}" / "samples.jsonl"),
             "takes": 1,
         }
         stages.append({"name": f"generate_{name}", "generate": speak})
-    return {"name": "learn_cloning", "size": "tiny", "seed": 0, "stages": stages}
+    return stages
 
 
-def report(folder: Path, names: list[str], left_out: list[str]) -> None:
+def run(stages: list[dict[str, Any]], folder: Path, console: Console) -> None:
+    """The stages as a recipe in that folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / "recipe.yaml"
+    whole = {"name": folder.name, "size": "tiny", "seed": 0, "stages": stages}
+    recipe.write_text(yaml.safe_dump(whole, sort_keys=False))
+    run_recipe(load_recipe(recipe, name=folder.name, runs=folder.parent), console)
+
+
+def report(folder: Path, names: list[str]) -> None:
     """A JSON line for every speaker left out, and one for all of them."""
     judge = SpeakerJudge()
     listener = PocketsphinxRecognizer([" ".join(words) for words in itertools.product(WORDS, repeat=3)])
     rows = {name: list(read_jsonl(folder / "voices" / name / "segments.jsonl")) for name in names}
     references = [judge.mean([Path(r["path"]) for r in rows[n] if r["split"] == "test"]) for n in names]
     every = {"clone": Heard(), "real": Heard()}
-    for name in left_out:
-        spoken = list(read_jsonl(folder / f"generate_{name}" / "generated.jsonl"))
+    for name in names:
+        made = folder / ("first" if name in names[:3] else "second") / f"generate_{name}"
         kept = [row for row in rows[name] if row["speaker"] == name and row["split"] == "train"][:REAL_CLIPS]
         clips = {
-            "clone": [(folder / f"generate_{name}" / row["path"], row["text"]) for row in spoken],
+            "clone": [(made / row["path"], row["text"]) for row in read_jsonl(made / "generated.jsonl")],
             "real": [(Path(row["path"]), row["text"]) for row in kept],
         }
         own = {kind: Heard() for kind in clips}
@@ -160,7 +193,7 @@ def report(folder: Path, names: list[str], left_out: list[str]) -> None:
                 heard.voices.append(nearest == name)
                 heard.words += words_right(listener, path, text)
         print(json.dumps(line(f"without {name}", own)), flush=True)
-    print(json.dumps(line(f"all {len(left_out)}", every)))
+    print(json.dumps(line(f"all {len(names)}", every)))
 
 
 @dataclass
