@@ -35,6 +35,8 @@ from pipelines.annotate.stage import STAGE
 
 SPEECH = ("librispeech_speakers", "ljspeech_32")
 LONG_S = 3 * 3600.0
+STEPS: dict[str, Any] = {"recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
+"""Beside those of the preset."""
 
 
 def main() -> None:
@@ -68,9 +70,9 @@ def speech(data: Path, count: int) -> list[str]:
 
 def report_costs(clips: Sequence[str], folder: Path) -> None:
     """The engine over its steps, and every step by itself."""
-    warm = {"input": list(clips[:1]), "recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
-    annotate(folder / "warm", warm)  # imports and models are no part of what a recording costs
-    annotate(folder / "one", {**warm, "input": list(clips)})
+    # imports and models are no part of what a recording costs
+    annotate(folder / "warm", {**STEPS, "input": list(clips[:1])})
+    annotate(folder / "one", {**STEPS, "input": list(clips)})
     timings = json.loads((folder / "one" / "timings.json").read_text())
     took = timings["driver_cpu_s"]
     own = sum(step["seconds"] for step in timings["steps"].values())
@@ -84,32 +86,49 @@ def report_costs(clips: Sequence[str], folder: Path) -> None:
 
 
 def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
-    """Runs of one worker and of two in turns, each in a new process.
+    """Runs of one worker, of two, and two runs side by side with half of the recordings each, in turns.
 
-    Wall-clock is that of the engine, the start of its workers included; CPU-seconds are those of the whole command.
+    Each is a process of its own. Wall-clock is that of the engine, the start of its workers included; CPU-seconds are
+    those of whole commands. What two runs by hand take more is the machine's doing: its cores share caches and memory.
     """
-    walls: dict[int, list[float]] = {1: [], 2: []}
-    cpus: dict[int, list[float]] = {1: [], 2: []}
+    ways = {
+        "one": [(clips, 1)],
+        "two": [(clips, 2)],
+        "apart": [(clips[::2], 1), (clips[1::2], 1)],
+    }
+    walls: dict[str, list[float]] = {way: [] for way in ways}
+    cpus: dict[str, list[float]] = {way: [] for way in ways}
     for pair in range(pairs):
-        for workers in (1, 2) if pair % 2 else (2, 1):
-            settings = {"input": list(clips), "recognizers": ["pocketsphinx"], "workers": workers}
-            used = cpu_seconds()
-            run = get_context("spawn").Process(target=annotate, args=(folder / f"{pair}-{workers}", settings))
-            run.start()
-            run.join()
-            if run.exitcode:
-                raise SystemExit(f"the run with {workers} workers failed")
-            cpus[workers].append(cpu_seconds() - used)
-            walls[workers].append(
-                json.loads((folder / f"{pair}-{workers}" / "timings.json").read_text())["wall_s"]
-            )
-    ratio = median(one / two for one, two in zip(walls[1], walls[2], strict=True))
-    grown = median(two / one for one, two in zip(cpus[1], cpus[2], strict=True))
+        for way in sorted(ways, reverse=bool(pair % 2)):
+            wall_s, cpu_s = side_by_side(ways[way], folder / f"{pair}-{way}")
+            walls[way].append(wall_s)
+            cpus[way].append(cpu_s)
+    ratio = median(one / two for one, two in zip(walls["one"], walls["two"], strict=True))
+    grown, apart = (
+        median(cpu / one for cpu, one in zip(cpus[way], cpus["one"], strict=True)) for way in ("two", "apart")
+    )
     load_now = os.getloadavg()[0]
     line(
-        "two workers", round(median(walls[2]), 2), round(median(walls[1]), 2), ratio,
-        f"wall-clock seconds (peer: one worker); CPU-seconds x {grown:.3f}; load {load_now:.1f}",
+        "two workers", round(median(walls["two"]), 2), round(median(walls["one"]), 2), ratio,
+        f"wall-clock seconds (peer: one worker); CPU-seconds x {grown:.3f}, of two runs by hand x {apart:.3f}; "
+        f"load {load_now:.1f}",
     )  # fmt: skip
+
+
+def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tuple[float, float]:
+    """Of runs over recordings with so many workers: the engine's wall-clock of the slowest, and CPU-seconds of all."""
+    used, processes = cpu_seconds(), []
+    folders = [Path(f"{folder}-{number}") for number in range(len(runs))]
+    for where, (clips, workers) in zip(folders, runs, strict=True):
+        settings = {**STEPS, "input": list(clips), "workers": workers}
+        processes.append(get_context("spawn").Process(target=annotate, args=(where, settings)))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit(f"a run of {folder.name} failed")
+    walls = [json.loads((where / "timings.json").read_text())["wall_s"] for where in folders]
+    return max(walls), cpu_seconds() - used
 
 
 def report_long_file(clips: Sequence[str], folder: Path, seconds: float) -> None:

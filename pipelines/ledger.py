@@ -85,6 +85,18 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise LedgerError(f"{self._path}: {error}") from None
 
+    def learn(self, other: Ledger) -> int:
+        """Take over what another ledger knows and this one does not, but for failures; how many calls that is."""
+        before = self._database.total_changes
+        known = other._database.execute("select * from calls where error is null")
+        try:
+            self._database.execute("begin")
+            self._database.executemany("insert or ignore into calls values (?, ?, ?, ?, ?)", known)
+            self._database.execute("commit")
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{self._path}: {error}") from None
+        return self._database.total_changes - before
+
     def forget_errors(self) -> int:
         """Drop the calls that failed, so that they are tried again; how many there were."""
         return self._database.execute("delete from calls where error is not null").rowcount

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from audiollm.config import nearest
-from audiollm.recipe import StageConfig, check_input
+from audiollm.recipe import InputPath, StageConfig, check_input
 from pipelines.annotate import synthetic
 from pipelines.annotate.chain import BUILT_IN, KINDS, config_class, paths_of
 from pipelines.annotate.duplicates import DuplicateConfig
@@ -27,7 +27,7 @@ PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-
 class Config(StageConfig):
     """Settings of the stage `annotate`."""
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"workers", "engine", "ray_address", "gpus"})
+    incidental: ClassVar[frozenset[str]] = frozenset({"workers", "engine", "ray_address", "gpus", "earlier"})
 
     input: str | list[str] | None = None
     """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list.
@@ -72,6 +72,9 @@ class Config(StageConfig):
     """How many there are for steps that want one."""
     resources: dict[str, Resources] = Field(default={})
     """Step -> what one worker of it takes."""
+    earlier: InputPath | None = None
+    """`ledger/ledger.sqlite` of another annotation: what was measured there, with the same settings on the same
+    content, is not measured again."""
     retry_failed: bool = False
     """Try again what failed in an earlier run."""
     seed: int = 0

@@ -48,6 +48,9 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
     try:
         with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
+            if config.earlier is not None:
+                with Ledger(config.earlier) as earlier:
+                    context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
             funnel = _run(config, context, ledger)
             if config.shards:
                 write_shards(config, context, ledger)
@@ -248,6 +251,7 @@ STAGE = Stage(
         "files": "files.jsonl",
         "set_aside": "set_aside.jsonl",
         "funnel": "funnel.json",
+        "ledger": "ledger/ledger.sqlite",
     },
     help="find who says what in the recordings",
     plan=plan,

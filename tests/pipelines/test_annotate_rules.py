@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections import Counter
@@ -167,6 +168,28 @@ def test_a_changed_setting_redoes_its_step_and_what_reads_it_alone(tmp_path: Pat
     # another pause cut: the segments come out the same, so nothing that reads them is done again
     _annotate(tmp_path, **{**settings, "steps": {"repetition": {}, "segments": {"merge_gap_s": 0.6}}})
     assert _calls(tmp_path) - second == Counter({"segments": 8})
+
+
+def test_another_annotation_knows_what_need_not_be_measured_again(tmp_path: Path, spoken: Path) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(spoken, source)
+    (source / "bad_anna_9.wav").write_bytes(b"RIFF    WAVEfmt broken")
+    settings = {"input": str(source), "transcripts": PATTERN}
+    _annotate(tmp_path / "first", **settings)
+    earlier = tmp_path / "first" / "ledger" / "ledger.sqlite"
+    more = {**settings, "steps": {"repetition": {}}}
+    _annotate(tmp_path / "second", **more, earlier=str(earlier))
+    _annotate(tmp_path / "afresh", **more)
+    for name in ("segments", "filtered", "files", "set_aside"):
+        ours, theirs = ((tmp_path / run / f"{name}.jsonl").read_bytes() for run in ("second", "afresh"))
+        assert ours == theirs
+    timings = json.loads((tmp_path / "second" / "timings.json").read_text())
+    measured = sum(step["calls"] for step in timings["steps"].values()) - timings["known"]
+    assert measured == 8 + 1, "the new step, and the file that failed"
+    text = tmp_path / "none.sqlite"
+    text.write_text("no ledger")
+    with pytest.raises(StageError, match="none.sqlite.*damaged"):
+        _annotate(tmp_path / "third", **settings, earlier=str(text))
 
 
 def test_content_and_not_names_decides_what_is_known(tmp_path: Path, spoken: Path) -> None:
