@@ -14,11 +14,12 @@ import argparse
 import json
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +38,7 @@ SPEECH = ("librispeech_speakers", "ljspeech_32")
 LONG_S = 3 * 3600.0
 STEPS: dict[str, Any] = {"recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
 """Beside those of the preset."""
+PLAIN = {"quality_sample": 0, "grammar": "open"}
 
 
 def main() -> None:
@@ -88,7 +90,7 @@ def report_costs(clips: Sequence[str], folder: Path) -> None:
 def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
     """Runs of one worker, of two, and two runs side by side with half of the recordings each, in turns.
 
-    Each is a process of its own. Wall-clock is that of the engine, the start of its workers included; CPU-seconds are
+    Each is a command of its own. Wall-clock is that of the engine, the start of its workers included; CPU-seconds are
     those of whole commands. What two runs by hand take more is the machine's doing: its cores share caches and memory.
     """
     ways = {
@@ -116,17 +118,22 @@ def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
 
 
 def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tuple[float, float]:
-    """Of runs over recordings with so many workers: the engine's wall-clock of the slowest, and CPU-seconds of all."""
+    """Of `audiollm annotate` over recordings with so many workers: the slowest's wall-clock, CPU-seconds of all."""
     used, processes = cpu_seconds(), []
     folders = [Path(f"{folder}-{number}") for number in range(len(runs))]
     for where, (clips, workers) in zip(folders, runs, strict=True):
-        settings = {**STEPS, "input": list(clips), "workers": workers}
-        processes.append(get_context("spawn").Process(target=annotate, args=(where, settings)))
-        processes[-1].start()
+        listed, settings = where.with_suffix(".csv"), where.with_suffix(".yaml")
+        listed.write_text("\n".join(["path", *(str(Path(clip).resolve()) for clip in clips)]))
+        settings.write_text(json.dumps({**STEPS, **PLAIN}))
+        command = [str(Path(sys.executable).parent / "audiollm"), "annotate", str(listed), "-o", str(where)]
+        command += ["--workers", str(workers), "--settings", str(settings)]
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
     for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit(f"a run of {folder.name} failed")
+        said = process.communicate()[0]
+        if process.returncode:
+            raise SystemExit(f"a run of {folder.name} failed:\n{said}")
     walls = [json.loads((where / "timings.json").read_text())["wall_s"] for where in folders]
     return max(walls), cpu_seconds() - used
 
@@ -156,8 +163,7 @@ def report_long_file(clips: Sequence[str], folder: Path, seconds: float) -> None
 
 def annotate(folder: Path, settings: dict[str, Any]) -> None:
     folder.mkdir()
-    known = {"workers": 1, "quality_sample": 0, "grammar": "open"}
-    config = Config.model_validate({**known, **settings})
+    config = Config.model_validate({"workers": 1, **PLAIN, **settings})
     recipe = Recipe("benchmark", folder, "tiny", 0, folder, (), {})
     context = Context(folder, recipe, Console(stderr=True, quiet=True), {})
     STAGE.run(config, context)
