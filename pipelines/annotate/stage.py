@@ -47,8 +47,8 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     from pipelines.annotate.report.page import write_report
 
     try:
-        with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
-            if config.earlier is not None:
+        with Ledger(own := context.folder / "ledger" / "ledger.sqlite") as ledger:
+            if config.earlier is not None and config.earlier.resolve() != own.resolve():
                 with Ledger(config.earlier) as earlier:
                     context.say(f"{ledger.learn(earlier)} measurements are known from {config.earlier}")
             funnel = _run(config, context, ledger)
