@@ -67,7 +67,7 @@ def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, flo
     for limit in limits:
         if low - span <= limit <= high + span:
             low, high = min(low, limit), max(high, limit)
-    if high - low < BINS and abs(high) < 1e6 and all(value == round(value) for value in ordered):
+    if high - low < BINS and abs(high) < 1e6 and all(value == round(value) for value in (*ordered, *limits)):
         low, high = math.floor(low) - 0.5, math.ceil(high) + 0.5
         return low, high, round(high - low)
     if high - low <= _LEAST * size:

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from pipelines.annotate.report.folder import Row, measured, named, number
@@ -175,7 +176,7 @@ class Numbers:
             unit = self.rules[0].unit or unit
         limits = [limit for limit in (number(rule.threshold) for rule in self.rules) if limit is not None]
         count = len(self._values)
-        middle = sorted(self._values)[count // 2] if count else None
+        middle = median(self._values) if count else None
         return {
             "path": self.path,
             "title": title,
