@@ -11,6 +11,7 @@ below 1,500 MB). Recordings are read speech of seconds each; the load of the mac
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +40,8 @@ SPEECH = ("librispeech_speakers", "ljspeech_32")
 LONG_S = 3 * 3600.0
 STEPS: dict[str, Any] = {"recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
 """Beside those of the preset."""
+PR_SET_CHILD_SUBREAPER = 36
+"""Of Linux: a process becomes the parent of what its children leave behind."""
 PLAIN = {"quality_sample": 0, "grammar": "open"}
 
 
@@ -119,6 +123,7 @@ def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
 
 def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tuple[float, float]:
     """Of `audiollm annotate` over recordings with so many workers: the slowest's wall-clock, CPU-seconds of all."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     used, processes = cpu_seconds(), []
     folders = [Path(f"{folder}-{number}") for number in range(len(runs))]
     for where, (clips, workers) in zip(folders, runs, strict=True):
@@ -134,6 +139,11 @@ def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tup
         said = process.communicate()[0]
         if process.returncode:
             raise SystemExit(f"a run of {folder.name} failed:\n{said}")
+    with suppress(
+        ChildProcessError
+    ):  # what a run's workers are forked from ends after it, and is counted, too
+        while True:
+            os.wait()
     walls = [json.loads((where / "timings.json").read_text())["wall_s"] for where in folders]
     return max(walls), cpu_seconds() - used
 
@@ -170,7 +180,7 @@ def annotate(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it started and that have ended."""
+    """Of this process and of those below it that have ended."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(used.ru_utime + used.ru_stime for used in both)
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -49,23 +48,29 @@ class InProcess:
 class LocalProcesses:
     """One process a worker, each with one thread; they end with this one, however it ends.
 
+    They are forked from a process that has imported what they need and has done nothing else: imports are paid for
+    once, and nothing of this process (threads, locks, a GPU) is inherited.
+
     Args:
         worker: pickled to every process.
         num_gpus: those that pools share out; a worker sees the one it has a part of.
+        modules: that workers import sooner or later.
     """
 
-    def __init__(self, worker: Worker, num_gpus: int = 0) -> None:
+    def __init__(self, worker: Worker, num_gpus: int = 0, modules: Sequence[str] = ()) -> None:
         self._worker, self._num_gpus = worker, num_gpus
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, *modules])
         self._numbers = count()
         self._gpu_share = 0.0
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def start(self, pool: Pool) -> int:
         number = next(self._numbers)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-        with _environment({**ONE_THREAD, **self._gpu_of(pool)}):
+        ours, theirs = self._context.Pipe()
+        environment = {**os.environ, **ONE_THREAD, **self._gpu_of(pool)}
+        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        with _environment(ONE_THREAD):
             process.start()
         theirs.close()
         self._processes[number] = (process, ours)
@@ -111,10 +116,12 @@ class LocalProcesses:
         return {"CUDA_VISIBLE_DEVICES": str(device)}
 
 
-def _serve(connection: Connection, parent: int) -> None:
+def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    os.environ.clear()  # of the process that it was forked from, which may have been there before this run
+    os.environ.update(environment)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     step = ""
     with suppress(EOFError, OSError):
         try:
@@ -140,7 +147,7 @@ def describe(error: BaseException) -> str:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Variables for a process that is started inside; libraries read them when they are first loaded."""
+    """Variables for what is started inside; libraries read them when they are first loaded."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -153,7 +160,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _die_with_parent() -> None:
+    """End as soon as the process that asked for this one has ended, even in the midst of a call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

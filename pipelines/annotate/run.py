@@ -27,6 +27,9 @@ from pipelines.engine import Backend, Call, Outcome, Pool, Walk, available_cpus,
 from pipelines.ledger import Ledger
 from pipelines.local_pool import InProcess, LocalProcesses
 
+IMPORTED = ("pipelines.annotate.worker", "audiollm.audio", "scipy.signal")
+"""By nearly every worker."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -117,7 +120,7 @@ def write_shards(config: Config, context: Context, ledger: Ledger) -> None:
         run_walks(
             (walk(shard) for shard in planned),
             pools,
-            InProcess(worker) if pools[0].workers < 2 else LocalProcesses(worker),
+            InProcess(worker) if pools[0].workers < 2 else LocalProcesses(worker, modules=IMPORTED),
             ledger,
             lambda call, outcome, known: bar.advance(TaskID(0)),
         )
@@ -147,4 +150,4 @@ def _backend(config: Config, worker: StepWorker, pools: Sequence[Pool]) -> Backe
         return RayActors(worker, pools, config.ray_address)
     if sum(pool.workers for pool in pools) < 2:
         return InProcess(worker)
-    return LocalProcesses(worker, int(config.gpus))
+    return LocalProcesses(worker, int(config.gpus), IMPORTED)
