@@ -5,8 +5,8 @@ Shapes: B batch, N samples, T frames at 25 Hz, K codebooks, D latent dimension, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,13 +257,26 @@ class AudioTokenizer(nn.Module):
         save_model(folder, self, MODEL_TYPE, self.config)
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> AudioTokenizer:
-        """Load what `save_pretrained` wrote, or a `train_tokenizer` stage's folder.
+    def from_pretrained(cls, folder: Path | str, num_codebooks: int | None = None) -> AudioTokenizer:
+        """Load what `save_pretrained` wrote, or a `train_tokenizer` stage's folder; use its first `num_codebooks`.
 
         Raises:
             ConfigError: nothing there, or another kind of model.
+            ValueError: more codebooks than there are, or none.
         """
         config, weights = load_model(Path(folder), MODEL_TYPE, TokenizerConfig)
-        model = cls(config)
-        model.load_state_dict(weights)
+        if num_codebooks is not None and not 1 <= num_codebooks <= config.num_codebooks:
+            raise ValueError(f"num_codebooks must be 1..{config.num_codebooks}, not {num_codebooks}")
+        model = cls(replace(config, num_codebooks=num_codebooks or config.num_codebooks))
+        model.load_state_dict(_of_first_codebooks(weights, model) if num_codebooks else weights)
         return model.eval()
+
+
+def _of_first_codebooks(weights: Mapping[str, Tensor], model: AudioTokenizer) -> dict[str, Tensor]:
+    """The weights without those of codebooks that the model does not have."""
+    own = model.state_dict()
+    return {
+        name: tensor[: len(own[name])] if tensor.ndim and name.startswith("quantizer.") else tensor
+        for name, tensor in weights.items()
+        if name in own
+    }

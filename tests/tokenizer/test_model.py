@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_its_digest_survives_saving(quantizer: str, tmp_path: Path) -> None:
     model, other = AudioTokenizer(config), AudioTokenizer(config)
     model.save_pretrained(tmp_path)
     assert codec_digest(load_codec(tmp_path)) == codec_digest(model) != codec_digest(other)
+
+
+@pytest.mark.parametrize("quantizer", ["rvq", "split_rvq", "fsq"])
+def test_its_first_codebooks_are_a_codec_of_their_own(quantizer: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = AudioTokenizer(replace(SMALL, quantizer=quantizer, codebook_size=64)).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    AudioTokenizer.from_pretrained(tmp_path / "whole", num_codebooks=3).save_pretrained(tmp_path / "first")
+    first = AudioTokenizer.from_pretrained(tmp_path / "first")
+    samples_CN = torch.randn(1, 24_000) * 0.1
+    codes_KT = whole.encode(samples_CN)
+    assert first.num_codebooks == 3
+    assert torch.equal(first.encode(samples_CN), codes_KT[:3])
+    assert torch.equal(first.decode(codes_KT[:3]), whole.decode(codes_KT[:3]))
+    for wrong in (0, 9):
+        with pytest.raises(ValueError, match="must be 1..8"):
+            AudioTokenizer.from_pretrained(tmp_path / "whole", num_codebooks=wrong)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "1b"])
