@@ -19,6 +19,9 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
 
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The names of the GPUs that a process sees, with commas between them."""
+
 
 class InProcess:
     """Answers every call here and now; a death of this process is the run's."""
@@ -111,9 +114,11 @@ class LocalProcesses:
         """The workers of GPU steps fill one GPU after the other with their shares."""
         if not pool.gpus or not self._num_gpus:
             return {}
-        device = int(self._gpu_share + 1e-6) % self._num_gpus
+        names = [name for name in os.environ.get(GPUS, "").split(",") if name]
+        names = names or [str(number) for number in range(self._num_gpus)]
+        device = int(self._gpu_share + 1e-6) % min(self._num_gpus, len(names))
         self._gpu_share += pool.gpus
-        return {"CUDA_VISIBLE_DEVICES": str(device)}
+        return {GPUS: names[device]}
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:

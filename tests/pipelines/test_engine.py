@@ -159,6 +159,44 @@ def test_workers_that_cannot_be_set_up_end_the_run(tmp_path: Path, dies: bool) -
     assert not multiprocessing.active_children()
 
 
+class Surroundings:
+    """Answers with the environment variables that it is asked for."""
+
+    def process(self, step: str, items: Sequence[str]) -> list[Outcome]:
+        time.sleep(0.05)  # so that all workers are started
+        return [Outcome(os.environ.get(item)) for item in items]
+
+
+def _surroundings(folder: Path, variable: str, pool: Pool, num_gpus: int = 0) -> list[Any]:
+    seen: list[Any] = []
+
+    def walk() -> Walk:
+        outcome = yield Call(pool.steps[0], None, variable)
+        seen.append(outcome.value)
+        return []
+
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        walks = (walk() for _ in range(20))
+        run_walks(walks, [pool], LocalProcesses(Surroundings(), num_gpus), ledger)
+    return seen
+
+
+def test_workers_have_the_environment_of_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this one, and not of the run that was the first to start workers."""
+    for value in ("before", "after"):
+        monkeypatch.setenv("OF_THE_RUN", value)
+        assert set(_surroundings(tmp_path, "OF_THE_RUN", Pool("any", ("look",), 2))) == {value}
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("", {"0", "1"}), ("GPU-7,3,5", {"GPU-7", "3"})])
+def test_workers_share_the_gpus_that_the_run_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, seen: set[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    pool = Pool("heavy", ("look",), 4, gpus=0.5)
+    assert set(_surroundings(tmp_path, "CUDA_VISIBLE_DEVICES", pool, num_gpus=2)) == seen
+
+
 def test_few_walks_are_under_way_at_any_time(tmp_path: Path) -> None:
     """What one pool is behind with holds up what comes before it."""
     begun: list[int] = []
