@@ -1,17 +1,21 @@
-"""The corpus of `learn_cloning.py`: utterances of three digits, in real, in shifted and in synthetic voices.
+"""The corpus of `learn_cloning.py`: spoken digits in real, in shifted and in synthetic voices.
 
 Of every real speaker there is a group of voices: his own recordings, and many more made of them, each with pitch and
-formants shifted by the WORLD vocoder, another colour and another noise, and heard in a few utterances only: a voice
-that is met again and again can be learned by heart, one of a thousand has to be taken from its reference. Leaving a
-speaker out leaves his whole group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a
-real speaker make his test utterances, the others those of training.
+formants shifted by the WORLD vocoder, another colour and another noise, and heard in one utterance only: a voice that
+is met again and again can be learned by heart, one of a thousand has to be taken from its reference. Leaving a speaker
+out leaves his whole group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a real
+speaker make his test utterances, the others those of training.
+
+An utterance has a reference that says all ten digits, and it is known where. Of the words of training utterances most
+are the very takes of the reference, the others different takes: so it pays to look a word up there. All words begin on
+the grid of the tokenizer's frames; off it, the codes of one and the same take have little in common.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +30,16 @@ from pipelines.annotate.synthetic import Synthesizer
 
 SAMPLE_RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGITS = 3
-"""Words of an utterance."""
+DIGITS, MADE_DIGITS = 3, (3, 10)
+"""Words of an utterance of a real speaker, and between how many those of a made voice have."""
 TEST_TAKES = 5
 OTHER_SPEECH = ("read_speech_en", "librispeech_speakers", "ljspeech_32", "speech_zh", "speech_other_lang")
 GAP_S = 0.06
+FRAME = SAMPLE_RATE // 25
+"""Samples of a frame of the tokenizer."""
 LEVEL_DBFS = -23.0
+SAME_TAKES = 0.75
+"""Of the words of an utterance: the share that is taken from its reference."""
 PITCH, FORMANTS = (0.65, 1.6), (0.84, 1.2)
 """Factors between which those of a made voice are drawn."""
 TILT_DB, NOISE_DBFS = (-9.0, 9.0), (-75.0, -45.0)
@@ -42,9 +50,9 @@ SYNTHETIC = tuple(
     for accent in (("en-us", "en-gb-scotland") if pitch == 50 else ("en-us",))
 )
 """Voices of espeak-ng, and their pitch of 0 to 100."""
-REAL_UTTERANCES, TEST_UTTERANCES, MADE_UTTERANCES = 60, 30, 6
-"""Of each voice."""
-MADE_VOICES, SYNTHETIC_VOICES = 240, 14
+REAL_UTTERANCES, TEST_UTTERANCES = 60, 30
+"""Of each speaker. A made voice has one: what is met once cannot be learned by heart."""
+MADE_VOICES, SYNTHETIC_VOICES = 1000, 40
 """Of a real speaker, and of a voice of espeak-ng."""
 DELIVERIES = 5
 """Of each word by a voice of espeak-ng, at various rates and pitches."""
@@ -118,9 +126,13 @@ def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
     random = np.random.default_rng([0, *name.encode()])
     rows = []
     for split, pool, count in (("train", train, REAL_UTTERANCES), ("test", test, TEST_UTTERANCES)):
-        for number, chosen in enumerate(_draws(pool, count, random)):
-            sounds = [take.samples_N for take in chosen]
-            rows.append(_write(folder, name, f"{split}{number}", sounds, chosen, split))
+        sounds = {take: _fitted(take.samples_N) for take in pool}.__getitem__
+        for number in range(count):
+            words = random.choice(WORDS, DIGITS).tolist()
+            rows.append(
+                _write(folder, f"{name}_{split}{number}", name, words, _by_word(pool), sounds, random)
+            )
+            rows[-1]["split"] = split
     rows += _write_made(folder, name, train, MADE_VOICES, random)
     write_jsonl(folder / "segments.jsonl", rows)
 
@@ -163,30 +175,26 @@ def write_speech(data: Path, folder: Path, bar: Progress) -> None:
 # Private
 
 
-def _draws(pool: Sequence[Take], count: int, random: np.random.Generator) -> Iterator[list[Take]]:
-    """`count` times DIGITS takes: every take is used as often as every other, as far as it goes."""
-    order: list[int] = []
-    while len(order) < count * DIGITS:
-        order += random.permutation(len(pool)).tolist()
-    for first in range(0, count * DIGITS, DIGITS):
-        yield [pool[place] for place in order[first : first + DIGITS]]
-
-
 def _read(path: Path) -> Take:
     """A take of the spoken digit dataset: `digit_speaker_number.wav`."""
     digit, _, number = path.stem.split("_")
     return Take(WORDS[int(digit)], int(number), load(path, sample_rate=SAMPLE_RATE).samples_CN[0].numpy())
 
 
+def _by_word(takes: Sequence[Take]) -> dict[str, list[Take]]:
+    return {word: [take for take in takes if take.word == word] for word in WORDS}
+
+
 def _write_made(
     folder: Path, name: str, takes: Sequence[Take], voices: int, random: np.random.Generator
 ) -> list[dict[str, Any]]:
-    rows = []
+    rows, by_word = [], _by_word(takes)
     for voice in range(voices):
         manner = Manner.draw(random)
-        for number, chosen in enumerate(_draws(takes, MADE_UTTERANCES, random)):
-            sounds = [take.made(manner, random) for take in chosen]
-            rows.append(_write(folder, f"{name}-{voice}", str(number), sounds, chosen, "train"))
+        sounds = cache(lambda take, manner=manner: _fitted(take.made(manner, random)))
+        words = random.choice(WORDS, random.integers(*MADE_DIGITS, endpoint=True)).tolist()
+        own = f"{name}-{voice}"
+        rows.append({**_write(folder, own, own, words, by_word, sounds, random), "split": "train"})
     return rows
 
 
@@ -201,22 +209,48 @@ def _spoken(
 
 
 def _write(
-    folder: Path, voice: str, name: str, sounds: Sequence[Sound], takes: Sequence[Take], split: str
+    folder: Path,
+    name: str,
+    voice: str,
+    words: Sequence[str],
+    takes: Mapping[str, Sequence[Take]],
+    sounds: Callable[[Take], Sound],
+    random: np.random.Generator,
 ) -> dict[str, Any]:
-    gap_N = np.zeros(round(GAP_S * SAMPLE_RATE), np.float32)
-    joined_N = np.concatenate([part for sound in sounds for part in (sound, gap_N)])
-    samples_1N = normalize_rms(torch.from_numpy(joined_N)[None], LEVEL_DBFS)
-    path = folder / "audio" / f"{voice}_{name}.wav"
-    save(path, samples_1N, SAMPLE_RATE)
+    """An utterance of the words, and its reference, which has a take of every word."""
+
+    def draw(word: str) -> Take:
+        return takes[word][int(random.integers(len(takes[word])))]
+
+    reference = {word: draw(word) for word in WORDS}
+    chosen = [reference[word] if random.random() < SAME_TAKES else draw(word) for word in words]
+    said = [sounds(take) for take in chosen]
+    heard = [sounds(take) for take in reference.values()]
+    path = _save(folder / "audio" / f"{name}_reference.wav", heard)
+    ends = [end / SAMPLE_RATE for end in itertools.accumulate(map(len, heard))]
+    spans = zip(WORDS, [0.0, *ends], ends, strict=False)
     return {
-        "id": f"{voice}_{name}",
-        "path": str(path.resolve()),
+        "id": name,
+        "path": _save(folder / "audio" / f"{name}.wav", said),
         "start_s": 0.0,
-        "end_s": samples_1N.shape[1] / SAMPLE_RATE,
+        "end_s": sum(map(len, said)) / SAMPLE_RATE,
         "speaker": voice,
-        "text": " ".join(take.word for take in takes),
-        "split": split,
+        "text": " ".join(words),
+        **{word: {"path": path, "start_s": start_s, "end_s": end_s} for word, start_s, end_s in spans},
     }
+
+
+def _fitted(sound_N: Sound) -> Sound:
+    """At the level of all others, with a gap after it that ends on a frame."""
+    level_N = normalize_rms(torch.from_numpy(sound_N)[None], LEVEL_DBFS)[0].numpy()
+    gap = round(GAP_S * SAMPLE_RATE)
+    gap += -(len(level_N) + gap) % FRAME
+    return np.pad(level_N, (0, gap))
+
+
+def _save(path: Path, sounds: Sequence[Sound]) -> str:
+    save(path, torch.from_numpy(np.concatenate(sounds))[None], SAMPLE_RATE)
+    return str(path.resolve())
 
 
 def _stretched(bins_FB: Matrix, factor: float) -> Matrix:
