@@ -139,9 +139,8 @@ def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tup
         said = process.communicate()[0]
         if process.returncode:
             raise SystemExit(f"a run of {folder.name} failed:\n{said}")
-    with suppress(
-        ChildProcessError
-    ):  # what a run's workers are forked from ends after it, and is counted, too
+    # what a run's workers are forked from ends after it, and is counted, too
+    with suppress(ChildProcessError):
         while True:
             os.wait()
     walls = [json.loads((where / "timings.json").read_text())["wall_s"] for where in folders]

@@ -60,7 +60,7 @@ NUM_CODEBOOKS = 3
 """Of the tokenizer's: the others refine what the judge hardly hears, and are hard to learn."""
 BATCH_SIZE = 16
 SPEAKER_GUIDANCE = 4.0
-"""Of speakers that a model had heard, it brought most clones to their own voice, of 1, 2, 4, 6 and 8."""
+"""Of speakers that an earlier model had heard, it brought most clones to their own voice, of 1, 2, 4, 6 and 8."""
 TOKENIZER_MINUTES, MODEL_MINUTES = 36, 26
 """Of CPU time; of the tokenizer, and of the model of each half."""
 
@@ -125,9 +125,8 @@ def encode_group(folder: Path, group: str) -> None:
     tasks.write_text(yaml.safe_dump(CLONE))
     segments = str(folder / "voices" / group / "segments.jsonl")
     compose: dict[str, Any] = {"segments": segments, "tasks_file": str(tasks), "tasks": {"clone": 1.0}}
-    if (
-        group == "synthetic"
-    ):  # nothing of it is asked for: a few held out, to see when training has done its work
+    # nothing of the synthetic voices is asked for: a few held out, to see when training has done its work
+    if group == "synthetic":
         compose |= {"split": "file", "test_share": 0.03}
     tokenize = {"samples": "${compose.samples}", "codec": str(folder / "codec"), "encodings": 1}
     run([{"compose": compose}, {"tokenize": tokenize}], own, Console(stderr=True, force_terminal=False))
