@@ -6,16 +6,16 @@ is met again and again can be learned by heart, one of a thousand has to be take
 out leaves his whole group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a real
 speaker make his test utterances, the others those of training.
 
-An utterance has a reference that says all ten digits, and it is known where. Of the words of training utterances most
-are the very takes of the reference, the others different takes: so it pays to look a word up there. All words begin on
-the grid of the tokenizer's frames; off it, the codes of one and the same take have little in common.
+A reference is words, each with a recording of it, and an utterance is some of these again, word by word: so what is to
+be learned is to look words up. Of a real speaker a reference has all ten digits, of a made voice fewer, mostly: among
+few it is learned sooner. All words begin on the grid of the tokenizer's frames.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,16 +30,16 @@ from pipelines.annotate.synthetic import Synthesizer
 
 SAMPLE_RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGITS, MADE_DIGITS = 3, (3, 10)
-"""Words of an utterance of a real speaker, and between how many those of a made voice have."""
+DIGITS = 3
+"""Words of an utterance of a real speaker."""
+WORDS_SAID = 2
+"""Words of an utterance of a made voice, at most, for each one of its reference, which has n with a chance of 1 / n."""
 TEST_TAKES = 5
 OTHER_SPEECH = ("read_speech_en", "librispeech_speakers", "ljspeech_32", "speech_zh", "speech_other_lang")
 GAP_S = 0.06
 FRAME = SAMPLE_RATE // 25
 """Samples of a frame of the tokenizer."""
 LEVEL_DBFS = -23.0
-SAME_TAKES = 0.75
-"""Of the words of an utterance: the share that is taken from its reference."""
 PITCH, FORMANTS = (0.65, 1.6), (0.84, 1.2)
 """Factors between which those of a made voice are drawn."""
 TILT_DB, NOISE_DBFS = (-9.0, 9.0), (-75.0, -45.0)
@@ -52,7 +52,7 @@ SYNTHETIC = tuple(
 """Voices of espeak-ng, and their pitch of 0 to 100."""
 REAL_UTTERANCES, TEST_UTTERANCES = 60, 30
 """Of each speaker. A made voice has one: what is met once cannot be learned by heart."""
-MADE_VOICES, SYNTHETIC_VOICES = 1000, 40
+MADE_VOICES, SYNTHETIC_VOICES = 700, 28
 """Of a real speaker, and of a voice of espeak-ng."""
 DELIVERIES = 5
 """Of each word by a voice of espeak-ng, at various rates and pitches."""
@@ -126,13 +126,12 @@ def write_group(folder: Path, name: str, recordings: Sequence[Path]) -> None:
     random = np.random.default_rng([0, *name.encode()])
     rows = []
     for split, pool, count in (("train", train, REAL_UTTERANCES), ("test", test, TEST_UTTERANCES)):
-        sounds = {take: _fitted(take.samples_N) for take in pool}.__getitem__
+        by_word = _by_word(pool)
         for number in range(count):
+            known = {word: _drawn(by_word[word], random) for word in random.permutation(WORDS).tolist()}
+            sounds = {word: _fitted(take.samples_N) for word, take in known.items()}
             words = random.choice(WORDS, DIGITS).tolist()
-            rows.append(
-                _write(folder, f"{name}_{split}{number}", name, words, _by_word(pool), sounds, random)
-            )
-            rows[-1]["split"] = split
+            rows.append(_write(folder, f"{name}_{split}{number}", name, sounds, words) | {"split": split})
     rows += _write_made(folder, name, train, MADE_VOICES, random)
     write_jsonl(folder / "segments.jsonl", rows)
 
@@ -185,16 +184,23 @@ def _by_word(takes: Sequence[Take]) -> dict[str, list[Take]]:
     return {word: [take for take in takes if take.word == word] for word in WORDS}
 
 
+def _drawn(takes: Sequence[Take], random: np.random.Generator) -> Take:
+    return takes[int(random.integers(len(takes)))]
+
+
 def _write_made(
     folder: Path, name: str, takes: Sequence[Take], voices: int, random: np.random.Generator
 ) -> list[dict[str, Any]]:
     rows, by_word = [], _by_word(takes)
+    counts = np.arange(1, len(WORDS) + 1)
     for voice in range(voices):
         manner = Manner.draw(random)
-        sounds = cache(lambda take, manner=manner: _fitted(take.made(manner, random)))
-        words = random.choice(WORDS, random.integers(*MADE_DIGITS, endpoint=True)).tolist()
+        count = int(random.choice(counts, p=(1 / counts) / (1 / counts).sum()))
+        known = random.permutation(WORDS)[:count].tolist()
+        sounds = {word: _fitted(_drawn(by_word[word], random).made(manner, random)) for word in known}
+        words = random.choice(known, random.integers(1, WORDS_SAID * count, endpoint=True)).tolist()
         own = f"{name}-{voice}"
-        rows.append({**_write(folder, own, own, words, by_word, sounds, random), "split": "train"})
+        rows.append(_write(folder, own, own, sounds, words) | {"split": "train"})
     return rows
 
 
@@ -209,35 +215,37 @@ def _spoken(
 
 
 def _write(
-    folder: Path,
-    name: str,
-    voice: str,
-    words: Sequence[str],
-    takes: Mapping[str, Sequence[Take]],
-    sounds: Callable[[Take], Sound],
-    random: np.random.Generator,
+    folder: Path, name: str, voice: str, sounds: Mapping[str, Sound], words: Sequence[str]
 ) -> dict[str, Any]:
-    """An utterance of the words, and its reference, which has a take of every word."""
-
-    def draw(word: str) -> Take:
-        return takes[word][int(random.integers(len(takes[word])))]
-
-    reference = {word: draw(word) for word in WORDS}
-    chosen = [reference[word] if random.random() < SAME_TAKES else draw(word) for word in words]
-    said = [sounds(take) for take in chosen]
-    heard = [sounds(take) for take in reference.values()]
-    path = _save(folder / "audio" / f"{name}_reference.wav", heard)
-    ends = [end / SAMPLE_RATE for end in itertools.accumulate(map(len, heard))]
-    spans = zip(WORDS, [0.0, *ends], ends, strict=False)
+    """A reference, which has these sounds in their order, and an utterance of some of its words."""
+    heard, said = (folder / "audio" / f"{name}{which}.wav" for which in ("_reference", ""))
+    _save(heard, sounds.values())
+    _save(said, [sounds[word] for word in words])
+    ends = [end / SAMPLE_RATE for end in itertools.accumulate(map(len, sounds.values()))]
+    part = {"type": "audio", "path": str(heard.resolve())}
+    parts = {
+        word: {**part, "start_s": start_s, "end_s": end_s}
+        for word, start_s, end_s in zip(sounds, [0.0, *ends], ends, strict=False)
+    }
     return {
         "id": name,
-        "path": _save(folder / "audio" / f"{name}.wav", said),
+        "path": str(said.resolve()),
         "start_s": 0.0,
-        "end_s": sum(map(len, said)) / SAMPLE_RATE,
+        "end_s": sum(len(sounds[word]) for word in words) / SAMPLE_RATE,
         "speaker": voice,
         "text": " ".join(words),
-        **{word: {"path": path, "start_s": start_s, "end_s": end_s} for word, start_s, end_s in spans},
+        "reference": _after_words(sounds, parts),
+        "spoken": _after_words(words, parts),
     }
+
+
+def _save(path: Path, sounds: Iterable[Sound]) -> None:
+    save(path, torch.from_numpy(np.concatenate(list(sounds)))[None], SAMPLE_RATE)
+
+
+def _after_words(words: Iterable[str], recordings: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The recording of each word after it, as a message holds them."""
+    return [part for word in words for part in ({"type": "text", "text": f" {word}"}, recordings[word])]
 
 
 def _fitted(sound_N: Sound) -> Sound:
@@ -246,11 +254,6 @@ def _fitted(sound_N: Sound) -> Sound:
     gap = round(GAP_S * SAMPLE_RATE)
     gap += -(len(level_N) + gap) % FRAME
     return np.pad(level_N, (0, gap))
-
-
-def _save(path: Path, sounds: Sequence[Sound]) -> str:
-    save(path, torch.from_numpy(np.concatenate(sounds))[None], SAMPLE_RATE)
-    return str(path.resolve())
 
 
 def _stretched(bins_FB: Matrix, factor: float) -> Matrix:

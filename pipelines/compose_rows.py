@@ -9,9 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from audiollm.data.sample import AudioPart, BadSample
+from audiollm.data.sample import AudioPart, BadSample, Part
 from audiollm.data.scene import dialogue_text, voices, without_sound_tags
 from audiollm.data.tasks import FieldValue, TaskTemplate
 from audiollm.data.text import prompt_form
@@ -21,6 +21,7 @@ CONVERSATION_GAP_S = 2.0
 """A longer pause ends a conversation."""
 CONVERSATION_S = 30.0
 """What is longer is taken apart."""
+_PARTS = TypeAdapter(list[Part])
 
 
 class Segment(BaseModel):
@@ -241,11 +242,14 @@ def _turns(group: Sequence[Segment]) -> list[tuple[str, str]]:
 
 
 def _column(name: str, value: Any, is_audio: bool) -> FieldValue | None:
-    """A text, or a recording by its path or by `{path, start_s, end_s}`; None for what is neither."""
+    """A text, or a recording by its path or by `{path, start_s, end_s}`, or a list of texts and recordings as messages
+    hold them; None for what is none of these."""
     if value in (None, "", [], {}):
         return None
     if is_audio:
         try:
+            if isinstance(value, list):
+                return _PARTS.validate_python(value)
             return AudioPart.model_validate({"path": value} if isinstance(value, str) else value)
         except ValidationError as error:
             raise ValueError(f"{name} is no recording: {error.errors(include_url=False)[0]['msg']}") from None

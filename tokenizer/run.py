@@ -190,21 +190,21 @@ def _encode_sample(
 ) -> list[list[np.ndarray]]:
     """`encodings` lists of codes `[K, T]`, one an audio part; a test sample is encoded once, as it is.
 
-    The parts of a sample are varied alike, so that a voice stays that of its reference.
+    The parts of a sample are varied alike, so that a voice stays that of its reference. What is there twice is encoded
+    once.
     """
     count = config.encodings if sample.metadata.get("split") == "train" else 1
-    parts = [
-        load_levelled(Clip(Path(p.path), p.start_s, p.end_s), codec.sample_rate) for p in sample.audio_parts()
-    ]
+    clips = [Clip(Path(part.path), part.start_s, part.end_s) for part in sample.audio_parts()]
+    sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in dict.fromkeys(clips)}
     result = []
     for variant in range(count):
-        encoding = []
-        for part_N in parts:
+        codes: dict[Clip, np.ndarray] = {}
+        for clip, sound_N in sounds.items():
             generator = step_generator(config.seed, index, f"encoding {variant}")
-            varied_N = _vary(part_N, codec, generator) if variant else part_N
+            varied_N = _vary(sound_N, codec, generator) if variant else sound_N
             dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER
-            encoding.append(codec.encode(dithered_N[None]).numpy().astype(np.int16))
-        result.append(encoding)
+            codes[clip] = codec.encode(dithered_N[None]).numpy().astype(np.int16)
+        result.append([codes[clip] for clip in clips])
     return result
 
 

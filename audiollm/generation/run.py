@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from audiollm.audio import save
+from audiollm.codec import Codec
 from audiollm.data.conditions import is_spoken
-from audiollm.data.sample import Sample, read_samples
+from audiollm.data.sample import AudioPart, Sample, TextPart, read_samples
 from audiollm.files import read_jsonl, safe_name, write_jsonl
 from audiollm.generation.defaults import Defaults
 from audiollm.generation.generator import Generator
-from audiollm.generation.request import Limits, Request
+from audiollm.generation.request import Answer, AnswerKind, Limits, Request
 from audiollm.generation.stage import GenerateConfig
 from audiollm.runner import Context, StageError
 
@@ -72,11 +76,12 @@ def _speak_batch(
         messages = sample.messages[:-1]
         seed = _seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
-        requests.append(Request(messages, seed, audio, sampling, limits, "audio"))
+        answer: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
+        requests.append(Request(messages, seed, audio, sampling, limits, answer))
     rows = []
     answers = generator.answer_all(requests)
     for (sample, take), answer in zip(batch, answers, strict=True):
-        samples_1N = generator.codec.decode(answer.codes_KT)
+        samples_1N = _sound(generator.codec, answer)
         text, speaker = _said(sample)
         name = safe_name(f"{sample.id}_{take}")
         save(context.folder / "audio" / f"{name}.wav", samples_1N, generator.codec.sample_rate)
@@ -92,6 +97,13 @@ def _speak_batch(
             }
         )
     return rows
+
+
+def _sound(codec: Codec, answer: Answer) -> Tensor:
+    """All that is spoken in an answer, `[1, N]`; where it is words alone, a frame of silence."""
+    if answer.codes_KT.shape[1]:
+        return codec.decode(answer.codes_KT)
+    return torch.zeros(1, round(codec.sample_rate / codec.frame_rate))
 
 
 def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
@@ -110,9 +122,12 @@ def _said(sample: Sample) -> tuple[str, str]:
 
 
 def _longest_s(samples: Sequence[Sample]) -> float:
-    """1.2 times the longest clip of the data, at least 1 s."""
-    parts = [part for sample in samples for part in sample.audio("assistant")]
-    return max([1.0, *(1.2 * (part.end_s - part.start_s) for part in parts if part.end_s is not None)])
+    """1.2 times the longest that a message of the data says, at least 1 s."""
+    spoken = [m.content for sample in samples for m in sample.messages if m.role == "assistant"]
+    audio = [[part for part in content if isinstance(part, AudioPart)] for content in spoken]
+    return max(
+        [1.0, *(1.2 * sum(p.end_s - p.start_s for p in each if p.end_s is not None) for each in audio)]
+    )
 
 
 def _seed(seed: int, sample: Sample, take: int) -> int:

@@ -52,6 +52,7 @@ from audiollm.train.start import (
     start_codec,
     start_from_codebooks,
     start_generation,
+    start_heads_from_embeddings,
     start_model,
     start_vocabulary,
 )
@@ -245,6 +246,8 @@ def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -
             if vectors.exists():
                 start_from_codebooks(model, load_file(vectors)["vectors_KVD"])
                 break
+        if config.model.code_heads == "embeddings":
+            start_heads_from_embeddings(model)
     add_encoder(model, config)
     model.attention = config.model.attention
     return model

@@ -29,7 +29,7 @@ from audiollm.train.adapt import merge_adapter
 from audiollm.train.listening import Listening, request_of
 from audiollm.train.planning import plan_training
 from audiollm.train.stage import SIZES, TrainConfig
-from audiollm.train.start import start_from_codebooks
+from audiollm.train.start import COPIED_STD, start_from_codebooks, start_heads_from_embeddings
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 
 
@@ -184,6 +184,23 @@ def test_codes_that_sound_alike_begin_alike(template: Template) -> None:
     near = (table[:, 0] - table[:, 1]).norm(dim=-1)
     far = (table[:, 0] - table[:, 2]).norm(dim=-1)
     assert near.mean().item() < 0.9 * far.mean().item()
+
+
+def test_a_head_begins_as_the_embedding_of_its_code(template: Template) -> None:
+    model = model_of(template)
+    start_heads_from_embeddings(model)
+    embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
+    assert torch.equal(model.audio_lm_head.weight, embed) and model.audio_lm_head.weight is not embed
+    assert embed.std().item() == pytest.approx(COPIED_STD, rel=1e-4)
+    seen = embed[::7]
+    assert (seen @ model.audio_lm_head.weight.T).argmax(dim=1).tolist() == list(range(0, len(embed), 7))
+
+
+def test_how_heads_begin_is_asked_of_a_model_that_begins(tmp_path: Path) -> None:
+    shards = str(write_shards(tmp_path / "a", 7))
+    run_stage(tmp_path / "base", shards, model={**SMALL, "code_heads": "embeddings"})
+    with pytest.raises(ValidationError, match="code_heads is set, but start"):
+        run_stage(tmp_path / "on", shards, start=str(tmp_path / "base"), model={"code_heads": "embeddings"})
 
 
 RECIPE = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from audiollm.data.sample import AudioPart, Sample, read_samples
+from audiollm.data.sample import AudioPart, Sample, TextPart, read_samples
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.set_aside import set_aside_row
@@ -344,6 +344,27 @@ def test_a_recording_that_is_none_is_set_aside(tmp_path: Path) -> None:
     listed = json.loads((folder / "set_aside.jsonl").read_text())
     assert listed["kind"] == "malformed field" and "reference is no recording" in listed["reason"]
     assert _of(folder, "clone")[0].audio("system") == [AudioPart(path="/d/r.wav")]
+
+
+def test_a_column_may_be_words_and_recordings_in_turn(tmp_path: Path) -> None:
+    mine = tmp_path / "turns.yaml"
+    chat = [{"system": "{reference}"}, {"user": "{text}"}, {"assistant": "{spoken}"}]
+    task = {"about": "word by word", "audio": ["reference", "spoken"], "phrasings": [chat]}
+    mine.write_text(json.dumps({"turns": task}))
+    one, two = ({"type": "audio", "path": "/d/r.wav", "start_s": i, "end_s": i + 1} for i in (0, 1))
+    reference = [{"type": "text", "text": " one"}, one, {"type": "text", "text": " two"}, two]
+    more: dict[str, Any] = {"reference": reference, "spoken": reference[2:]}
+    wrong = {**more, "spoken": [{"type": "audio", "path": "/d/r.wav", "start_s": 2, "end_s": 1}]}
+    rows: list[Any] = [
+        _segment(1, split="train", **more), _segment(2, split="train", **wrong), _segment(3, split="test", **more),
+    ]  # fmt: skip
+    figures, folder = _compose(tmp_path, rows, tasks={"turns": 1}, tasks_file=str(mine))
+    assert figures["tasks"] == {"turns": 2} and figures["set_aside"] == 1
+    assert "spoken is no recording" in json.loads((folder / "set_aside.jsonl").read_text())["reason"]
+    system, _, assistant = _of(folder, "turns")[0].messages
+    first, second = (AudioPart.model_validate(part) for part in (one, two))
+    assert system.content == [TextPart(text=" one"), first, TextPart(text=" two"), second]
+    assert assistant.content == [TextPart(text=" two"), second]
 
 
 def test_tasks_of_ones_own(tmp_path: Path) -> None:
