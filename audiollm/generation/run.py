@@ -76,8 +76,8 @@ def _speak_batch(
         messages = sample.messages[:-1]
         seed = _seed(config.seed, sample, take)
         audio = generator.audio_of(messages)
-        answer: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
-        requests.append(Request(messages, seed, audio, sampling, limits, answer))
+        kind: AnswerKind = "any" if isinstance(sample.messages[-1].content[0], TextPart) else "audio"
+        requests.append(Request(messages, seed, audio, sampling, limits, kind))
     rows = []
     answers = generator.answer_all(requests)
     for (sample, take), answer in zip(batch, answers, strict=True):
