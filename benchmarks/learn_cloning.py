@@ -2,12 +2,13 @@
 
     make learn-cloning DATA=shared/data
 
-The corpus is made of the spoken digit dataset (`cloning_voices.py`): five real speakers, their voices shifted in pitch
-and formants, and synthetic voices to train on; of the sixth neither a recording nor a shifted one. A reference is words,
-each with a recording of it, of the six all ten digits, and the answer is made in the same way: a word, its codes, the
-next word. The tokenizer is trained on other speech alone and hears none of the six. The speakers are two halves of
-three, and a model hears nobody of its half: each of the six is left out, two others with him. The two are trained side
-by side, a core each. Each of the six then speaks 30 texts, each with a reference that the model never heard.
+The corpus is made of the spoken digit dataset (`cloning_voices.py`): five real speakers, their voices shifted in
+pitch and formants, and synthetic voices to train on; of the sixth neither a recording nor a shifted one. A reference
+is words, each with a recording of it, of the six all ten digits, and the answer is made in the same way: a word, its
+codes, the next word. The tokenizer is trained on other speech alone and hears none of the six. The speakers are two
+halves of three, and a model hears nobody of its half: each of the six is left out, two others with him. The two are
+trained side by side, a core each. Each of the six then speaks 30 texts, each with a reference that the model never
+heard.
 
 Judged by Resemblyzer (GE2E; trained on LibriSpeech and VoxCeleb): a clone counts as right where the mean of its own
 speaker's test recordings is nearer (cosine) than those of the five others. Beside it the same for recordings of the
