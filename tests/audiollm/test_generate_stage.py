@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from toy_speech import a_voice, toy_generator
+from toy_speech import a_voice, requests_of, toy_generator
 
 from audiollm.audio import load, save
 from audiollm.data.sample import AudioPart, Message, Part, Sample, TextPart, write_samples
@@ -24,16 +24,7 @@ from audiollm.runner import Context
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """The requests that reach the engine."""
-    seen: list[Request] = []
-    toy, answer_all = toy_generator(), Generator.answer_all
-
-    def listen(self: Generator, requests: list[Request], *rest: Any) -> Any:
-        seen.extend(requests)
-        return answer_all(self, requests, *rest)
-
-    monkeypatch.setattr(Generator, "answer_all", listen)
-    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: toy))
-    return seen
+    return requests_of(monkeypatch, toy_generator())
 
 
 def spoken(folder: Path, name: str, *answer: Part) -> Sample:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import typer
-from toy_speech import toy_generator
+from toy_speech import requests_of, toy_generator
 from train_samples import run_stage, write_shards
 from typer.testing import CliRunner
 
@@ -155,18 +155,9 @@ def test_a_saved_model_says_what_it_is_told(tmp_path: Path) -> None:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """The requests that reach the engine, of a model whose folder says something."""
-    seen: list[Request] = []
     toy = toy_generator()
     toy.defaults = Defaults(SamplingConfig(0.5, text_guidance=3, speaker_guidance=2), {"temperature": "file"})
-    answer_all = Generator.answer_all
-
-    def listen(self: Generator, requests: list[Request], *rest: Any) -> Any:
-        seen.extend(requests)
-        return answer_all(self, requests, *rest)
-
-    monkeypatch.setattr(Generator, "answer_all", listen)
-    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: toy))
-    return seen
+    return requests_of(monkeypatch, toy)
 
 
 def test_the_command(asked: list[Request], tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from audiollm.audio import Waveform
 from audiollm.data.template import Template
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.generation.generator import Generator
+from audiollm.generation.request import Request
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 
@@ -58,3 +61,17 @@ def toy_generator(
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.3)
     return Generator(model, ToyCodec(), template, speakers, longest_positions)
+
+
+def requests_of(monkeypatch: pytest.MonkeyPatch, toy: Generator) -> list[Request]:
+    """What reaches the engine from now on; every model that is loaded is this one."""
+    seen: list[Request] = []
+    answer_all = Generator.answer_all
+
+    def listen(self: Generator, requests: list[Request], *rest: Any) -> Any:
+        seen.extend(requests)
+        return answer_all(self, requests, *rest)
+
+    monkeypatch.setattr(Generator, "answer_all", listen)
+    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: toy))
+    return seen
