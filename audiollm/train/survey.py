@@ -125,22 +125,20 @@ def save_survey(path: Path, found: Survey) -> None:
         for place, array in enumerate(getattr(found, name))
     }
     with atomic_path(path) as temporary:
-        save_file(
-            arrays,
-            temporary,
-            metadata={"speakers": json.dumps(found.speakers), "digests": json.dumps(found.digests)},
-        )
+        # in one entry: several would lie in the file in any order
+        names = {"speakers": found.speakers, "digests": found.digests}
+        save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
 
 def load_survey(path: Path) -> Survey:
     with safe_open(path, framework="numpy") as file:
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        metadata = {key: tuple(json.loads(value)) for key, value in file.metadata().items()}
+        names = {key: tuple(value) for key, value in json.loads(file.metadata()["names"]).items()}
     rows, held_out, fittings = (
         [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
         for kind in ("rows", "held_out", "fittings")
     )
-    return Survey(rows, held_out, fittings, **metadata)
+    return Survey(rows, held_out, fittings, **names)
 
 
 def frames_of(loaded: LoadedSample) -> list[int]:
