@@ -1,10 +1,10 @@
 """The corpus of `learn_cloning.py`: spoken digits in real, in shifted and in synthetic voices.
 
 Of every real speaker there is a group of voices: his own recordings, and many more made of them, each with pitch and
-formants shifted by the WORLD vocoder, another colour and another noise, and heard in one utterance only: a voice that
-is met again and again can be learned by heart, one of a thousand has to be taken from its reference. Leaving a speaker
-out leaves his whole group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a real
-speaker make his test utterances, the others those of training.
+formants shifted by the WORLD vocoder, another colour and another noise, and heard in one utterance only, to be taken
+from its reference (a long training learns even these by heart: `RESULTS.md`). Leaving a speaker out leaves his whole
+group out. A last group is made of voices of espeak-ng in the same way. Takes 0 to 4 of a real speaker make his test
+utterances, the others those of training.
 
 A reference is words, each with a recording of it, and an utterance is some of these again, word by word: so what is to
 be learned is to look words up. Of a real speaker a reference has all ten digits, of a made voice fewer, mostly: among
@@ -51,7 +51,7 @@ SYNTHETIC = tuple(
 )
 """Voices of espeak-ng, and their pitch of 0 to 100."""
 REAL_UTTERANCES, TEST_UTTERANCES = 60, 30
-"""Of each speaker. A made voice has one: what is met once cannot be learned by heart."""
+"""Of each speaker. A made voice has one."""
 MADE_VOICES, SYNTHETIC_VOICES = 700, 28
 """Of a real speaker, and of a voice of espeak-ng."""
 DELIVERIES = 5

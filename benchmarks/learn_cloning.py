@@ -51,7 +51,7 @@ CLONE = {
         "phrasings": [
             [
                 {"system": "{reference}"},
-                {"user": " {text}"},
+                {"user": " {text}"},  # a space before every word, so that it is the same token everywhere
                 {"assistant": "{spoken}"},
             ]
         ],

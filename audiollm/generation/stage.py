@@ -17,7 +17,7 @@ class GenerateConfig(StageConfig):
     model: InputPath
     codec: InputPath
     samples: InputPath
-    """The samples whose prompts are spoken."""
+    """The samples whose prompts are spoken. Where one answers in words and speech in turn, so does the model."""
     prompts: Literal["test", "train"] = "test"
     """The split whose distinct (text, speaker) pairs are spoken."""
     takes: int = Field(3, ge=1)

@@ -198,7 +198,13 @@ def test_a_head_begins_as_the_embedding_of_its_code(template: Template) -> None:
 
 def test_how_heads_begin_is_asked_of_a_model_that_begins(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
-    run_stage(tmp_path / "base", shards, model={**SMALL, "code_heads": "embeddings"})
+    alike = {}
+    for name, heads in (("apart", "random"), ("base", "embeddings")):
+        run_stage(tmp_path / name, shards, model={**SMALL, "code_heads": heads}, learning_rate=1e-4)
+        model = DualFFN.from_pretrained(tmp_path / name)
+        embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
+        alike[name] = torch.cosine_similarity(embed, model.audio_lm_head.weight).mean().item()
+    assert alike["base"] > 0.95 and abs(alike["apart"]) < 0.2
     with pytest.raises(ValidationError, match="code_heads is set, but start"):
         run_stage(tmp_path / "on", shards, start=str(tmp_path / "base"), model={"code_heads": "embeddings"})
 

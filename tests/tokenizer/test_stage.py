@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 from transformers import (
     DacConfig,
     HiggsAudioV2TokenizerConfig,
@@ -197,9 +198,16 @@ def small_codec(folder: Path) -> None:
 
 
 def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
-    recordings: Path, tmp_path: Path
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_codec(tmp_path / "codec")
+    encode, encoded = AudioTokenizer.encode, []
+
+    def counted(self: AudioTokenizer, samples_CN: Tensor) -> Tensor:
+        encoded.append(samples_CN)
+        return encode(self, samples_CN)
+
+    monkeypatch.setattr(AudioTokenizer, "encode", counted)
     said = AudioPart(path=str(recordings / "more" / "1.wav"), start_s=0.25, end_s=1.25)
     messages = [Message(role="system", content=[said]), Message(role="assistant", content=[said])]
     sample = Sample(id="one", messages=messages, task="clone", metadata={"split": "train"})
@@ -214,6 +222,7 @@ def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
     assert answer.content is None, "what is said is there as codes alone"
     assert len(loaded.encodings) == 4 and all(torch.equal(*encoding) for encoding in loaded.encodings)
     assert len({encoding[0].numpy().tobytes() for encoding in loaded.encodings}) == 4
+    assert len(encoded) == 4, "what is heard and said is encoded once in each manner"
 
 
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
