@@ -5,10 +5,12 @@
 The corpus is made of the spoken digit dataset (`cloning_voices.py`): five real speakers, their voices shifted in
 pitch and formants, and synthetic voices to train on; of the sixth neither a recording nor a shifted one. A reference
 is words, each with a recording of it, of the six all ten digits, and the answer is made in the same way: a word, its
-codes, the next word. The tokenizer is trained on other speech alone and hears none of the six. The speakers are two
-halves of three, and a model hears nobody of its half: each of the six is left out, two others with him. The two are
-trained side by side, a core each. Each of the six then speaks 30 texts, each with a reference that the model never
-heard.
+codes, the next word. The tokenizer is trained on other speech alone and hears none of the six.
+
+A model first learns to look words up, on codes drawn at random that are nobody's voice (`cloning_codes.py`): from
+references of one word, then of up to ten. From there six models go on, each on the voices of all but one speaker and
+on random codes still, two side by side, a core each. Each of the six speakers then says 30 texts, each with a
+reference that no model heard.
 
 Judged by Resemblyzer (GE2E; trained on LibriSpeech and VoxCeleb): a clone counts as right where the mean of its own
 speaker's test recordings is nearer (cosine) than those of the five others. Beside it the same for recordings of the
@@ -25,11 +27,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
-from cloning_voices import SAMPLE_RATE, WORDS, speakers, write_group, write_speech, write_synthetic
+from cloning_codes import write_codes
+from cloning_voices import DIGITS, SAMPLE_RATE, WORDS, speakers, write_group, write_speech, write_synthetic
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
@@ -60,28 +63,53 @@ CLONE = {
 NUM_CODEBOOKS = 3
 """Of the tokenizer's: the others refine what the judge hardly hears, and are hard to learn."""
 TRAINING: dict[str, Any] = {
-    "batch_size": 8,
-    "warmup_steps": 30,
+    "batch_size": 16,
+    "learning_rate": 1e-3,
+    "warmup_steps": 20,
     "text_weight": 1.0,
     # words and codes are looked up: what hides or changes them is in the way, and so are heads that learn each one
     "text_dropout": 0.0,
     "speaker_dropout": 0.0,
     "corrupt_codes": 0.0,
     "rules": [
-        {"pattern": pattern, "rate_factor": 0.3} for pattern in ("*embed_audio_tokens*", "*audio_lm_head*")
+        {"pattern": pattern, "rate_factor": 0.1} for pattern in ("*embed_audio_tokens*", "*audio_lm_head*")
     ],
-    "model": {
-        "code_heads": "embeddings",
-        "dropout": 0.0,
-        "num_layers": 3,
-        "num_heads": 6,
-        "intermediate_size": 384,
-    },
+}
+MODEL = {
+    "code_heads": "embeddings",
+    "qk_norm": True,
+    "dropout": 0.0,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 192,
+}
+
+
+class RandomCodes(NamedTuple):
+    """What samples of random codes are like."""
+
+    samples: int
+    most_words: int
+    said: int
+    frames: tuple[int, int]
+    """Of a word, at least and at most."""
+
+
+STEPS = {"word": 1100, "long_word": 600, "words": 800, "voices": 600}
+"""Without the first no other learns to look up anything in the time of all of them."""
+CODES = {
+    "word": RandomCodes(STEPS["word"] * TRAINING["batch_size"], most_words=1, said=2, frames=(3, 6)),
+    "long_word": RandomCodes(
+        STEPS["long_word"] * TRAINING["batch_size"], most_words=1, said=2, frames=(3, 20)
+    ),
+    "words": RandomCodes(
+        STEPS["words"] * TRAINING["batch_size"], most_words=len(WORDS), said=DIGITS, frames=(3, 30)
+    ),
 }
 TEMPERATURE = 0.3
 """Set beforehand: what is looked up leaves little to draw."""
-TOKENIZER_MINUTES, MODEL_MINUTES = 36, 28
-"""Of CPU time; of the tokenizer, and of the model of each half."""
+TOKENIZER_MINUTES = 36
+"""Of CPU time."""
 
 
 def main() -> None:
@@ -100,9 +128,10 @@ def main() -> None:
     with ProcessPoolExecutor(2, get_context("spawn")) as processes:
         for _ in processes.map(partial(encode_group, folder), [*names, "synthetic"]):
             pass
-        for _ in processes.map(partial(train_half, folder, names), ("first", "second")):
+        learn_to_look_up(folder, names[0])
+        for _ in processes.map(partial(train_without, folder, names), names):
             pass
-    report(folder, names)
+        report(folder, names, processes)
 
 
 def write_corpus(data: Path, folder: Path) -> list[str]:
@@ -151,27 +180,44 @@ def encode_group(folder: Path, group: str) -> None:
     run([{"compose": compose}, {"tokenize": tokenize}], own, Console(stderr=True, force_terminal=False))
 
 
-def train_half(folder: Path, names: list[str], half: str) -> None:
-    """A model that heard none of the half's speakers, and what it says for each of them; in a process of its own."""
+def learn_to_look_up(folder: Path, group: str) -> None:
+    """A model that repeats the codes of its reference's words, from codes that are nobody's voice."""
     torch.set_num_threads(1)
-    left_out = names[:3] if half == "first" else names[3:]
-    heard = [name for name in [*names, "synthetic"] if name not in left_out]
+    like = folder / "groups" / group / "tokenize" / "shards"
+    for name, codes in CODES.items():
+        write_codes(folder / "codes" / name, like, *codes)
+    stages: list[dict[str, Any]] = []
+    begun: dict[str, Any] = {"model": MODEL}
+    for name in CODES:
+        shards = str(folder / "codes" / name)
+        train = {"shards": shards, "steps": STEPS[name], "schedule": "constant", **begun, **TRAINING}
+        stages.append({"name": name, "train": train})
+        begun = {"start": f"${{{name}.checkpoint}}"}
+    run(stages, folder / "look_up", Console(stderr=True))
+
+
+def train_without(folder: Path, names: list[str], left_out: str) -> None:
+    """A model that never heard a speaker, and what it says for him; in a process of its own."""
+    torch.set_num_threads(1)
+    heard = [name for name in [*names, "synthetic"] if name != left_out]
+    voices = [{"path": str(folder / "groups" / name / "tokenize" / "shards"), "weight": 1} for name in heard]
     train = {
-        "shards": [str(folder / "groups" / name / "tokenize" / "shards") for name in heard],
-        "cpu_minutes": MODEL_MINUTES,
+        # half of a step are random codes still, so that no voice is learned by heart
+        "shards": [*voices, {"path": str(folder / "codes" / "words"), "weight": len(voices)}],
+        "steps": STEPS["voices"],
+        "schedule": "wsd",
+        "start": str(folder / "look_up" / "words" / "model"),
         **TRAINING,
     }
-    stages: list[dict[str, Any]] = [{"train": train}]
-    for name in left_out:
-        speak = {
-            "model": "${train.checkpoint}",
-            "codec": str(folder / "codec"),
-            "samples": str(folder / "groups" / name / "compose" / "samples.jsonl"),
-            "takes": 1,
-            "temperature": TEMPERATURE,
-        }
-        stages.append({"name": f"generate_{name}", "generate": speak})
-    run(stages, folder / half, Console(stderr=True, force_terminal=False))
+    speak = {
+        "model": "${train.checkpoint}",
+        "codec": str(folder / "codec"),
+        "samples": str(folder / "groups" / left_out / "compose" / "samples.jsonl"),
+        "takes": 1,
+        "temperature": TEMPERATURE,
+    }
+    console = Console(stderr=True, force_terminal=False)
+    run([{"train": train}, {"generate": speak}], folder / f"without_{left_out}", console)
 
 
 def run(stages: list[dict[str, Any]], folder: Path, console: Console) -> None:
@@ -183,28 +229,36 @@ def run(stages: list[dict[str, Any]], folder: Path, console: Console) -> None:
     run_recipe(load_recipe(recipe, name=folder.name, runs=folder.parent), console)
 
 
-def report(folder: Path, names: list[str]) -> None:
+def report(folder: Path, names: list[str], processes: ProcessPoolExecutor) -> None:
     """A JSON line for every speaker left out, and one for all of them."""
+    every = {"clone": Heard(), "real": Heard()}
+    for name, own in zip(names, processes.map(partial(listen, folder, names), names), strict=True):
+        print(json.dumps(line(f"without {name}", own)), flush=True)
+        for kind, heard in own.items():
+            every[kind].voices += heard.voices
+            every[kind].words += heard.words
+    print(json.dumps(line(f"all {len(names)}", every)))
+
+
+def listen(folder: Path, names: list[str], name: str) -> dict[str, Heard]:
+    """What the judges make of a speaker's clones and recordings; in a process of its own."""
+    torch.set_num_threads(1)
     judge = SpeakerJudge()
     listener = PocketsphinxRecognizer([" ".join(words) for words in itertools.product(WORDS, repeat=3)])
-    rows = {name: list(read_jsonl(folder / "voices" / name / "segments.jsonl")) for name in names}
+    rows = {each: list(read_jsonl(folder / "voices" / each / "segments.jsonl")) for each in names}
     references = [judge.mean([Path(r["path"]) for r in rows[n] if r["split"] == "test"]) for n in names]
-    every = {"clone": Heard(), "real": Heard()}
-    for name in names:
-        made = folder / ("first" if name in names[:3] else "second") / f"generate_{name}"
-        kept = [row for row in rows[name] if row["speaker"] == name and row["split"] == "train"][:REAL_CLIPS]
-        clips = {
-            "clone": [(made / row["path"], row["text"]) for row in read_jsonl(made / "generated.jsonl")],
-            "real": [(Path(row["path"]), row["text"]) for row in kept],
-        }
-        own = {kind: Heard() for kind in clips}
-        for which, (path, text) in [(kind, clip) for kind in clips for clip in clips[kind]]:
-            nearest = names[int((torch.stack(references) @ judge.embed(path)).argmax())]
-            for heard in (own[which], every[which]):
-                heard.voices.append(nearest == name)
-                heard.words += words_right(listener, path, text)
-        print(json.dumps(line(f"without {name}", own)), flush=True)
-    print(json.dumps(line(f"all {len(names)}", every)))
+    made = folder / f"without_{name}" / "generate"
+    kept = [row for row in rows[name] if row["speaker"] == name and row["split"] == "train"][:REAL_CLIPS]
+    clips = {
+        "clone": [(made / row["path"], row["text"]) for row in read_jsonl(made / "generated.jsonl")],
+        "real": [(Path(row["path"]), row["text"]) for row in kept],
+    }
+    own = {kind: Heard() for kind in clips}
+    for kind, path, text in [(each, *clip) for each in clips for clip in clips[each]]:
+        nearest = names[int((torch.stack(references) @ judge.embed(path)).argmax())]
+        own[kind].voices.append(nearest == name)
+        own[kind].words += words_right(listener, path, text)
+    return own
 
 
 @dataclass

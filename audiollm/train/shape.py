@@ -36,6 +36,7 @@ def shape_from_settings(
         head_dim=chosen(model.hidden_size) // heads,
         intermediate_size=chosen(model.intermediate_size),
         dropout=model.dropout,
+        qk_norm=model.qk_norm,
         sliding_window=model.sliding_window,
         audio_ffn_layers=model.audio_ffn_layers,
         max_position_embeddings=chosen(config.max_length),

@@ -112,6 +112,8 @@ class ModelConfig(BaseModel):
     """Layers with norms and a feed-forward of their own for audio, counted from 0; None: all."""
     audio_encoder: AudioEncoderSettings | None = None
     """Of `audio_in: features`; None: from scratch, or that of `start`."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head (Qwen3): attention gets sharp sooner."""
     code_heads: Literal["random", "embeddings"] = "random"
     """How the heads of the codes begin; as their embeddings, where the model is to repeat codes that it is given."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"

@@ -196,6 +196,19 @@ def test_a_head_begins_as_the_embedding_of_its_code(template: Template) -> None:
     assert (seen @ model.audio_lm_head.weight.T).argmax(dim=1).tolist() == list(range(0, len(embed), 7))
 
 
+def test_heads_are_normalised_where_that_is_asked(tmp_path: Path) -> None:
+    shards = str(write_shards(tmp_path / "a", 7))
+    run_stage(tmp_path / "normed", shards, model={**SMALL, "qk_norm": True})
+    model = DualFFN.from_pretrained(tmp_path / "normed")
+    assert model.config.qk_norm
+    gains = [
+        weight
+        for name, weight in model.named_parameters()
+        if name.endswith(("q_norm.weight", "k_norm.weight"))
+    ]
+    assert len(gains) == 2 * SMALL["num_layers"] and all((gain != 1).any() for gain in gains)  # trained
+
+
 def test_how_heads_begin_is_asked_of_a_model_that_begins(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "a", 7))
     alike = {}
