@@ -4,8 +4,9 @@ A waveform is a float32 tensor in [-1, 1] with its sample rate beside it. Whatev
 surfaces as `AudioError`, which names the file, what is wrong with it and how to mend it; a wrong argument
 to a function on tensors is a `ValueError`.
 
-All of it is imported from here. Reading, finding and writing files is below; `audio_samples` holds what
-works on tensors alone, `audio_decoding` the two decoders and the checks of headers.
+All of it is imported from here. Reading and writing files is below; `audio_samples` holds what works on tensors
+alone, `audio_decoding` the two decoders, `audio_files` how files are found and what their first bytes say, without
+torch.
 
 Shapes: C channels, N samples.
 """
@@ -13,7 +14,6 @@ Shapes: C channels, N samples.
 from __future__ import annotations
 
 import io
-import os
 import uuid
 from pathlib import Path
 
@@ -22,17 +22,14 @@ import soundfile
 import torch
 from torch import Tensor
 
-from audiollm.audio_decoding import (
-    BLOCK_FRAMES,
+from audiollm.audio_decoding import BLOCK_FRAMES, AudioInfo, Request, decode, read_info
+from audiollm.audio_files import (
+    AUDIO_EXTENSIONS,
     HEADERLESS_EXTENSIONS,
     AudioError,
-    AudioInfo,
-    Request,
     check_readable,
-    decode,
-    is_audio_header,
-    read_header,
-    read_info,
+    find_audio,
+    looks_like_audio,
 )
 from audiollm.audio_samples import (
     Waveform,
@@ -67,13 +64,6 @@ __all__ = [
     "to_mono",
 ]
 
-# fmt: off
-AUDIO_EXTENSIONS = HEADERLESS_EXTENSIONS | {
-    ".wav", ".wave", ".rf64", ".w64", ".flac", ".ogg", ".oga", ".opus", ".mp2", ".mp3", ".m4a", ".m4b",
-    ".aac", ".mp4", ".sph", ".aif", ".aiff", ".aifc", ".au", ".snd", ".caf", ".wma", ".webm", ".mka", ".amr",
-    ".ac3", ".wv",
-}
-# fmt: on
 _WRITERS = {  # file extension -> libsndfile's format and its default subtype
     ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
@@ -141,45 +131,6 @@ def load_bytes(
 ) -> Waveform:
     """`load` from the content of a file (a member of a shard); `name` stands for the path in errors."""
     return decode(Request(data, name, start_s, end_s, sample_rate, mono))
-
-
-def looks_like_audio(path: str | Path) -> bool:
-    """Whether a file is audio by its extension or by its first bytes; reads at most 64, never raises.
-
-    `.raw` and `.pcm` count: they hold audio that `load` refuses with a reason.
-    """
-    path = Path(path)
-    try:
-        if path.suffix.lower() in AUDIO_EXTENSIONS:
-            return not path.is_dir()
-        return path.is_file() and is_audio_header(read_header(path))
-    except (OSError, ValueError):  # unreadable, or a name the system refuses
-        return False
-
-
-def find_audio(folder: str | Path) -> tuple[list[Path], list[Path]]:
-    """All files below a folder: (those that look like audio, the others), each sorted by path.
-
-    Hidden files and folders are skipped. Links to folders are not followed; a link that leads out of the
-    folder, or nowhere, is listed among the others, so that nothing is dropped unseen.
-
-    Raises:
-        AudioError: the folder, or one below it, is missing or cannot be read.
-    """
-    root = Path(folder)
-    resolved_root = root.resolve()
-    audio: list[Path] = []
-    others: list[Path] = []
-    errors: list[OSError] = []
-    for parent, folders, files in os.walk(root, onerror=errors.append):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        linked_folders = [name for name in folders if Path(parent, name).is_symlink()]
-        for path in (Path(parent, name) for name in files + linked_folders if not name.startswith(".")):
-            inside = not path.is_symlink() or path.resolve().is_relative_to(resolved_root)
-            (audio if inside and path.is_file() and looks_like_audio(path) else others).append(path)
-    if errors:
-        raise AudioError(errors[0].filename or root, f"cannot be listed ({errors[0].strerror})")
-    return sorted(audio), sorted(others)
 
 
 # Writing

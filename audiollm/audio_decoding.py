@@ -23,6 +23,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from audiollm.audio_files import AudioError
 from audiollm.audio_samples import Waveform, is_rate
 
 if TYPE_CHECKING:
@@ -30,28 +31,14 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-HEADERLESS_EXTENSIONS = frozenset({".raw", ".pcm"})
 # Headers lie about lengths, and libsndfile's Vorbis encoder overflows its stack on long writes: go by blocks.
 BLOCK_FRAMES = 1 << 16
-_MAGIC_BYTES = tuple(b"fLaC OggS ID3 NIST_1A .snd caff #!AMR wvpk riff\x2e\x91\xcf\x11".split())
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile's answer for a stream of unknown length is 2**63 - 1
 _PREROLL_S = 1.0  # decoded and thrown away after a seek, until a lossy decoder's state has settled
 # Seeking into the last page of a Vorbis stream, libsndfile ends up elsewhere (its issue 885). A page holds at
 # most 255 packets, 8 s with libvorbis: seek to before it and read on from there.
 _VORBIS_PREROLL_S = 20
 _MAX_GAP_S = 0.1  # a longer hole between two decoded frames means lost data
-
-
-class AudioError(Exception):
-    """A file (or the bytes of one) that cannot be read or written: `path`, and in `reason` what to do."""
-
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(path, reason)  # both in args, so that the error survives pickling between processes
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -127,55 +114,6 @@ def read_info(path: Path) -> AudioInfo:
             return AudioInfo(handle.samplerate, handle.channels, num_samples, duration_s, *kind)
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
         return _probe_with_av(path)
-
-
-# Headers
-
-
-def check_readable(path: Path) -> None:
-    """Raise `AudioError` for what is no file, cannot be opened, is empty, or is raw samples without a header."""
-    try:
-        if not path.is_file():
-            raise AudioError(path, "is not a file: check the path" if path.exists() else "does not exist")
-        header = read_header(path)
-    except OSError as error:
-        raise AudioError(path, f"cannot be opened ({error.strerror}): check its permissions") from error
-    if not header:
-        raise AudioError(path, "is empty (0 bytes): get it anew")
-    if path.suffix.lower() in HEADERLESS_EXTENSIONS and not is_audio_header(header):
-        convert = "convert it first, like: ffmpeg -f s16le -ar RATE -ac CHANNELS -i IN.raw OUT.wav"
-        raise AudioError(
-            path, f"is raw samples without a header, so rate and encoding are unknown: {convert}"
-        )
-
-
-def read_header(path: Path) -> bytes:
-    """The first bytes of a file, 64 at most."""
-    with open(path, "rb", buffering=0) as file:
-        return file.read(64)
-
-
-def is_audio_header(header: bytes) -> bool:
-    """Whether a file that begins with these bytes is audio."""
-    if header.startswith(_MAGIC_BYTES):
-        return True
-    if header[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64"):
-        return header[8:12] == b"WAVE"
-    if header[:4] == b"FORM":
-        return header[8:12] in (b"AIFF", b"AIFC")
-    if header[4:8] == b"ftyp":
-        return header[8:12] in (b"M4A ", b"M4B ")
-    return _is_mpeg_frame(header)
-
-
-def _is_mpeg_frame(header: bytes) -> bool:
-    """A frame header of MPEG audio layer II or III (ISO/IEC 11172-3) or of ADTS AAC (ISO/IEC 13818-7)."""
-    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE0 != 0xE0:
-        return False
-    version, layer = header[1] >> 3 & 3, header[1] >> 1 & 3
-    if layer == 0:
-        return version >= 2 and header[1] & 0xF0 == 0xF0 and header[2] >> 2 & 15 < 13
-    return layer in (1, 2) and version != 1 and header[2] >> 4 not in (0, 15) and header[2] >> 2 & 3 != 3
 
 
 # Private: libsndfile

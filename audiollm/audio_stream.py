@@ -22,11 +22,11 @@ from audiollm.audio_decoding import (
     BLOCK_FRAMES,
     Request,
     av_frames,
-    check_readable,
     frame_samples,
     open_av,
     open_soundfile,
 )
+from audiollm.audio_files import check_readable
 from audiollm.files import atomic_path
 
 WHOLE_SPAN_S = 600.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pipelines.engine import Answer, EngineError, Pool, Worker
@@ -18,6 +20,9 @@ from pipelines.engine import Answer, EngineError, Pool, Worker
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
+
+WORKER_FILE = "AUDIOLLM_WORKER_FILE"
+"""Names the file of a pickled worker for the process that others are forked from."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 """The names of the GPUs that a process sees, with commas between them."""
@@ -51,19 +56,20 @@ class InProcess:
 class LocalProcesses:
     """One process a worker, each with one thread; they end with this one, however it ends.
 
-    They are forked from a process that has imported what they need and has done nothing else: imports are paid for
-    once, and nothing of this process (threads, locks, a GPU) is inherited.
+    They are forked from a process that has imported what they need, has set up what may be shared, and has done
+    nothing else: that is paid for once, and nothing of this process (threads, locks, a GPU) is inherited. The process
+    lasts as long as this one and knows the first worker; those of a later run set themselves up.
 
     Args:
-        worker: pickled to every process.
+        worker: pickled to every process; may be a `SharedSetup`.
         num_gpus: those that pools share out; a worker sees the one it has a part of.
         modules: that workers import sooner or later.
     """
 
     def __init__(self, worker: Worker, num_gpus: int = 0, modules: Sequence[str] = ()) -> None:
-        self._worker, self._num_gpus = worker, num_gpus
+        self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, *modules])
+        self._context.set_forkserver_preload([__name__, *modules, "pipelines.shared_setup"])
         self._numbers = count()
         self._gpu_share = 0.0
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
@@ -73,12 +79,15 @@ class LocalProcesses:
         ours, theirs = self._context.Pipe()
         environment = {**os.environ, **ONE_THREAD, **self._gpu_of(pool)}
         process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
-        with _environment(ONE_THREAD):
-            process.start()
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(self._worker)
+            file.flush()
+            with _environment({**ONE_THREAD, WORKER_FILE: file.name}):
+                process.start()
         theirs.close()
         self._processes[number] = (process, ours)
         with suppress(OSError):  # it died already: `wait` will find out
-            ours.send(self._worker)
+            ours.send_bytes(self._worker)
         return number
 
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
@@ -123,6 +132,8 @@ class LocalProcesses:
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """The life of a worker process."""
+    from pipelines.shared_setup import worker_of  # which imports this module, and sets up when it is imported
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run
     os.environ.update(environment)
@@ -130,7 +141,7 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
     step = ""
     with suppress(EOFError, OSError):
         try:
-            worker: Worker = connection.recv()
+            worker = worker_of(connection.recv_bytes())
             while True:
                 step, items = connection.recv()
                 connection.send(worker.process(step, items))

@@ -18,7 +18,7 @@ from audiollm.data.text import recognition_form, spoken_form
 from audiollm.evaluate import signal_metrics
 from audiollm.evaluate.codec_scores import METRICS
 from audiollm.evaluate.hearing import Recognizer, VoiceJudge, failures_of
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 
 
 @dataclass(frozen=True)

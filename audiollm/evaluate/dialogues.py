@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from audiollm.audio import save
 from audiollm.evaluate.hearing import digest
 from audiollm.evaluate.lists import need_unique, read_records
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Advance
 from audiollm.evaluate.store import RowStore, key_of
 from audiollm.evaluate.subjects import DialogueSpeaker, Subject, TurnByTurn, Voice

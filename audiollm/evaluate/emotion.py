@@ -14,7 +14,7 @@ from typing import Any
 from audiollm.config import ConfigError
 from audiollm.evaluate.esd import EMOTIONS, Utterance
 from audiollm.evaluate.hearing import Embedded, cosine, digest, embed, failures_of, load_clip
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Bench, Clip, error_summary, rate_of, words_heard
 from audiollm.evaluate.statistics import confusion, metric_table, share, shares_by
 from audiollm.evaluate.store import Row

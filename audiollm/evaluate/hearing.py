@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from audiollm.audio import AudioError, Waveform, load
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.files import file_digest
 
 LONGEST_S = 600.0

@@ -24,7 +24,7 @@ from torch import Tensor
 from audiollm.audio import Waveform
 from audiollm.evaluate.dialogues import Dialogue
 from audiollm.evaluate.hearing import cosine, digest, embed, load_clip
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Bench, compare, error_summary, rate_of, words_heard
 from audiollm.evaluate.statistics import metric_table, share
 from audiollm.evaluate.store import Row

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.evaluate.hearing import digest, load_clip
 from audiollm.evaluate.lists import read_records
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Advance, Clip, SpeechRequest
 from audiollm.evaluate.statistics import mean_of_shares
 from audiollm.evaluate.store import Row, RowStore

@@ -12,7 +12,7 @@ from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, Message
 from audiollm.evaluate.hearing import Recognizer, digest, load_clip
 from audiollm.evaluate.lists import read_rows
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Advance
 from audiollm.evaluate.store import RowStore
 from audiollm.evaluate.subjects import Conversant, Subject

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audiollm.audio import resample
+from audiollm.evaluate.metric_error import MetricError
 
 MEL_WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)
 MEL_BANDS = (5, 10, 20, 40, 80, 160, 320)
@@ -28,14 +29,6 @@ SPEECH_RATE = 16_000
 PESQ_LONGEST_S = 20.0
 SHORTEST_MOS_S = 0.25
 _SILENCE = 1e-7  # peak below -140 dBFS
-
-
-class MetricError(ValueError):
-    """A metric that has no value for this clip; `reason` is what a table shows."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class DnsmosScores(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from audiollm.audio import Waveform, save
 from audiollm.evaluate.hearing import Recognizer, VoiceJudge, digest, recognize
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.store import Row, RowStore, key_of
 from audiollm.evaluate.subjects import Speaker, Subject
 from audiollm.evaluate.text_errors import Errors, TextForm, count_errors, error_table

@@ -15,7 +15,7 @@ from typing import Any
 
 from audiollm.config import ConfigError, nearest
 from audiollm.data.text import recognition_form, spoken_form
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.statistics import bootstrap_ratio
 from audiollm.files import read_json
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from audiollm.config import ConfigError
 from audiollm.evaluate.hearing import Embedded, cosine, digest, embed, load_clip
-from audiollm.evaluate.signal_metrics import MetricError
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.speech import Bench, Clip, SpeechRequest, error_summary, rate_of, words_heard
 from audiollm.evaluate.statistics import metric_table
 from audiollm.evaluate.store import Row

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from audiollm.audio_files import find_audio, looks_like_audio
 from audiollm.files import atomic_path, file_digest
 from audiollm.set_aside import UNREADABLE, Row, set_aside_row
 from pipelines.annotate.transcripts import Transcript, read_manifest
@@ -139,8 +140,6 @@ def _files_of(
     text: str, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
 ) -> Iterator[tuple[str, str]]:
     """Name and absolute path of every file of an input."""
-    from audiollm.audio import find_audio
-
     if is_address(text):
         yield from _download(text, fetched, found, on_fetched)
     elif _is_tar(text) and Path(text).is_file():
@@ -166,8 +165,6 @@ def _files_of(
 
 
 def _sort_in(found: Inputs, name: str, path: str) -> None:
-    from audiollm.audio import looks_like_audio
-
     if not _is_text(name) or not _is_text(path):
         place = os.fsencode(path).decode("utf-8", "backslashreplace")
         reason = "its name is not valid UTF-8: rename it"

@@ -27,8 +27,8 @@ from pipelines.engine import Backend, Call, Outcome, Pool, Walk, available_cpus,
 from pipelines.ledger import Ledger
 from pipelines.local_pool import InProcess, LocalProcesses
 
-IMPORTED = ("pipelines.annotate.worker", "audiollm.audio", "scipy.signal")
-"""By nearly every worker."""
+IMPORTED = ("pipelines.annotate.worker", "audiollm.audio", "scipy.signal", "audiollm.cli")
+"""By nearly every worker; the last is the main module of `audiollm`, which processes import anew."""
 
 
 @dataclass(frozen=True)
@@ -150,4 +150,5 @@ def _backend(config: Config, worker: StepWorker, pools: Sequence[Pool]) -> Backe
         return RayActors(worker, pools, config.ray_address)
     if sum(pool.workers for pool in pools) < 2:
         return InProcess(worker)
-    return LocalProcesses(worker, int(config.gpus), IMPORTED)
+    of_steps = {type(step).__module__ for step in worker.steps.values()}
+    return LocalProcesses(worker, int(config.gpus), [*IMPORTED, *sorted(of_steps)])

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import TaskID
 
+from audiollm.audio_files import AudioError
 from audiollm.data.text import recognition_form, spoken_form
 from audiollm.recipe import Stage
 from audiollm.runner import Context, StageError
@@ -43,7 +44,6 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         StageError: inputs, transcripts or a grammar that cannot be used, or a scorer that is missing (exit code 2),
             before the work; workers that cannot be set up.
     """
-    from audiollm.audio import AudioError
     from pipelines.annotate.report.page import write_report
 
     try:

@@ -92,6 +92,15 @@ class BatchStep(Step, Protocol):
         """The values of the items, each what `process` gives for it alone."""
 
 
+@runtime_checkable
+class SharedStep(Step, Protocol):
+    """A step whose set-up is memory alone, without threads, open files or a GPU: processes may share it."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether that holds with its settings."""
+
+
 @dataclass
 class Listener:
     """Reads the sound of one file for the steps that work on it one after the other, and decodes it once."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from audiollm.set_aside import UNREADABLE
 from pipelines.annotate.shards import Shard, ShardConfig, make_shard
-from pipelines.annotate.step import BatchStep, Given, Listener, Recording, Segment, Step, Value
+from pipelines.annotate.step import BatchStep, Given, Listener, Recording, Segment, SharedStep, Step, Value
 from pipelines.ledger import Outcome
 from pipelines.local_pool import describe
 
@@ -41,6 +41,13 @@ class StepWorker:
     steps: Mapping[str, Step]
     _ready: set[str] = field(default_factory=set, repr=False)
     _listener: Listener | None = field(default=None, repr=False)
+
+    def set_up_shared(self) -> None:
+        """See `SharedSetup.set_up_shared`."""
+        for name, step in self.steps.items():
+            if isinstance(step, SharedStep) and step.shared:
+                step.setup()
+                self._ready.add(name)
 
     def process(self, step: str, items: Sequence[Item]) -> list[Outcome]:
         """See `Worker.process`. A batch that fails is done one by one, so that the error is that of its item alone."""

@@ -24,8 +24,8 @@ from audiollm.audio import Waveform, load, save
 from audiollm.cli import build_app
 from audiollm.config import ConfigError
 from audiollm.evaluate.choosing import choose_recognizer, choose_speaker_judge
+from audiollm.evaluate.metric_error import MetricError
 from audiollm.evaluate.own_model import OwnModel
-from audiollm.evaluate.signal_metrics import MetricError
 from audiollm.evaluate.speech import Bench, Clip, find_clips, speak_all
 from audiollm.evaluate.statistics import bootstrap_ratio, mean_of_shares, metric_table
 from audiollm.evaluate.store import RowStore

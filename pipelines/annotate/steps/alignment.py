@@ -67,6 +67,7 @@ class Alignment:
 
     def __init__(self, config: AlignmentConfig) -> None:
         self.resources = Resources(gpus=config.gpus)
+        self.shared = config.model is None
         self._config = config
 
     def missing(self) -> str | None:

@@ -83,6 +83,7 @@ class Language:
     name = "language"
     level: ClassVar[Literal["segment"]] = "segment"
     version: ClassVar[int] = 1
+    shared: ClassVar[bool] = True
     resources = Resources()
 
     def __init__(self, config: LanguageConfig, recognizers: Sequence[str] = ()) -> None:

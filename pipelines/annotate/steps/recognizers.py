@@ -41,6 +41,7 @@ class Pocketsphinx:
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
     version: ClassVar[int] = 1
+    shared: ClassVar[bool] = True
     resources = Resources()
 
     def __init__(self, config: PocketsphinxConfig) -> None:
