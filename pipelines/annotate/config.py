@@ -19,6 +19,7 @@ from pipelines.annotate.rules import Thresholds
 from pipelines.annotate.step import Resources
 from pipelines.annotate.steps.recognizers import RecognizerChoice
 from pipelines.annotate.transcripts import compile_pattern, is_pattern, parse_condition
+from pipelines.engine import available_cpus
 
 _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
 PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
@@ -146,6 +147,11 @@ class Config(StageConfig):
         """All of them; none where a corpus is spoken."""
         paths = [self.input] if isinstance(self.input, str) else self.input or []
         return [text if is_address(text) else str(Path(text).expanduser()) for text in paths]
+
+    @property
+    def num_workers(self) -> int:
+        """Asked for, or one for each CPU."""
+        return max(1, available_cpus() if self.workers is None else self.workers)
 
     @property
     def chosen_preset(self) -> Preset:

@@ -12,7 +12,6 @@ from pipelines.annotate import synthetic
 from pipelines.annotate.chain import paths_of
 from pipelines.annotate.config import Config
 from pipelines.annotate.inputs import is_address
-from pipelines.engine import available_cpus
 
 _PROBED_FILES = 2000
 # seconds of one CPU, measured; see README.md
@@ -47,7 +46,7 @@ def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
     else:
         audio_s, clips, note = _probe(config.inputs)
         notes.insert(0, note)
-    workers = max(1, available_cpus() if config.workers is None else config.workers)
+    workers = config.num_workers
     rates = dict(_RTF)
     if config.grammar != "open" and (config.transcripts is not None or not config.inputs):
         rates["pocketsphinx"] = _CLOSED_RTF

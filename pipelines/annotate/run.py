@@ -22,8 +22,8 @@ from pipelines.annotate.shards import Made, Shard, ShardConfig, finish_shards, m
 from pipelines.annotate.sources import Source
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.walk import Walks
-from pipelines.annotate.worker import ShardWorker, StepWorker
-from pipelines.engine import Backend, Call, Outcome, Pool, Walk, available_cpus, run_walks
+from pipelines.annotate.worker import ReportWorker, ShardWorker, StepWorker
+from pipelines.engine import Backend, Call, Outcome, Pool, Walk, Worker, run_walks
 from pipelines.ledger import Ledger
 from pipelines.local_pool import InProcess, LocalProcesses
 
@@ -76,7 +76,7 @@ class Run:
 
     def _walk(self, title: str, total: int, walks: Iterator[Walk]) -> None:
         config = self.config
-        workers = available_cpus() if config.workers is None else max(1, config.workers)
+        workers = config.num_workers
         pools = chains.pools(self.chain, workers, config.gpus, config.resources)
         backend = _backend(config, StepWorker(self.chain.steps), pools)
         with self.context.progress(title, total) as bar:
@@ -113,18 +113,34 @@ def write_shards(config: Config, context: Context, ledger: Ledger) -> None:
         made[shard.name] = made_from(outcome.value)
         return []
 
-    workers = available_cpus() if config.workers is None else max(1, config.workers)
-    pools = [Pool("shards", ("shard",), min(workers, len(planned)))]
-    worker = ShardWorker(folder, settings)
+    workers = config.num_workers
     with context.progress("writing shards", len(planned)) as bar:
         run_walks(
             (walk(shard) for shard in planned),
-            pools,
-            InProcess(worker) if pools[0].workers < 2 else LocalProcesses(worker, modules=IMPORTED),
+            [Pool("shards", ("shard",), min(workers, len(planned)))],
+            _local(ShardWorker(folder, settings), workers),
             ledger,
             lambda call, outcome, known: bar.advance(TaskID(0)),
         )
     finish_shards(folder, settings, [made[shard.name] for shard in planned])
+
+
+def write_report(config: Config, context: Context, ledger: Ledger) -> None:
+    """`report.html`, made by one of the workers.
+
+    Raises:
+        StageError: it cannot be written.
+    """
+
+    def walk() -> Walk:
+        outcome = yield Call("report", None, context.folder)
+        if outcome.value is None:
+            raise StageError(
+                f"annotate: {context.folder / 'report.html'}: {outcome.error}", "is the disk full?"
+            )
+        return []
+
+    run_walks([walk()], [Pool("report", ("report",), 1)], _local(ReportWorker(), config.num_workers), ledger)
 
 
 @dataclass
@@ -141,6 +157,11 @@ class _Rate:
             self.seconds += call.size
             rate = self.seconds / max(time.monotonic() - self.began, 1e-3)
             self.bar.update(TaskID(0), description=f"{self.title} ({rate:.0f} x real time)")
+
+
+def _local(worker: Worker, workers: int) -> Backend:
+    """Where there is more than one worker, this process only directs: what they have imported, it does without."""
+    return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=IMPORTED)
 
 
 def _backend(config: Config, worker: StepWorker, pools: Sequence[Pool]) -> Backend:

@@ -25,12 +25,12 @@ from pipelines.annotate.inputs import InputError, collect, digests
 from pipelines.annotate.output import segment_ids, write_output
 from pipelines.annotate.plan import plan
 from pipelines.annotate.rules import Thresholds
-from pipelines.annotate.run import Run, write_shards
+from pipelines.annotate.run import Run, write_report, write_shards
 from pipelines.annotate.sources import Sources, match_sources, pattern_hint
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.steps.recognizers import PocketsphinxConfig
 from pipelines.annotate.transcripts import TranscriptError
-from pipelines.engine import EngineError, available_cpus
+from pipelines.engine import EngineError
 from pipelines.ledger import Ledger, LedgerError
 
 _LARGEST_AUTO_GRAMMAR = 60
@@ -44,8 +44,6 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         StageError: inputs, transcripts or a grammar that cannot be used, or a scorer that is missing (exit code 2),
             before the work; workers that cannot be set up.
     """
-    from pipelines.annotate.report.page import write_report
-
     try:
         with Ledger(own := context.folder / "ledger" / "ledger.sqlite") as ledger:
             if config.earlier is not None and config.earlier.resolve() != own.resolve():
@@ -56,13 +54,13 @@ def run(config: Config, context: Context) -> dict[str, Any]:
                 write_shards(config, context, ledger)
             else:  # an earlier run's are of other segments
                 shutil.rmtree(context.folder / "shards", ignore_errors=True)
+            write_report(config, context, ledger)
     except (TranscriptError, InputError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None
     except EngineError as error:
         raise StageError(f"annotate: {error}", "audiollm doctor says what is missing") from None
     except LedgerError as error:
         raise StageError(f"annotate: {error}") from None
-    write_report(context.folder)
     _summarize(funnel, context)
     return funnel
 
@@ -85,7 +83,7 @@ def _run(config: Config, context: Context, ledger: Ledger) -> dict[str, Any]:
     finally:
         spool.close()
     columns.save(folder / "bins.json")
-    workers = available_cpus() if config.workers is None else max(1, config.workers)
+    workers = config.num_workers
     took = {
         "wall_s": round(time.monotonic() - began, 3),
         # of this process: with one worker the steps' own is part of it

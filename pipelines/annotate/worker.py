@@ -112,3 +112,17 @@ class ShardWorker:
         except OSError as error:
             return Outcome(error=describe(error), seconds=time.process_time() - began)
         return Outcome(made, seconds=time.process_time() - began)
+
+
+@dataclass(frozen=True)
+class ReportWorker:
+    """Writes the report of a run's folder; a `Worker`."""
+
+    def process(self, step: str, items: Sequence[Path]) -> list[Outcome]:
+        """See `Worker.process`."""
+        from pipelines.annotate.report import write_report
+
+        try:
+            return [Outcome({"page": str(write_report(folder))}) for folder in items]
+        except OSError as error:
+            return [Outcome(error=describe(error))] * len(items)
