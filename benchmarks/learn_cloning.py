@@ -159,9 +159,10 @@ def train_tokenizer(folder: Path) -> None:
         "cpu_minutes": TOKENIZER_MINUTES,
     }
     run([{"train_tokenizer": settings}], folder, Console(stderr=True))
-    AudioTokenizer.from_pretrained(folder / "train_tokenizer", NUM_CODEBOOKS).save_pretrained(
-        folder / "codec"
-    )
+    trained, codec = folder / "train_tokenizer", folder / "codec"
+    # written again, it would be another one for what was made with it
+    if not codec.is_dir() or codec.stat().st_mtime < (trained / "stage.json").stat().st_mtime:
+        AudioTokenizer.from_pretrained(trained, NUM_CODEBOOKS).save_pretrained(codec)
 
 
 def encode_group(folder: Path, group: str) -> None:
@@ -170,7 +171,8 @@ def encode_group(folder: Path, group: str) -> None:
     own = folder / "groups" / group
     own.mkdir(parents=True, exist_ok=True)
     tasks = own / "tasks.yaml"
-    tasks.write_text(yaml.safe_dump(CLONE))
+    if not tasks.exists():
+        tasks.write_text(yaml.safe_dump(CLONE))
     segments = str(folder / "voices" / group / "segments.jsonl")
     compose: dict[str, Any] = {"segments": segments, "tasks_file": str(tasks), "tasks": {"clone": 1.0}}
     # nothing of the synthetic voices is asked for: a few held out, to see when training has done its work
