@@ -32,8 +32,8 @@ class Cache:
     """Of every position that there may be: computed once."""
     sine_LD: Tensor
     lengths: list[int]
-    window: int | None
-    """The model's sliding window."""
+    windows: tuple[int | None, ...]
+    """The sliding window of each layer; None for none."""
 
     @classmethod
     def empty(
@@ -51,7 +51,7 @@ class Cache:
             keys = keys.contiguous()
         places_L = torch.arange(length, device=device)
         angles = rotary_angles(places_L, config.head_dim, config.rope_theta, config.rope_scaling)
-        return cls(keys, values, *angles, [0] * rows, config.sliding_window)
+        return cls(keys, values, *angles, [0] * rows, tuple(map(config.window_of, range(config.num_layers))))
 
     @property
     def length(self) -> int:
@@ -112,10 +112,10 @@ class AttendCached:
     """Of each layer, with the rows that go on."""
     values_NRGLD: Sequence[Tensor]
     seen_keys_NBDL: Sequence[Tensor]
-    """The same at the positions that any row may look at."""
+    """The same at the positions that any row may look at, there."""
     seen_values_NBLD: Sequence[Tensor]
-    bias_B1L: Tensor | None
-    """-inf for those of them that a row may not look at, else 0; None where all look at all."""
+    biases_NB1L: Sequence[Tensor | None]
+    """Of each layer, -inf for those of them that a row may not look at, else 0; None where all look at all."""
     order_R: Tensor | None
     """The cache row of each row of the model's batch; None where they are in the cache's order."""
     rank_R: Tensor | None
@@ -129,7 +129,9 @@ class AttendCached:
         self.values_NRGLD[layer][row, :, position] = v_SGD
         keys_BDL, values_BLD = self.seen_keys_NBDL[layer], self.seen_values_NBLD[layer]
         q_BQD = q_SHD.reshape(len(keys_BDL), -1, q_SHD.shape[2])
-        attended_RHD = cached_attention(q_BQD, keys_BDL, values_BLD, self.bias_B1L).view(q_SHD.shape)
+        attended_RHD = cached_attention(q_BQD, keys_BDL, values_BLD, self.biases_NB1L[layer]).view(
+            q_SHD.shape
+        )
         return attended_RHD if self.order_R is None else attended_RHD.index_select(0, self.order_R)
 
 
@@ -144,26 +146,31 @@ def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCach
     if high >= cache.length:
         raise ValueError(f"the cache has room for {cache.length} positions a row, and one is full")
     cache.lengths[:rows] = [length + 1 for length in lengths]
-    span = slice(0 if cache.window is None else max(0, low - cache.window + 1), high + 1)
     position_R = torch.tensor(lengths, device=device)
     keys_NRGDL, values_NRGLD = cache.keys_NRGDL[:, :rows], cache.values_NRGLD[:, :rows]
     same = low == high
+    seen = {}
+    for window in set(cache.windows):
+        span = slice(0 if window is None else max(0, low - window + 1), high + 1)
+        keys_NBDL = keys_NRGDL[..., span].flatten(1, 2).unbind()
+        values_NBLD = values_NRGLD[:, :, :, span].flatten(1, 2).unbind()
+        seen[window] = keys_NBDL, values_NBLD, None if same else _bias(cache, window, position_R, span)
     return AttendCached(
         position_R if order_R is None else position_R[order_R],
         (slice(None), low) if same else (torch.arange(rows, device=device), position_R),
         keys_NRGDL.unbind(),
         values_NRGLD.unbind(),
-        keys_NRGDL[..., span].flatten(1, 2).unbind(),
-        values_NRGLD[:, :, :, span].flatten(1, 2).unbind(),
-        None if same else _bias(cache, position_R, span),
+        [seen[window][0][layer] for layer, window in enumerate(cache.windows)],
+        [seen[window][1][layer] for layer, window in enumerate(cache.windows)],
+        [seen[window][2] for window in cache.windows],
         order_R,
         None if order_R is None else order_R.argsort(),
     )
 
 
-def _bias(cache: Cache, position_R: Tensor, span: slice) -> Tensor:
+def _bias(cache: Cache, window: int | None, position_R: Tensor, span: slice) -> Tensor:
     behind_RL = position_R[:, None] - torch.arange(span.start, span.stop, device=position_R.device)
-    hidden_RL = behind_RL < 0 if cache.window is None else (behind_RL < 0) | (behind_RL >= cache.window)
+    hidden_RL = behind_RL < 0 if window is None else (behind_RL < 0) | (behind_RL >= window)
     bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys_NRGDL.dtype, device=position_R.device)
     bias_RL.masked_fill_(hidden_RL, -torch.inf)
     return bias_RL.repeat_interleave(cache.keys_NRGDL.shape[2], dim=0)[:, None]

@@ -40,6 +40,8 @@ class DualFFNConfig:
     dropout: float = 0.0
     sliding_window: int | None = None
     """A position sees itself and this many less one before it; None for all before it."""
+    sliding_window_layers: tuple[int, ...] | None = None
+    """Layers with that window, while the others see all; None: all layers have it."""
     audio_ffn_layers: tuple[int, ...] | None = None
     """Layers with norms and a feed-forward of their own for audio; None for all. In the others audio takes the
     text's, as with `audio_dual_ffn_layers` in Boson's release."""
@@ -59,9 +61,15 @@ class DualFFNConfig:
             object.__setattr__(self, "audio_encoder", AudioEncoderConfig(**self.audio_encoder))
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window must be at least 1, not {self.sliding_window}")
-        strange = [n for n in self.audio_ffn_layers or () if not 0 <= n < self.num_layers]
-        if strange:
-            raise ValueError(f"audio_ffn_layers: no layer {strange} among {self.num_layers}")
+        for name in ("audio_ffn_layers", "sliding_window_layers"):
+            strange = [n for n in getattr(self, name) or () if not 0 <= n < self.num_layers]
+            if strange:
+                raise ValueError(f"{name}: no layer {strange} among {self.num_layers}")
+
+    def window_of(self, layer: int) -> int | None:
+        """The positions that one sees there; None for all before it."""
+        windowed = self.sliding_window_layers is None or layer in self.sliding_window_layers
+        return self.sliding_window if windowed else None
 
 
 class Attend(Protocol):
@@ -87,11 +95,11 @@ class AttendPacked:
     """Inside each sequence of a pack."""
 
     layout: SegmentLayout
-    window: int | None
+    config: DualFFNConfig
     backend: BackendName
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
-        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, self.window, self.backend)
+        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, self.config.window_of(layer), self.backend)
 
 
 class FeedForward(nn.Module):

@@ -201,7 +201,7 @@ class DualFFN(nn.Module):
     def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
         wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
         backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
-        return AttendPacked(batch.layout, self.config.sliding_window, backend.name)
+        return AttendPacked(batch.layout, self.config, backend.name)
 
     def _rows(self, num_text: int, positions_S: Tensor, attend: Attend) -> Rows:
         config = self.config

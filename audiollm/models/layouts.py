@@ -71,7 +71,14 @@ _FIXED = {
     "use_cache": True,
 }
 """What is so in every DualFFN."""
-_OPTIONAL = ("sliding_window", "audio_ffn_layers", "qkv_bias", "qk_norm", "audio_encoder")
+_OPTIONAL = (
+    "sliding_window",
+    "sliding_window_layers",
+    "audio_ffn_layers",
+    "qkv_bias",
+    "qk_norm",
+    "audio_encoder",
+)
 """What transformers' class has no field for."""
 _KEYS = (
     (re.compile(r"^audio_codebook_embeddings\."), "model.embed_audio_tokens.embed_audio_tokens."),
@@ -188,18 +195,14 @@ def language_model_config(
 
     full = CONFIG_MAPPING[str(kind)].from_dict(dict(data)).to_dict()
     full["head_dim"] = full.get("head_dim") or full["hidden_size"] // full["num_attention_heads"]
-    windows = set(full.get("layer_types") or ["full_attention"])
-    if len(windows) > 1:
-        raise ConfigError(
-            "layer_types: some layers attend in a window and some do not",
-            where,
-            "give another language model",
-        )
+    layer_types = full.get("layer_types") or []
+    windowed = tuple(n for n, kind in enumerate(layer_types) if kind == "sliding_attention")
     try:
         return _shape(
             {**full, "num_codebooks": num_codebooks, "codebook_size": codebook_size},
             where,
-            sliding_window=full["sliding_window"] if windows == {"sliding_attention"} else None,
+            sliding_window=full["sliding_window"] if windowed else None,
+            sliding_window_layers=windowed if windowed and len(windowed) < len(layer_types) else None,
             audio_ffn_layers=None if audio_ffn_layers is None else tuple(sorted(set(audio_ffn_layers))),
             qkv_bias=kind == "qwen2",
             qk_norm=kind == "qwen3",

@@ -89,7 +89,7 @@ class PackedDecoder:
         num_text, rows = len(text_ids_X), len(text_ids_X) + len(codes_YK)
         attend = attend_cached(cache, rows, order_R)
         backbone = self._model.model
-        with _threads_for(self._work(rows, attend.seen_keys_NBDL[0].shape[2])):
+        with _threads_for(self._work(rows, max(keys.shape[2] for keys in attend.seen_keys_NBDL))):
             if num_text:
                 x_SC = self._model.embed(text_ids_X, codes_YK)
             else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.train.muon import MuonAndAdamW
 from audiollm.train.options import ParameterRule, Precision, ScheduleName
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -20,7 +21,7 @@ def freeze(named: NamedParameters, rules: Sequence[ParameterRule]) -> None:
     """Take the parameters out of training whose rule says so.
 
     Raises:
-        ValueError: a rule fits no parameter at all.
+        ValueError: a rule fits no parameter at all, or gives Muon one that is no matrix.
     """
     parameters = dict(named)
     for rule in rules:
@@ -28,8 +29,13 @@ def freeze(named: NamedParameters, rules: Sequence[ParameterRule]) -> None:
             some = ", ".join(list(parameters)[:3])
             raise ValueError(f"no parameter is named like {rule.pattern!r}; the names are like {some}")
     for name, parameter in parameters.items():
-        if _rule_of(name, rules).frozen:
+        rule = _rule_of(name, rules)
+        if rule.frozen:
             parameter.requires_grad_(False)
+        elif rule.optimizer == "muon" and parameter.ndim != 2:
+            raise ValueError(
+                f"{rule.pattern!r} gives Muon {name}, which is no matrix: narrow it, to *_proj.weight for one"
+            )
 
 
 def parameter_groups(
@@ -37,19 +43,24 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for an optimizer: matrices with decay and vectors (biases, norms) without, by `rate_factor`.
 
-    Parameters that are frozen are in none. Each group carries its `rate_factor`, which the loop reads.
+    Parameters that are frozen are in none. Each group carries its `rate_factor`, which the loop reads, and whether
+    it is `muon`'s.
     """
-    found: dict[tuple[float, float], list[nn.Parameter]] = {(1.0, weight_decay): [], (1.0, 0.0): []}
+    found: dict[tuple[float, float, bool], list[nn.Parameter]] = {
+        (1.0, weight_decay, False): [],
+        (1.0, 0.0, False): [],
+    }
     for name, parameter in named:
         if parameter.requires_grad:
             rule = _rule_of(name, rules)
             decay = rule.weight_decay
             if decay is None:
                 decay = weight_decay if parameter.ndim >= 2 else 0.0
-            found.setdefault((rule.rate_factor, decay), []).append(parameter)
+            kind = (rule.rate_factor, decay, rule.optimizer == "muon")
+            found.setdefault(kind, []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": decay, "rate_factor": factor}
-        for (factor, decay), parameters in found.items()
+        {"params": parameters, "weight_decay": decay, "rate_factor": factor, "muon": muon}
+        for (factor, decay, muon), parameters in found.items()
         if parameters
     ]
 
@@ -59,11 +70,12 @@ def build_optimizer(
     weight_decay: float,
     betas: tuple[float, float],
     rules: Sequence[ParameterRule] = (),
-) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`; the loop sets the learning rate at every step."""
-    return torch.optim.AdamW(
-        parameter_groups(named, weight_decay, rules), lr=1.0, betas=betas, weight_decay=0.0, fused=True
-    )
+) -> torch.optim.Optimizer:
+    """AdamW over `parameter_groups`, and Muon where rules ask for it; the loop sets the rate at every step."""
+    groups = parameter_groups(named, weight_decay, rules)
+    if any(group["muon"] for group in groups):
+        return MuonAndAdamW(groups, betas)
+    return torch.optim.AdamW(groups, lr=1.0, betas=betas, weight_decay=0.0, fused=True)
 
 
 def learning_rate_factor(

@@ -24,6 +24,8 @@ class ParameterRule:
     weight_decay: float | None = None
     """In place of the loop's, for vectors too; None: the loop's on matrices, 0 on vectors."""
     frozen: bool = False
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` for matrices (not embeddings or heads): attention learns to look things up in fewer steps."""
 
 
 @dataclass(frozen=True)

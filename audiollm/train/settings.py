@@ -82,7 +82,7 @@ class ModelTrainingConfig(TrainingConfig):
     lora: LoRASettings = LoRASettings()
     """Of `trained: adapter`."""
     rules: tuple[ParameterRule, ...] = ()
-    """By pattern of names: `{pattern, rate_factor, weight_decay, frozen}`; the first that fits decides."""
+    """By pattern of names: `{pattern, rate_factor, weight_decay, frozen, optimizer}`; the first that fits decides."""
     schedule: ScheduleName = "cosine"
     """After the warm-up: `cosine`, `wsd` (at the peak, and down in the last fifth), `constant`."""
     warmup_steps: int | None = Field(None, ge=1)
@@ -110,6 +110,11 @@ class ModelTrainingConfig(TrainingConfig):
         if self.strategy in ("zero2", "zero3") and self.ema_decay:
             raise ValueError(
                 f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"
+            )
+        muon = [rule.pattern for rule in self.rules if rule.optimizer == "muon"]
+        if muon and self.strategy not in ("auto", "ddp"):
+            raise ValueError(
+                f"{self.strategy} has no Muon, as rules ask for {muon[0]!r}: set strategy to ddp"
             )
         return self
 

@@ -38,6 +38,7 @@ def shape_from_settings(
         dropout=model.dropout,
         qk_norm=model.qk_norm,
         sliding_window=model.sliding_window,
+        sliding_window_layers=model.sliding_window_layers,
         audio_ffn_layers=model.audio_ffn_layers,
         max_position_embeddings=chosen(config.max_length),
     )

@@ -108,6 +108,9 @@ class ModelConfig(BaseModel):
     dropout: float = Field(0.1, ge=0, lt=1)
     sliding_window: int | None = Field(None, ge=1)
     """Positions that each one sees; None: all before it."""
+    sliding_window_layers: tuple[int, ...] | None = None
+    """Layers that see no further than `sliding_window`, counted from 0, while the others see all; None: all layers.
+    A short one in the first layer alone joins what lies side by side, a word and the codes after it, sooner."""
     audio_ffn_layers: tuple[int, ...] | None = None
     """Layers with norms and a feed-forward of their own for audio, counted from 0; None: all."""
     audio_encoder: AudioEncoderSettings | None = None
@@ -214,9 +217,15 @@ class TrainConfig(ModelTrainingConfig):
         if hidden % (2 * heads):
             raise ValueError(f"hidden_size {hidden} must be a multiple of 2 x num_heads {heads}")
         layers = model.num_layers or rule.num_layers
-        strange = [n for n in model.audio_ffn_layers or () if not (n >= 0 and (self.start or n < layers))]
-        if strange:
-            raise ValueError(f"model.audio_ffn_layers: no layer {strange} among {layers}")
+        for name in ("audio_ffn_layers", "sliding_window_layers"):
+            chosen_layers = getattr(model, name) or ()
+            strange = [n for n in chosen_layers if not (n >= 0 and (self.start or n < layers))]
+            if strange:
+                raise ValueError(f"model.{name}: no layer {strange} among {layers}")
+        if model.sliding_window_layers is not None and model.sliding_window is None:
+            raise ValueError(
+                "model.sliding_window_layers is set, but sliding_window, how far they see, is not"
+            )
         filled = {
             "hidden_size": hidden,
             "num_heads": heads,

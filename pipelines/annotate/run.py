@@ -135,9 +135,9 @@ def write_report(config: Config, context: Context, ledger: Ledger) -> None:
     def walk() -> Walk:
         outcome = yield Call("report", None, context.folder)
         if outcome.value is None:
-            raise StageError(
-                f"annotate: {context.folder / 'report.html'}: {outcome.error}", "is the disk full?"
-            )
+            page = context.folder / "report.html"
+            remedy = "all else of this run is written: mend it, and run it again for the report alone"
+            raise StageError(f"annotate: {page}: {outcome.error}", remedy)
         return []
 
     run_walks([walk()], [Pool("report", ("report",), 1)], _local(ReportWorker(), config.num_workers), ledger)

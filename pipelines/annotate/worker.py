@@ -124,5 +124,5 @@ class ReportWorker:
 
         try:
             return [Outcome({"page": str(write_report(folder))}) for folder in items]
-        except OSError as error:
+        except Exception as error:  # what was measured is written already
             return [Outcome(error=describe(error))] * len(items)

@@ -190,6 +190,7 @@ CACHED: list[dict[str, Any]] = [
     {"sliding_window": 1},
     {"sliding_window": 4},
     {"sliding_window": 100},
+    {"sliding_window": 3, "sliding_window_layers": (0,)},
     {"qkv_bias": True, "rope_scaling": RopeScaling(32.0, 1.0, 4.0, 8)},
     {"qk_norm": True, "audio_ffn_layers": (1,)},
 ]
@@ -231,6 +232,20 @@ def test_a_sliding_window_reaches_as_far_as_it_says(model: DualFFN) -> None:
             ids_S[place] = 260
             after = in_order(model, pack([replace(stream, text_ids_S=ids_S)]))[11]
             assert torch.equal(before, after) is (place < 12 - 5)
+
+
+def test_a_window_of_some_layers_is_theirs_alone(model: DualFFN) -> None:
+    """Of the last layer alone: the position sees three of the first's outputs, each of which sees all before it."""
+    stream = random_stream(4, text=12, frames=0, after=0)
+    changed = replace(stream, text_ids_S=stream.text_ids_S.clone())
+    changed.text_ids_S[0] = 260
+    for layers, sees in (((0,), True), ((1,), True), ((0, 1), False)):
+        windowed = copy_of(model, sliding_window=3, sliding_window_layers=layers)
+        with torch.no_grad():
+            first, second = (in_order(windowed, pack([each]))[11] for each in (stream, changed))
+        assert torch.equal(first, second) is not sees
+    with pytest.raises(ValueError, match="no layer \\[2\\] among 2"):
+        copy_of(model, sliding_window=3, sliding_window_layers=(2,))
 
 
 def test_activation_checkpointing_gives_the_same_gradients(model: DualFFN) -> None:

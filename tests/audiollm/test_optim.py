@@ -72,6 +72,39 @@ def test_the_optimizer_takes_one_adamw_step_of_the_paper() -> None:
     assert weight.item() == pytest.approx(2.0 - 0.01 * (0.1 * 2.0 + 1.0), rel=1e-6)
 
 
+def test_muon_takes_its_matrices_and_adamw_the_rest() -> None:
+    """Each parameter moves as under torch's own optimizer alone, also after its state was saved and loaded."""
+    parts, alone = model(), model()
+    alone.load_state_dict(parts.state_dict())
+    rules = (ParameterRule("text.weight", optimizer="muon"), ParameterRule("audio.*", frozen=True))
+    freeze(parts.named_parameters(), rules)
+    optimizer = build_optimizer(parts.named_parameters(), 0.1, (0.9, 0.98), rules)
+    others = [
+        torch.optim.Muon([alone["text"].weight], weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(
+            [alone["text"].bias, *alone["norm"].parameters()], betas=(0.9, 0.98), weight_decay=0.0
+        ),
+    ]
+    for step in range(4):
+        if step == 2:
+            state, before = optimizer.state_dict(), optimizer
+            optimizer = build_optimizer(parts.named_parameters(), 0.1, (0.9, 0.98), rules)
+            optimizer.load_state_dict(state)
+            assert len(optimizer.state) == len(before.state) == 4
+        for each in (optimizer, *others):
+            for group in each.param_groups:
+                group["lr"] = 0.01
+        for one, other in zip(parts.parameters(), alone.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(step))
+            other.grad = one.grad.clone()
+        for each in (optimizer, *others):
+            each.step()
+    for (name, one), other in zip(parts.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+    with pytest.raises(ValueError, match=r"'norm.\*' gives Muon norm.weight, which is no matrix"):
+        freeze(parts.named_parameters(), [ParameterRule("norm.*", optimizer="muon")])
+
+
 def test_schedules_by_hand() -> None:
     steps = (0, 9, 10, 35, 60, 90, 100, 110)
     factors = {

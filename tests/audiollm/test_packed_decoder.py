@@ -47,7 +47,14 @@ def greedy_request() -> Request:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"sliding_window": 4}, {"audio_ffn_layers": (1,)}, {"qkv_bias": True}, {"qk_norm": True}],
+    [
+        {},
+        {"sliding_window": 4},
+        {"sliding_window": 4, "sliding_window_layers": (0,)},
+        {"audio_ffn_layers": (1,)},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+    ],
     ids=lambda changes: next(iter(changes), "plain"),
 )
 @pytest.mark.parametrize("rows", [1, 3])

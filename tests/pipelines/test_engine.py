@@ -88,10 +88,10 @@ def test_outcomes_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> Non
     assert found == {n: "ValueError: three is bad" if n == 3 else (n * n, n / 2) for n in range(30)}
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_processes_share_what_can_be_set_up_before_they_are_forked(fails: bool) -> None:
+@pytest.mark.parametrize("kind", ["own", "failing", "annotation"])
+def test_processes_share_what_can_be_set_up_before_they_are_forked(kind: str) -> None:
     """In a process of its own: that which all are forked from is started once, with the first worker."""
-    command = [sys.executable, "-c", f"import forked_worker; forked_worker.main({fails})"]
+    command = [sys.executable, "-c", f"import forked_worker; forked_worker.main({kind!r})"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -99,7 +99,7 @@ def test_processes_share_what_can_be_set_up_before_they_are_forked(fails: bool) 
     processes = {each["process"] for each in found["answers"]} | {found["driver"]}
     assert len(processes) == 4
     assert first["set_up_in"] == second["set_up_in"] and other["set_up_in"] is None
-    assert (first["set_up_in"] is None) == fails and first["set_up_in"] not in processes
+    assert (first["set_up_in"] is None) == (kind == "failing") and first["set_up_in"] not in processes
 
 
 def test_every_process_has_one_thread(tmp_path: Path) -> None:

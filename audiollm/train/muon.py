@@ -1,0 +1,52 @@
+"""Muon for the matrices that a rule gives it, AdamW for all else, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """torch's Muon (momentum, made orthogonal) over the groups marked `muon`, and its AdamW over the others.
+
+    Muon's rate is scaled by `0.2 * sqrt(the longer side)`, so that its updates are as large as AdamW's
+    (arXiv 2502.16982); a rule's `rate_factor` goes on top.
+
+    Args:
+        groups: as of `parameter_groups`, each with `muon`.
+
+    Raises:
+        ValueError: a parameter for Muon is no matrix.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
+        muon = [group for group in groups if group["muon"]]
+        adamw = [group for group in groups if not group["muon"]]
+        # each sets its own defaults in the groups
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(muon, lr=1.0, adjust_lr_fn="match_rms_adamw")
+        ]
+        if adamw:
+            self._parts.append(torch.optim.AdamW(adamw, lr=1.0, betas=betas, fused=True))
+        super().__init__([*muon, *adamw], {})
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Of both; a closure is called once."""
+        loss = None if closure is None else closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """The parts work on the groups and the state of the whole."""
+        for part in self._parts:
+            of_muon = isinstance(part, torch.optim.Muon)
+            part.param_groups = [group for group in self.param_groups if group["muon"] is of_muon]
+            part.state = self.state
