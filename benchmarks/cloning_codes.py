@@ -1,13 +1,17 @@
 """Samples of `learn_cloning.py` that no voice is in: every word a run of codes drawn at random, once.
 
-Nothing of them can be learned but to look up in the reference what a word is, and to repeat it. With references of
-one word that is found within some hundred steps, with longer ones only after it. Beside real voices they keep a
-model from learning these by heart.
+Nothing of them can be learned but to look up in the reference what a word is, and to repeat it. Which word it is must
+be seen from its name, which comes before its first codes; but only where both the name in the answer and that in the
+reference are kept with the codes after them is there anything to be gained, so that neither is learned by itself. Some
+samples are therefore by heart: they have no reference, and half of their frames are the same for a word wherever it
+is said. From these a model learns within some hundred steps that the codes after a name are the name's, and from the
+others at once where to find them. Beside real voices random codes keep it from learning these by heart.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from cloning_voices import WORDS
@@ -18,37 +22,55 @@ from audiollm.data.shards import ShardWriter, read_index
 
 HELD_OUT = 48
 SAMPLES_PER_SHARD = 1024
+OWN_FRAMES = 0.5
+"""Share of a word's frames that are always the same, in samples by heart."""
 
 
-def write_codes(
-    folder: Path, like: Path, samples: int, most_words: int, said: int, frames: tuple[int, int]
-) -> None:
-    """Shards of such samples, as those of `like` in their codec, and a few held out; what is there is kept.
+class RandomCodes(NamedTuple):
+    """What samples of random codes are like."""
 
-    A reference has n of at most `most_words` words with a chance of 1 / n, and `said` of them are said.
-    """
+    samples: int
+    words: tuple[int, int]
+    """Of a reference, at least and at most: n with a chance of 1 / n."""
+    said: int
+    """Words of those."""
+    frames: tuple[int, int]
+    """Of a word, at least and at most."""
+    by_heart: float = 0.0
+    """Share of samples without a reference."""
+
+
+def write_codes(folder: Path, like: Path, kind: RandomCodes) -> None:
+    """Shards of such samples, as those of `like` in their codec, and a few held out; what is there is kept."""
     if (folder / "index.json").exists():
         return
     codec = read_index(like)["codec"]
     books, size = codec["num_codebooks"], codec["codebook_size"]
-    random = np.random.default_rng([most_words, *frames])
-    counts = np.arange(1, most_words + 1)
+    random = np.random.default_rng([*kind.words, *kind.frames])
+    own = {word: random.integers(0, size, (books, kind.frames[1])) for word in WORDS}
+    counts = np.arange(kind.words[0], kind.words[1] + 1)
     writer = ShardWriter(folder, SAMPLES_PER_SHARD)
-    for number in track(range(samples + HELD_OUT), description=f"random codes, {most_words} words at most"):
+    for number in track(range(kind.samples + HELD_OUT), description=f"random codes: {folder.name}"):
         known = random.permutation(WORDS)[: random.choice(counts, p=(1 / counts) / (1 / counts).sum())]
         codes = {
-            str(word): random.integers(0, size, (books, _length(random, *frames))).astype(np.int16)
+            str(word): random.integers(0, size, (books, _length(random, *kind.frames))).astype(np.int16)
             for word in known
         }
-        words = random.choice(known, said).tolist()
+        by_heart = number >= HELD_OUT and random.random() < kind.by_heart
+        if by_heart:
+            for word, codes_KT in codes.items():
+                kept_T = random.random(codes_KT.shape[1]) < OWN_FRAMES
+                codes_KT[:, kept_T] = own[word][:, : codes_KT.shape[1]][:, kept_T]
+        words = random.choice(known, kind.said).tolist()
+        heard = [] if by_heart else list(codes)
         messages = [
-            Message(role="system", content=_after_words(list(codes))),
+            *([Message(role="system", content=_after_words(heard))] if heard else []),
             Message(role="user", content=[TextPart(text=f" {' '.join(words)}")]),
             Message(role="assistant", content=_after_words(words)),
         ]
         metadata = {"split": "test" if number < HELD_OUT else "train", "speaker": str(number)}
         sample = Sample(id=str(number), messages=messages, task="clone", metadata=metadata)
-        writer.write(number, sample, [[codes[word] for word in [*codes, *words]]])
+        writer.write(number, sample, [[codes[word] for word in [*heard, *words]]])
     writer.close({"codec": codec})
 
 

@@ -7,8 +7,8 @@ pitch and formants, and synthetic voices to train on; of the sixth neither a rec
 is words, each with a recording of it, of the six all ten digits, and the answer is made in the same way: a word, its
 codes, the next word. The tokenizer is trained on other speech alone and hears none of the six.
 
-A model first learns to look words up, on codes drawn at random that are nobody's voice (`cloning_codes.py`): from
-references of one word, then of up to ten. From there six models go on, each on the voices of all but one speaker and
+A model first learns to look words up, on codes drawn at random that are nobody's voice (`cloning_codes.py`): which
+word is which, from words of a frame or two, then to repeat longer ones. From there six models go on, each on the voices of all but one speaker and
 on random codes still, two side by side, a core each. Each of the six speakers then says 30 texts, each with a
 reference that no model heard.
 
@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
-from cloning_codes import write_codes
+from cloning_codes import RandomCodes, write_codes
 from cloning_voices import DIGITS, SAMPLE_RATE, WORDS, speakers, write_group, write_speech, write_synthetic
 from rich.console import Console
 from rich.progress import Progress
@@ -72,7 +72,9 @@ TRAINING: dict[str, Any] = {
     "speaker_dropout": 0.0,
     "corrupt_codes": 0.0,
     "rules": [
-        {"pattern": pattern, "rate_factor": 0.1} for pattern in ("*embed_audio_tokens*", "*audio_lm_head*")
+        {"pattern": "*embed_audio_tokens*", "rate_factor": 0.1},
+        {"pattern": "*audio_lm_head*", "rate_factor": 0.1},
+        {"pattern": "*_proj.weight", "optimizer": "muon", "rate_factor": 10},
     ],
 }
 MODEL = {
@@ -80,30 +82,21 @@ MODEL = {
     "qk_norm": True,
     "dropout": 0.0,
     "num_layers": 2,
+    # the first one joins a name and the codes after it, two and three rows on
+    "sliding_window": 4,
+    "sliding_window_layers": [0],
     "num_heads": 3,
     "intermediate_size": 192,
 }
 
 
-class RandomCodes(NamedTuple):
-    """What samples of random codes are like."""
-
-    samples: int
-    most_words: int
-    said: int
-    frames: tuple[int, int]
-    """Of a word, at least and at most."""
-
-
-STEPS = {"word": 1100, "long_word": 600, "words": 800, "voices": 600}
-"""Without the first no other learns to look up anything in the time of all of them."""
+STEPS = {"names": 600, "words": 800, "voices": 600}
 CODES = {
-    "word": RandomCodes(STEPS["word"] * TRAINING["batch_size"], most_words=1, said=2, frames=(3, 6)),
-    "long_word": RandomCodes(
-        STEPS["long_word"] * TRAINING["batch_size"], most_words=1, said=2, frames=(3, 20)
+    "names": RandomCodes(
+        STEPS["names"] * TRAINING["batch_size"], (4, 4), said=8, frames=(1, 2), by_heart=0.3
     ),
     "words": RandomCodes(
-        STEPS["words"] * TRAINING["batch_size"], most_words=len(WORDS), said=DIGITS, frames=(3, 30)
+        STEPS["words"] * TRAINING["batch_size"], (1, len(WORDS)), said=DIGITS, frames=(3, 30)
     ),
 }
 TEMPERATURE = 0.3
@@ -187,7 +180,7 @@ def learn_to_look_up(folder: Path, group: str) -> None:
     torch.set_num_threads(1)
     like = folder / "groups" / group / "tokenize" / "shards"
     for name, codes in CODES.items():
-        write_codes(folder / "codes" / name, like, *codes)
+        write_codes(folder / "codes" / name, like, codes)
     stages: list[dict[str, Any]] = []
     begun: dict[str, Any] = {"model": MODEL}
     for name in CODES:

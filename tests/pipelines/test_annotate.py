@@ -37,6 +37,7 @@ SHARED = Path(
 )
 CORPUS = CorpusConfig(words=["one", "seven", "nine"], voices=2, takes=3, test_takes=1)
 PATTERN = "{text}_{speaker}_{take}.wav"
+HEAVY = {"torch", "onnxruntime", "silero_vad", "pocketsphinx", "soundfile", "soxr", "num2words"}
 
 
 @pytest.fixture(scope="module")
@@ -342,8 +343,19 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
     code = "import sys, pipelines.annotate.stage, pipelines.compose; print(*sorted(sys.modules))"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    heavy = {"torch", "onnxruntime", "silero_vad", "pocketsphinx", "soundfile", "soxr", "num2words"}
-    assert not heavy & set(done.stdout.split())
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, tmp_path: Path) -> None:
+    """What it loads would be loaded once more than there are workers."""
+    code = (
+        "import sys; from audiollm.cli import build_app; build_app()(standalone_mode=False); "
+        "print('loaded', *sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "annotate", str(spoken), "-o", str(tmp_path), "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.rpartition("loaded ")[2].split())
+    assert (tmp_path / "report.html").exists() and (tmp_path / "segments.jsonl").exists()
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=6), st.integers(1, 3))
