@@ -8,9 +8,9 @@ is words, each with a recording of it, of the six all ten digits, and the answer
 codes, the next word. The tokenizer is trained on other speech alone and hears none of the six.
 
 A model first learns to look words up, on codes drawn at random that are nobody's voice (`cloning_codes.py`): which
-word is which, from words of a frame or two, then to repeat longer ones. From there six models go on, each on the voices of all but one speaker and
-on random codes still, two side by side, a core each. Each of the six speakers then says 30 texts, each with a
-reference that no model heard.
+word is which, from words of a frame or two, then to repeat longer ones. From there six models go on, each on the
+voices of all but one speaker and on random codes still, two side by side, a core each. Each of the six speakers then
+says 30 texts, each with a reference that no model heard.
 
 Judged by Resemblyzer (GE2E; trained on LibriSpeech and VoxCeleb): a clone counts as right where the mean of its own
 speaker's test recordings is nearer (cosine) than those of the five others. Beside it the same for recordings of the
