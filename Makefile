@@ -49,7 +49,7 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (half an hour)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
 
-learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (about 100 minutes)
+learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (about 65 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		pyworld-prebuilt resemblyzer webrtcvad-wheels
 	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_cloning.py $(if $(DATA),--data $(DATA))

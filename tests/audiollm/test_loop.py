@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
@@ -81,13 +82,17 @@ def run(folder: Path, task: Regression, **changes: object) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in task.model.state_dict().items()}
 
 
-def test_killed_at_any_step_it_ends_with_the_same_weights_and_log(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", Regression())
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_killed_at_any_step_it_ends_with_the_same_weights_and_log(
+    tmp_path: Path, optimizer: Literal["adamw", "muon"]
+) -> None:
+    rules = (ParameterRule("model.*.weight", optimizer=optimizer),)
+    whole = run(tmp_path / "whole", Regression(), rules=rules)
     for kill_at in (0, 1, 17, 39):
         folder = tmp_path / f"killed{kill_at}"
         with pytest.raises(Killed):
-            run(folder, Regression(kill_at))
-        resumed = run(folder, Regression())
+            run(folder, Regression(kill_at), rules=rules)
+        resumed = run(folder, Regression(), rules=rules)
         for key, value in whole.items():
             assert torch.equal(value, resumed[key]), (kill_at, key)
         assert read_jsonl(folder / "metrics.jsonl") == read_jsonl(tmp_path / "whole" / "metrics.jsonl")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from train_samples import SMALL, run_stage, settings_of, write_shards
 
@@ -144,3 +145,26 @@ def test_chosen_layers_are_a_setting_of_the_model(tmp_path: Path) -> None:
     )
     with pytest.raises(ValidationError, match=r"audio_ffn_layers: no layer \[2\] among 2"):
         settings_of({"shards": "shards", "model": {**SMALL, "audio_ffn_layers": [0, 2]}})
+
+
+def test_windows_of_layers_and_muon_are_settings(tmp_path: Path) -> None:
+    shards = str(write_shards(tmp_path / "a", 7))
+    windows = {"sliding_window": 4, "sliding_window_layers": [0]}
+    rules = [{"pattern": "*_proj.weight", "optimizer": "muon", "rate_factor": 10}]
+    run_stage(tmp_path / "run", shards, model={**SMALL, **windows}, rules=rules)
+    config = DualFFN.from_pretrained(tmp_path / "run").config
+    assert [config.window_of(layer) for layer in range(2)] == [4, None]
+    state = load_file(tmp_path / "run" / "checkpoint" / "optimizers.safetensors")
+    with_muon = {key.rpartition(".")[0] for key in state if key.endswith(".momentum_buffer")}
+    with_adamw = {key.rpartition(".")[0] for key in state if key.endswith(".exp_avg")}
+    assert with_muon and all(name.endswith("_proj.weight") for name in with_muon)
+    assert with_adamw and not any(name.endswith("_proj.weight") for name in with_adamw)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"model": {**SMALL, "sliding_window": 4, "sliding_window_layers": [2]}}, r"no layer \[2\] among 2"),
+        ({"model": {**SMALL, "sliding_window_layers": [0]}}, "sliding_window, how far they see, is not"),
+        ({"rules": rules, "strategy": "fsdp2"}, "fsdp2 has no Muon"),
+        ({"rules": [{"pattern": "*", "optimizer": "sgd"}]}, "'adamw' or 'muon'"),
+    ]
+    for changes, reason in wrong:
+        with pytest.raises(ValidationError, match=reason):
+            settings_of({"shards": "shards", "model": SMALL, **changes})
