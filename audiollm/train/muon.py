@@ -34,9 +34,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Of both; a closure is called once."""
-        loss = None if closure is None else closure()
-        for part in self._parts:
+        """Of both; a closure is called once, before either."""
+        first, *others = self._parts
+        loss = first.step(closure)
+        for part in others:
             part.step()
         return loss
 
