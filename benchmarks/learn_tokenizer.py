@@ -138,6 +138,7 @@ def train_side(
         cpu_minutes=cpu_minutes - teacher_s / 60,
         learning_rate=LEARNING_RATE[_family(side)],
         ema_decay=0.995,
+        unused_parameters=True,  # the quantizer joins after the plain autoencoder
         checkpoint_seconds=60,
     )
     task = TokenizerTask(model, *stores, task_config, teacher)

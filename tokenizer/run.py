@@ -60,6 +60,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
         learning_rate=chosen(config.learning_rate),
         ema_decay=0.99,
         precision=config.precision,
+        unused_parameters=True,  # the quantizer joins after the plain autoencoder
         evaluations=8,
         checkpoint_seconds=config.checkpoint_seconds,
     )

@@ -43,6 +43,27 @@ class Head(nn.Linear):
         return functional.linear(hidden_XC, self.weight) if use is None else use(hidden_XC, self.weight)
 
 
+def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
+    """What `use` makes of the hidden states `[X, C]` and the weight `[V, C]` of a head, as it is or adapted by PEFT.
+
+    A head with a low-rank adapter has the logits `h W' + s A(h) B'`, which are those of `[h, s A(h)]` under the weight
+    `[W, B]`: both are handed to `use` side by side, with the adapter's rank as more columns.
+    """
+    if not hasattr(head, "lora_A") or head.disable_adapters or head.merged:
+        return getattr(head, "base_layer", head)(hidden_XC, use)
+    adapters = [name for name in head.active_adapters if name in head.lora_A]  # type: ignore[union-attr, operator]
+
+    def use_adapted(hidden_XC: Tensor, weight_VC: Tensor) -> Any:
+        reduced = [
+            head.lora_A[name](head.lora_dropout[name](hidden_XC)) * head.scaling[name]  # type: ignore[index]
+            for name in adapters
+        ]
+        expanded = [head.lora_B[name].weight for name in adapters]  # type: ignore[index]
+        return use(torch.cat([hidden_XC, *reduced], dim=1), torch.cat([weight_VC, *expanded], dim=1))
+
+    return head.base_layer(hidden_XC, use_adapted)  # type: ignore[operator]
+
+
 class AudioEmbedding(nn.Module):
     """One table for all codebooks; a position's embedding is the sum over its codes."""
 
@@ -84,6 +105,8 @@ class DualFFN(nn.Module):
         asked for may not fit (evaluations in float32), and `auto` takes its place."""
         self.activation_checkpointing = False
         """In training keep the input of each layer alone, and compute the layer again in the backward pass."""
+        self.weight_changes = 0
+        """How often a change of the weights was announced (`weights_changed`)."""
         self.model = Backbone(config)
         self.text_lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         self.audio_lm_head = Head(config.hidden_size, config.num_codebooks * config.codebook_size, bias=False)
@@ -160,6 +183,14 @@ class DualFFN(nn.Module):
         x_RC = self.embed(text_ids_X, codes_YK)
         cosine, sine = (table[attend.position_X] for table in (cache.cosine_LD, cache.sine_LD))
         return self._layers(x_RC, Rows(len(text_ids_X), cosine[:, None], sine[:, None], attend))
+
+    def weights_changed(self) -> None:
+        """Announce that weights were written in place, so that copies of them (`packed_decoder`) are made anew.
+
+        Fused optimizers and writes through `.data` leave no trace on the tensors. The training loop and
+        `merge_adapter` announce; whoever else writes weights calls this.
+        """
+        self.weight_changes += 1
 
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""

@@ -302,6 +302,6 @@ def _projections(model: DualFFN) -> list[nn.Module]:
     return found
 
 
-def _state_of(model: DualFFN) -> list[tuple[int, int]]:
-    """Where the weights lie, and how often they were written to."""
-    return [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+def _state_of(model: DualFFN) -> tuple[int, list[tuple[int, int]]]:
+    """How often changes were announced, where the weights lie, and how many writes torch has noted on them."""
+    return model.weight_changes, [(weight.data_ptr(), weight._version) for weight in model.parameters()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,19 +59,20 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def add_lora(model: nn.Module, settings: LoRASettings) -> PeftModel:
-    """Put adapters into the model's linear layers; all else is frozen.
+    """Put adapters into the model's linear layers, and train whole modules beside them; all else is frozen.
 
     Raises:
-        ValueError: no layer has such a name.
+        ValueError: no layer or module has such a name.
     """
     from peft import LoraConfig, get_peft_model
 
+    beside = _outermost_modules(model, settings.trained_beside)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
-        modules_to_save=list(settings.trained_beside) or None,
+        modules_to_save=beside or None,
     )
     return get_peft_model(model, config)
 
@@ -84,7 +85,16 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
 def merge_adapter(model: PeftModel) -> nn.Module:
     """The model with the adapter added into its weights and gone: it has its own names and structure again."""
     merged: nn.Module = model.merge_and_unload()
+    announce_weights([merged])
     return merged
+
+
+def announce_weights(modules: Iterable[nn.Module]) -> None:
+    """Tell all parts that keep copies of their weights (those with `weights_changed`) that these were written."""
+    for module in modules:
+        for part in module.modules():
+            if hasattr(part, "weights_changed"):
+                part.weights_changed()  # type: ignore[operator]
 
 
 def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:
@@ -105,6 +115,25 @@ def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:
         )
     for module in able:
         module.gradient_checkpointing_enable()  # type: ignore[operator]
+
+
+def _outermost_modules(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """The full names of the modules that are called so; of modules inside one another, the outer one.
+
+    PEFT takes every module whose full name ends with a given name, and so would wrap both `model.embed_audio_tokens`
+    and the table of the same name inside it: the copy in the inner wrapper is never called.
+
+    Raises:
+        ValueError: no module has such a name.
+    """
+    found: list[str] = []
+    for name in names:
+        called = [full for full, _ in model.named_modules() if f".{full}".endswith(f".{name}")]
+        if not called:
+            some = ", ".join(child for child, _ in model.named_children())
+            raise ValueError(f"lora.trained_beside: no module is named {name!r}; the outer ones are {some}")
+        found += [full for full in called if not any(full.startswith(f"{outer}.") for outer in called)]
+    return found
 
 
 def _audio_patterns(model: nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.runner import Context, StageError
-from audiollm.train.adapt import checkpoint_activations
+from audiollm.train.adapt import announce_weights, checkpoint_activations
 from audiollm.train.budget import StepCost, step_cost, steps_of_budget
 from audiollm.train.checkpoint import Best, Readers, open_part, read_state, save_checkpoint
 from audiollm.train.guard import BadStep, Guard, LeftOut
@@ -104,6 +104,8 @@ class _Run:
         self.guard = Guard(config.spike_deviations, self.ranks)
         self.left_out = LeftOut(folder / "left_out.jsonl")
         self.monitor: Monitor | None = None
+        self.connected: set[str] = set()
+        """Optimizers all of whose parameters have been seen to get gradients."""
 
     def restore(self) -> None:
         """Go on from the last checkpoint; without one, find the number of steps and write the first."""
@@ -159,7 +161,7 @@ class _Run:
             self.evaluated = figures
             self._load_part(self.best.folder, "modules", self._tensors())
         else:
-            self.averages.swap()
+            self._swap_averages()
         for module in self.modules.values():
             module.eval()
         return sum(
@@ -198,15 +200,32 @@ class _Run:
         rate = config.learning_rate * learning_rate_factor(config.schedule, step, steps, config.warmup(steps))
         figures: Figures = {}
         updates = iter(self.task.updates(batch, step, steps))
+        unreached: dict[str, set[str]] = {}
         while True:
             with autocast(
                 config.precision, self.device
             ):  # entered anew: casts of weights are cached within one
                 update = next(updates, None)
             if update is None:
+                self._check_connected(unreached)
                 return {**figures, "learning_rate": rate}
             figures.update(self._apply(update, rate))
+            if update.optimizer not in self.connected:
+                names = self.strategy.without_gradient(update.optimizer)
+                unreached[update.optimizer] = unreached.get(update.optimizer, names) & names
             del update  # with its loss goes what is left of the graph
+
+    def _check_connected(self, unreached: Mapping[str, set[str]]) -> None:
+        """Raises: StageError: parameters that are to be trained got no gradient in the optimizer's first step."""
+        names = sorted(name for each in unreached.values() for name in each)
+        if names and not self.config.unused_parameters:
+            some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise StageError(
+                f"no gradient reaches {some}: set to be trained, but the loss does not depend on it",
+                "freeze it (`trained`, `lora`, `rules`), or mend the model that leaves it out",
+                2,
+            )
+        self.connected |= unreached.keys()
 
     def _apply(self, update: Update, rate: float) -> Figures:
         """One optimizer step. Returns the update's figures, its loss and its gradient's norm."""
@@ -218,6 +237,7 @@ class _Run:
         optimizers[name].zero_grad(set_to_none=True)
         loss = self._backward(update)
         norm = self.strategy.step(name, self.config.clip_norm)
+        announce_weights(self.modules.values())
         suffix = "" if name == "main" else f"/{name}"
         figures = {k: v.detach() if isinstance(v, Tensor) else v for k, v in update.figures.items()}
         figures = {f"loss{suffix}": loss, **figures}
@@ -273,13 +293,17 @@ class _Run:
 
     def _evaluate(self) -> None:
         """With the averaged weights, where there are any; the best are kept."""
-        self.averages.swap()
+        self._swap_averages()
         self.evaluated = self._figures_of_evaluation()
         if self.best:
             self.best.keep(self.evaluated, self.step, self._readers_of(self._tensors()))
-        self.averages.swap()
+        self._swap_averages()
         if self.evaluated:
             self._report({f"evaluation/{key}": value for key, value in self.evaluated.items()})
+
+    def _swap_averages(self) -> None:
+        self.averages.swap()
+        announce_weights(self.modules.values())
 
     def _figures_of_evaluation(self) -> dict[str, float]:
         """The same on all ranks."""
@@ -350,6 +374,7 @@ class _Run:
                 )
             for name, tensor in tensors.items():
                 self.strategy.write(tensor, readers[name]())
+        announce_weights(self.modules.values())
 
     def _roll_back(self, bad: BadStep) -> None:
         """Back to the last checkpoint; the step is left out from now on. Raises: StageError: one too many."""
@@ -406,6 +431,7 @@ class _Run:
         optimizers, scaler = self.strategy.optimizers, self.strategy.scaler_state()
         self.strategy.optimizers = self._build_optimizers()
         cost = step_cost(self._update_all, self.modules, self.device)
+        announce_weights(self.modules.values())
         self.strategy.optimizers = optimizers
         self.strategy.restore_scaler(scaler)
         return cost

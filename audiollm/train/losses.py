@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.dual_ffn import DualFFN, Head
+from audiollm.models.dual_ffn import DualFFN, through_head
 from audiollm.models.kernels import compute_dtype
 
 CHUNK_LOGITS = 2**22
@@ -101,13 +101,10 @@ def token_losses(model: DualFFN, hidden_SC: Tensor, batch: PackedBatch) -> dict[
 def _head_loss(
     head: nn.Module, hidden_SC: Tensor, index_X: Tensor, targets: Tensor, weights: Tensor
 ) -> CrossEntropy:
-    if not isinstance(head, Head):
-        raise TypeError(f"the loss needs the weight of a plain head, not a {type(head).__name__}")
-
     def use(hidden_XC: Tensor, weight_VC: Tensor) -> CrossEntropy:
         return linear_cross_entropy(hidden_XC, weight_VC, targets, weights)
 
-    losses: CrossEntropy = head(hidden_SC.index_select(0, index_X), use)
+    losses: CrossEntropy = through_head(head, hidden_SC.index_select(0, index_X), use)
     return losses
 
 

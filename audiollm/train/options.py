@@ -74,7 +74,8 @@ class LoopConfig:
     strategy: StrategyName = "auto"
     """How several ranks train together; `auto` is `ddp`. One process needs none, whatever is set."""
     unused_parameters: bool = False
-    """Some steps leave some parameters without a gradient; DDP must then look for them at every step."""
+    """Some steps leave some parameters without a gradient; DDP must then look for them at every step. Otherwise a
+    trained parameter without a gradient in the first step ends the run."""
     activation_checkpointing: bool = False
     """Activations are computed again in the backward pass; a module offers `gradient_checkpointing_enable`."""
     compile: bool = False

@@ -42,6 +42,9 @@ class Strategy(Protocol):
     def step(self, optimizer: str, clip_norm: float) -> Tensor:
         """Clip and update. Returns the gradients' norm before clipping; not finite: no update was made."""
 
+    def without_gradient(self, optimizer: str) -> set[str]:
+        """The trained parameters that the last backward passes of an optimizer did not reach, by name."""
+
     def settle(self) -> None:
         """After forward passes without a backward one: weights go back to where they are kept."""
 
@@ -152,6 +155,10 @@ class TorchStrategy:
         else:
             used.step()
         return _whole(norm)
+
+    def without_gradient(self, optimizer: str) -> set[str]:
+        names = self._names()
+        return {names[p] for p in self._parameters(optimizer) if p.grad is None}
 
     def settle(self) -> None:
         for module in self._wrapped.values():

@@ -40,6 +40,9 @@ class ZeroStrategy:
         self._start_states()
         self.optimizers = {"main": prepared}
         self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
+        self._unreached = {name for _, name in self._trained()}
+        for parameter, name in self._trained():  # DeepSpeed moves gradients away: `grad` tells nothing
+            parameter.register_hook(partial(self._note_gradient, name))
         return {**modules, trained[0]: self._engine}
 
     def accumulate(self, optimizer: str, last: bool) -> AbstractContextManager[None]:
@@ -50,6 +53,9 @@ class ZeroStrategy:
 
     def step(self, optimizer: str, clip_norm: float) -> Tensor:
         return torch.as_tensor(self._engine.get_global_grad_norm())
+
+    def without_gradient(self, optimizer: str) -> set[str]:
+        return set(self._unreached)
 
     def settle(self) -> None:
         """DeepSpeed lets go of gathered weights by itself."""
@@ -113,6 +119,9 @@ class ZeroStrategy:
     def restore_scaler(self, state: Mapping[str, float]) -> None:
         if state and self._dtype == torch.float16:
             self._zero.loss_scaler.cur_scale = state["scale"]
+
+    def _note_gradient(self, name: str, gradient: Tensor) -> None:
+        self._unreached.discard(name)
 
     def _trained(self) -> list[tuple[nn.Parameter, str]]:
         return [(p, name) for p, name in self._names.items() if p.requires_grad]

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from audiollm.audio import save
 from audiollm.data.features import ClipFeatures, mel_features
-from audiollm.data.sample import AudioPart, Message, TextPart
+from audiollm.data.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.template import Template, TokenStream
 from audiollm.data.text_tokenizer import train_text_tokenizer
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
+from tests.audiollm.train_samples import SMALL
 
 ENCODER = AudioEncoderConfig(16, 2, 2, 24, num_mel_bins=20, max_source_positions=60)
 SHAPE = ENCODER.features
 BOOKS, CODES = 3, 32
+HEARING = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_mel_bins": 20}
+"""Settings of an audio encoder from scratch."""
 
 
 def sound(seconds: float, seed: int = 0, hz: float = 0.0) -> Tensor:
@@ -69,3 +75,33 @@ def streams(template: Template) -> list[TokenStream]:
         template.compile(said, [heard(0.2, 2), heard(0.11, 3), spoken]),
         template.compile(asked(clips=0), []),
     ]
+
+
+def write_manifest(folder: Path, samples: int) -> Path:
+    """High and low tones in files of two formats and rates; the last two are held out."""
+    rows = []
+    for number in range(samples):
+        name, rate = (f"{number}.wav", 16_000) if number % 3 else (f"{number}.flac", 44_100)
+        high = number % 2 == 0
+        save(folder / name, sound(0.2 + 0.05 * (number % 4), number, 2500.0 if high else 300.0), rate)
+        messages = asked("which tone?", "high" if high else "low")
+        part = AudioPart(path=name, end_s=None if number % 4 else 0.11)
+        user = messages[0].model_copy(update={"content": [part, *messages[0].content[1:]]})
+        split = "test" if number >= samples - 2 else "train"
+        rows.append(
+            Sample(id=f"s{number}", messages=[user, messages[1]], task="tone", metadata={"split": split})
+        )
+    write_samples(folder / "samples.jsonl", rows)
+    return folder / "samples.jsonl"
+
+
+def understanding(**values: Any) -> dict[str, Any]:
+    """Settings of a stage that trains on what is heard."""
+    model = {**SMALL, "dropout": 0.0, "audio_encoder": HEARING}
+    return {
+        "audio_in": "features",
+        "model": model,
+        "ema_decay": 0,
+        "text_weight": 1.0,
+        "learning_rate": 1e-2,
+    } | values

@@ -42,14 +42,16 @@ from audiollm.train.survey import survey
 from tests.audiollm.heard_samples import (
     BOOKS,
     ENCODER,
+    HEARING,
     SHAPE,
-    asked,
     small_model,
     small_template,
     sound,
     streams,
+    understanding,
+    write_manifest,
 )
-from tests.audiollm.train_samples import SMALL, run_stage, settings_of
+from tests.audiollm.train_samples import run_stage, settings_of
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +65,6 @@ def model(template: Template) -> DualFFN:
 
 
 # Sources
-
-
-def write_manifest(folder: Path, samples: int) -> Path:
-    """High and low tones in files of two formats and rates; the last two are held out."""
-    rows = []
-    for number in range(samples):
-        name, rate = (f"{number}.wav", 16_000) if number % 3 else (f"{number}.flac", 44_100)
-        high = number % 2 == 0
-        save(folder / name, sound(0.2 + 0.05 * (number % 4), number, 2500.0 if high else 300.0), rate)
-        messages = asked("which tone?", "high" if high else "low")
-        part = AudioPart(path=name, end_s=None if number % 4 else 0.11)
-        user = messages[0].model_copy(update={"content": [part, *messages[0].content[1:]]})
-        split = "test" if number >= samples - 2 else "train"
-        rows.append(
-            Sample(id=f"s{number}", messages=[user, messages[1]], task="tone", metadata={"split": split})
-        )
-    write_samples(folder / "samples.jsonl", rows)
-    return folder / "samples.jsonl"
 
 
 def test_the_survey_counts_the_rows_that_are_made(tmp_path: Path, template: Template) -> None:
@@ -154,19 +138,6 @@ def test_what_is_said_needs_codes_and_what_is_heard_sound(tmp_path: Path, templa
 
 
 # The stage
-
-HEARING = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_mel_bins": 20}
-
-
-def understanding(**values: Any) -> dict[str, Any]:
-    model = {**SMALL, "dropout": 0.0, "audio_encoder": HEARING}
-    return {
-        "audio_in": "features",
-        "model": model,
-        "ema_decay": 0,
-        "text_weight": 1.0,
-        "learning_rate": 1e-2,
-    } | values
 
 
 def answers(folder: Path, manifest: Path) -> list[bool]:

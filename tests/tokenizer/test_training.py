@@ -74,7 +74,7 @@ def run(folder: Path, task: TokenizerTask, **changes: object) -> Context:
     context = Context(folder, recipe, Console(record=True, width=200), {})
     values: dict[str, object] = {
         "seed": 0, "steps": STEPS, "minutes": None, "learning_rate": 2e-3, "warmup_steps": 2, "ema_decay": 0.9,
-        "log_every": 1, "checkpoint_seconds": 0.0, "precision": "fp32",
+        "log_every": 1, "checkpoint_seconds": 0.0, "precision": "fp32", "unused_parameters": True,
     }  # fmt: skip
     train(task, LoopConfig(**{**values, **changes}), folder, context, CPU)  # type: ignore[arg-type]
     return context
