@@ -37,9 +37,3 @@ def test_settings_are_read_without_loading_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_every_file_is_short_enough_to_read() -> None:
-    files = [path for top in ("audiollm", "tokenizer", "pipelines") for path in (ROOT / top).rglob("*.py")]
-    long = {str(path): lines for path in files if (lines := len(path.read_text().splitlines())) > 420}
-    assert not long

@@ -49,19 +49,19 @@ def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tens
     A head with a low-rank adapter has the logits `h W' + s A(h) B'`, which are those of `[h, s A(h)]` under the weight
     `[W, B]`: both are handed to `use` side by side, with the adapter's rank as more columns.
     """
-    if not hasattr(head, "lora_A") or head.disable_adapters or head.merged:
+    lora: Any = head
+    if not hasattr(head, "lora_A") or lora.disable_adapters or lora.merged:
         return getattr(head, "base_layer", head)(hidden_XC, use)
-    adapters = [name for name in head.active_adapters if name in head.lora_A]  # type: ignore[union-attr, operator]
+    adapters = [name for name in lora.active_adapters if name in lora.lora_A]
 
     def use_adapted(hidden_XC: Tensor, weight_VC: Tensor) -> Any:
         reduced = [
-            head.lora_A[name](head.lora_dropout[name](hidden_XC)) * head.scaling[name]  # type: ignore[index]
-            for name in adapters
+            lora.lora_A[name](lora.lora_dropout[name](hidden_XC)) * lora.scaling[name] for name in adapters
         ]
-        expanded = [head.lora_B[name].weight for name in adapters]  # type: ignore[index]
+        expanded = [lora.lora_B[name].weight for name in adapters]
         return use(torch.cat([hidden_XC, *reduced], dim=1), torch.cat([weight_VC, *expanded], dim=1))
 
-    return head.base_layer(hidden_XC, use_adapted)  # type: ignore[operator]
+    return lora.base_layer(hidden_XC, use_adapted)
 
 
 class AudioEmbedding(nn.Module):
