@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from audiollm.config import ConfigError, nearest
 
@@ -24,6 +24,8 @@ AUDIO_EOS = "<|audio_eos|>"
 AUDIO_OUT_BOS = "<|audio_out_bos|>"
 AUDIO_IN = "<|AUDIO|>"
 AUDIO_OUT = "<|AUDIO_OUT|>"
+AUDIO_DELAY = "<|reserved_special_token_6|>"
+"""Stands for the last, delayed rows of codes where transformers lists a model's input: Higgs Audio V2's name of it."""
 AUDIO_TOKENS = (AUDIO_BOS, AUDIO_EOS, AUDIO_OUT_BOS, AUDIO_IN, AUDIO_OUT)
 SCENE_START = "<|scene_desc_start|>"
 SCENE_END = "<|scene_desc_end|>"
@@ -120,12 +122,12 @@ def missing_tokens(tokenizer: Tokenizer, style: str) -> list[str]:
 
 
 def add_special_tokens(tokenizer: Tokenizer, style: str) -> int:
-    """Append what `missing_tokens` names and the marks that a text may hold; ids of all others stay.
+    """Append what `missing_tokens` names, `AUDIO_DELAY` and the marks that a text may hold; ids of all others stay.
 
     Returns:
         How many were added: the rows by which a model's text embedding and head must grow.
     """
-    wanted = [*missing_tokens(tokenizer, style), *MARKS_IN_TEXT]
+    wanted = [*missing_tokens(tokenizer, style), AUDIO_DELAY, *MARKS_IN_TEXT]
     return int(tokenizer.add_special_tokens([AddedToken(token, special=True) for token in wanted]))
 
 
@@ -146,12 +148,18 @@ def train_text_tokenizer(texts: Iterable[str], vocab_size: int, style: str = "ll
             yield text
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # line ends are words of their own: a header's is then the same with and without the text after it
+    line_ends = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        special_tokens=[AddedToken(token, special=True) for token in header_style(style).special_tokens],
+        special_tokens=[
+            AddedToken(token, special=True) for token in (*header_style(style).special_tokens, AUDIO_DELAY)
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

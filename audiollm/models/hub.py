@@ -15,23 +15,23 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from audiollm.data.text_tokenizer import FILE_NAME
-from audiollm.files import write_json, write_text
+from audiollm.files import write_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
 from audiollm.models.json_files import read_json_file
 from audiollm.models.layouts import (
     BOSON,
+    HIGGS,
     LANGUAGE_MODELS,
     config_of,
     describe,
     language_model_config,
     own_key,
-    special_ids,
 )
 from audiollm.models.model_card import ModelCard, write_card
 from audiollm.models.pretrained import StoredWeights, fill, model_folder, save_shards
+from audiollm.models.processor_files import save_processor, save_tokenizer
 
 TEXT_EMBEDDING, TEXT_HEAD = "model.embed_tokens.weight", "text_lm_head.weight"
 AUDIO_EMBEDDING, AUDIO_HEAD = "model.embed_audio_tokens.embed_audio_tokens.weight", "audio_lm_head.weight"
@@ -71,6 +71,7 @@ def save_pretrained(
     card: ModelCard | None = None,
     max_shard_size: int | str = "5GB",
     generation: Mapping[str, Any] | None = None,
+    codec: Path | None = None,
 ) -> None:
     """Write a folder that `load_pretrained` and transformers read; config.json is written last.
 
@@ -84,6 +85,7 @@ def save_pretrained(
         max_shard_size: of a file of weights, in bytes or as "5GB".
         generation: how codes are best drawn from it, for generation_config.json; `generation_config.read_generation`
             tells that of another folder. None: nothing is said.
+        codec: the folder of its codec, which config.json and the processor's files then name.
     """
     folder = Path(folder)
     state = model.state_dict()
@@ -91,7 +93,9 @@ def save_pretrained(
     description["dtype"] = str(state[TEXT_HEAD].dtype).removeprefix("torch.")
     save_shards(folder, state, max_shard_size)
     if tokenizer is not None:
-        _save_tokenizer(folder, tokenizer)
+        save_tokenizer(folder, tokenizer)
+        if description["model_type"] == HIGGS and description["audio_delay_token_id"] != -1:
+            description |= save_processor(folder, tokenizer, model.config.codebook_size - 2, codec)
     ids = {name: description[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(folder / GENERATION_FILE, {**ids, **(generation or {})})
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -225,15 +229,3 @@ def _begin_audio(model: DualFFN) -> None:
     for module, scale in ((embedding, loudness), (head, 0.02)):
         fresh = torch.empty(module.weight.shape, dtype=text_VC.dtype)
         module.weight = nn.Parameter(nn.init.normal_(fresh, std=scale))
-
-
-def _save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    """As transformers' `AutoTokenizer` reads it."""
-    write_text(folder / FILE_NAME, tokenizer.to_str(pretty=True))
-    ids = special_ids(tokenizer, tokenizer.get_vocab_size())
-    words = {
-        name.replace("_token_id", "_token"): tokenizer.id_to_token(place)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if (place := ids[name]) is not None
-    }
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **words})

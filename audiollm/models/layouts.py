@@ -25,8 +25,11 @@ Values = Mapping[str, Any]
 
 HIGGS, OURS, BOSON = "higgs_audio_v2", "audiollm_dual_ffn", "higgs_audio"
 LANGUAGE_MODELS = ("llama", "qwen2", "qwen3")
-DELAY_TOKENS = ("<|reserved_special_token_6|>", tokens.AUDIO_OUT)
-"""Placeholder of the last, delayed rows in transformers: the published vocabulary's, or that of all others."""
+DELAY_TOKENS = (tokens.AUDIO_DELAY, tokens.AUDIO_IN)
+"""Placeholder of the last, delayed rows in transformers; vocabularies of before it was added have the other one.
+
+Never the id of `<|AUDIO_OUT|>`: by this token transformers' `generate` tells that speech is ending.
+"""
 SPECIAL_IDS = {
     "audio_token_id": (tokens.AUDIO_OUT,),
     "audio_bos_token_id": (tokens.AUDIO_OUT_BOS,),
@@ -134,6 +137,14 @@ def special_ids(tokenizer: Tokenizer | None, vocab_size: int) -> dict[str, int |
         found = [place for word in words if (place := tokenizer.token_to_id(word)) is not None]
         ids[name] = found[0] if found else -1 if name.startswith("audio_") else None
     return ids
+
+
+def delay_token(tokenizer: Tokenizer) -> str:
+    """The token whose id is config.json's `audio_delay_token_id`. Raises: ValueError: the vocabulary has none."""
+    for token in DELAY_TOKENS:
+        if tokenizer.token_to_id(token) is not None:
+            return token
+    raise ValueError(f"the vocabulary has none of {', '.join(DELAY_TOKENS)}")
 
 
 def config_of(data: Values, where: str) -> DualFFNConfig:

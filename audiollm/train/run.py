@@ -31,7 +31,7 @@ from audiollm.generation.defaults import guidance_of
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import is_language_model, save_pretrained
+from audiollm.models.hub import is_language_model, read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe import chosen
@@ -306,7 +306,14 @@ def _save(
         save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
         model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
     card, generation = _card(config, sources, found), start_generation(config.start)
-    save_pretrained(model, folder / "model", template.tokenizer, card, generation=generation)
+    save_pretrained(
+        model,
+        folder / "model",
+        template.tokenizer,
+        card,
+        generation=generation,
+        codec=_codec_folder(config, sources),
+    )
     write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
     longest = max(int(rows.max(initial=0)) for rows in found.rows)
     trained = {
@@ -316,6 +323,16 @@ def _save(
         "codec_digest": codec_of(sources, config.start).get("digest"),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
+
+
+def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None:
+    """Where the codec is, as far as the settings, the shards or the model begun from tell."""
+    if config.codec is not None:
+        return model_folder(config.codec)
+    told = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
+    if config.start is not None:
+        told.append(read_config(model_folder(config.start)).get("audio_tokenizer_id"))
+    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
 
 
 def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken
 from transformers import (
     DacConfig,
     HiggsAudioV2Config,
@@ -24,10 +23,9 @@ from transformers import (
 )
 
 from audiollm.data.tasks import load_tasks
-from audiollm.data.text_tokenizer import train_text_tokenizer
+from audiollm.data.text_tokenizer import AUDIO_DELAY, train_text_tokenizer
 
 CODES, BOOKS = 1024, 8
-DELAY_TOKEN = "<|reserved_special_token_6|>"
 
 
 def write_model(folder: Path, hidden_size: int = 64, num_layers: int = 2) -> None:
@@ -36,7 +34,6 @@ def write_model(folder: Path, hidden_size: int = 64, num_layers: int = 2) -> Non
         text for task in load_tasks().values() for chat in task.phrasings for m in chat for text in m.values()
     ]
     words = train_text_tokenizer(prompts, 500)
-    words.add_special_tokens([AddedToken(DELAY_TOKEN, special=True)])
     token = words.token_to_id
     config = HiggsAudioV2Config(
         vocab_size=words.get_vocab_size(),
@@ -50,7 +47,7 @@ def write_model(folder: Path, hidden_size: int = 64, num_layers: int = 2) -> Non
         codebook_size=CODES + 2,
         audio_token_id=token("<|AUDIO_OUT|>"),
         audio_bos_token_id=token("<|audio_out_bos|>"),
-        audio_delay_token_id=token(DELAY_TOKEN),
+        audio_delay_token_id=token(AUDIO_DELAY),
         pad_token_id=token("<|end_of_text|>"),
         bos_token_id=token("<|begin_of_text|>"),
         eos_token_id=token("<|eot_id|>"),

@@ -319,7 +319,7 @@ def transformers_model(model: DualFFN, template: Template) -> Any:
         num_codebooks=BOOKS,
         codebook_size=SIZE + 2,
         audio_token_id=token_to_id(tokens.AUDIO_OUT),
-        audio_delay_token_id=token_to_id(tokens.AUDIO_IN),
+        audio_delay_token_id=token_to_id(tokens.AUDIO_DELAY),
         audio_bos_token_id=token_to_id(tokens.AUDIO_OUT_BOS),
         audio_stream_bos_id=SIZE,
         audio_stream_eos_id=SIZE + 1,
