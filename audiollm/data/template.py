@@ -255,7 +255,11 @@ class Template:
     def _control(self) -> re.Pattern[str]:
         """What forges a turn or an audio part where a text holds it."""
         style = self._style
-        known = [*style.special_tokens, *([style.end_of_message] if style.end_of_message else [])]
+        known = [
+            *style.special_tokens,
+            tokens.AUDIO_DELAY,
+            *([style.end_of_message] if style.end_of_message else []),
+        ]
         return re.compile("|".join(re.escape(token) for token in known))
 
     @cached_property

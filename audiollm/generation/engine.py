@@ -320,7 +320,8 @@ def _forbidden_words(template: Template, marks: Marks, vocab_size: int) -> dict[
     """By the kind of the answer, the tokens that are never drawn: control tokens, and what is no token at all."""
     vocabulary = template.tokenizer.get_vocab_size(with_added_tokens=True)
     style = tokens.HEADER_STYLES[template.header_style]
-    control = [template.tokenizer.token_to_id(token) for token in style.special_tokens]
+    ids = map(template.tokenizer.token_to_id, (*style.special_tokens, tokens.AUDIO_DELAY))
+    control = [token for token in ids if token is not None]
     text_V = torch.arange(vocab_size) >= vocabulary
     text_V[[token for token in control if token not in marks.ends]] = True
     any_V = text_V.clone()

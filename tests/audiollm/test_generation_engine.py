@@ -39,7 +39,7 @@ def model(template: Template) -> DualFFN:
 
 
 def random_model(template: Template, **changes: Any) -> DualFFN:
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     config = DualFFNConfig(
         vocab_size=template.tokenizer.get_vocab_size() + 5,
         num_codebooks=BOOKS,
@@ -79,9 +79,8 @@ def request(number: int, **changes: Any) -> Request:
 
 def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[list[Any], str]:
     """The parts of an answer and why it ended: every row from a full forward, the rules written out in loops."""
-    known = {
-        name: template.tokenizer.token_to_id(name) for name in tokens.HEADER_STYLES["llama3"].special_tokens
-    }
+    special = (*tokens.HEADER_STYLES["llama3"].special_tokens, tokens.AUDIO_DELAY)
+    known = {name: template.tokenizer.token_to_id(name) for name in special}
     opens, closes, ends = (
         known[name] for name in (tokens.AUDIO_OUT_BOS, tokens.AUDIO_EOS, tokens.END_OF_TURN)
     )
@@ -121,9 +120,9 @@ def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[lis
                 parts.append([])
                 step += 1  # what is drawn at <|audio_out_bos|> is not used
                 continue
-            if not parts or not isinstance(parts[-1], str):
-                parts.append("")
-            parts[-1] += template.tokenizer.decode([token])
+            if not parts or not isinstance(parts[-1], Words):
+                parts.append(Words())
+            parts[-1].append(token)
             streams = [with_token(stream, token) for stream in streams]
             continue
         audio = [model.audio_logits(each).float() for each in hidden]
@@ -156,14 +155,20 @@ def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[lis
         if SIZE + 1 in [each[0] for each in rows] and len(rows) == frames + BOOKS:
             parts[-1] = [[rows[1 + t + k][k] for t in range(frames)] for k in range(BOOKS)]
             if asked.answer == "audio" or not by_itself:
-                return parts, "end" if by_itself else "length"
+                return finished(parts, template), "end" if by_itself else "length"
             total += frames
             streams = [with_token(with_row(stream, eos), closes) for stream in streams]
             speaking, step = False, step + 2
 
 
+class Words(list[int]):
+    """The ids of a stretch of text, decoded together: a letter may be several tokens."""
+
+
 def finished(parts: list[Any], template: Template) -> list[Any]:
-    return [part for part in parts if part]
+    decode = template.tokenizer.decode
+    texts = [decode(part) if isinstance(part, Words) else part for part in parts]
+    return [part for part in texts if part]
 
 
 def last_hidden(model: DualFFN, stream: TokenStream) -> torch.Tensor:
