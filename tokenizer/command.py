@@ -116,6 +116,9 @@ def detokenize(
         int | None, typer.Option(min=1, help="Decode the first codebooks only.", show_default="all")
     ] = None,
     format: Annotated[SoundFormat, typer.Option(help="Of the files, 16 bits a sample.")] = SoundFormat.FLAC,
+    max_codes_mb: Annotated[
+        float, typer.Option(min=0, help="Set samples aside whose codes unpack to more.")
+    ] = 64.0,
 ) -> None:
     """Decode shards of codes into sound files, one a clip: OUT/<id of the sample>.flac.
 
@@ -145,7 +148,9 @@ def detokenize(
     }
     check_record(out / DETOKENIZE_RECORD, record)
     with _bar(console, "decoding", index["counts"]["frames"] / loaded.frame_rate) as advance:
-        counts, set_aside = detokenize_shards(shards, loaded, out, format.value, codebooks, advance)
+        counts, set_aside = detokenize_shards(
+            shards, loaded, out, format.value, codebooks, advance, max_codes_mb
+        )
     kept = f", {counts['kept']} were there" if counts["kept"] else ""
     console.print(f"{out}: {counts['written']} files written{kept}", highlight=False, soft_wrap=True)
     _print_set_aside(set_aside, out, console)

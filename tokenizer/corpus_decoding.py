@@ -21,7 +21,7 @@ from audiollm.audio_stream import save_stream
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import BadSample
-from audiollm.data.shards import CodedSample, Shards, read_index
+from audiollm.data.shards import DEFAULT_MAX_CODES_MB, CodedSample, Shards, read_index
 from audiollm.files import folder_digest
 from audiollm.models.pretrained import model_folder
 from audiollm.runner import StageError
@@ -75,6 +75,7 @@ def detokenize_shards(
     extension: str,
     num_codebooks: int | None = None,
     advance: Advance = lambda seconds: None,
+    max_codes_mb: float = DEFAULT_MAX_CODES_MB,
 ) -> tuple[dict[str, int], list[Row]]:
     """Decode every audio part to `out/<id>.<extension>`; a file that is there is kept.
 
@@ -87,7 +88,7 @@ def detokenize_shards(
     counts, names = {"written": 0, "kept": 0}, OutputNames(out, extension)
     set_aside = SetAside(out / "set_aside.jsonl", "detokenize")
     with one_thread():
-        source = Shards(shards)
+        source = Shards(shards, max_codes_mb)
         set_aside.add(source.bad)
         for index in range(len(source)):
             try:

@@ -10,6 +10,7 @@ Shapes: K codebooks, T frames, N samples.
 from __future__ import annotations
 
 import io
+import math
 import re
 import tarfile
 import zipfile
@@ -111,18 +112,26 @@ class ShardWriter:
         self._pending = []
 
 
+DEFAULT_MAX_CODES_MB = 64.0
+"""What the codes of one sample may take unpacked: some 11 hours of 8 codebooks at 25 Hz in int64."""
+
+
 class Shards:
     """A folder of shards, or one tar, as a `Source`: local or at any fsspec URL, made by us or by others.
 
     An audio part's sound is the member that its `path` names (`0.flac` is `<key>.0.flac`), or the only one
     there is. No path leads out of the tar.
 
+    Args:
+        max_codes_mb: a sample whose codes take more when they are unpacked is bad: 0.5 MB of a zip can hold 512.
+
     Raises:
         ConfigError: there are no shards, or an index that cannot be read.
     """
 
-    def __init__(self, url: str | Path) -> None:
+    def __init__(self, url: str | Path, max_codes_mb: float = DEFAULT_MAX_CODES_MB) -> None:
         index = open_index(url)
+        self._max_codes_mb = max_codes_mb
         self.name: str = index.url
         self.facts: dict[str, Any] = index.facts
         """What `index.json` says beside the list of shards: the codec, for one."""
@@ -138,7 +147,7 @@ class Shards:
 
     def __getitem__(self, index: int) -> LoadedSample:
         place, members = self._members(index)
-        loaded = _load(place, members)
+        loaded = _load(place, members, self._max_codes_mb)
         if not loaded.encodings and self._codebooks is not None and loaded.audio:
             raise BadSample(place, loaded.sample.id, "has audio and no codes (.codes.npz)", "missing codes")
         for clip in loaded.audio:
@@ -153,7 +162,7 @@ class Shards:
         Raises:
             BadSample: it cannot be read.
         """
-        return _load(*self._members(index))
+        return _load(*self._members(index), self._max_codes_mb)
 
     def _members(self, index: int) -> tuple[str, dict[str, bytes]]:
         if not 0 <= index < len(self):
@@ -268,12 +277,12 @@ def _all_members(content: bytes) -> list[tuple[str, int, int]]:
         return [(member.name, member.offset_data, member.size) for member in archive if member.isfile()]
 
 
-def _load(place: str, members: Mapping[str, bytes]) -> LoadedSample:
+def _load(place: str, members: Mapping[str, bytes], max_codes_mb: float) -> LoadedSample:
     if JSON not in members:
         raise BadSample(place, "", "has no .json", "missing json")
     sample = parse_sample(members[JSON], f"{place}.{JSON}")
     try:
-        encodings = _from_bytes(members[CODES]) if CODES in members else []
+        encodings = _from_bytes(members[CODES], max_codes_mb) if CODES in members else []
     except (ValueError, OSError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise BadSample(
             f"{place}.{CODES}", sample.id, f"no codes in it ({error})", "undecodable codes"
@@ -296,6 +305,25 @@ def _clips(place: str, sample: Sample, members: Mapping[str, bytes]) -> tuple[Au
     return tuple(clips)
 
 
+def _check_unpacked_size(data: bytes, max_mb: float) -> None:
+    """Before anything is unpacked; the zip's own reader gives no more bytes than its list of files says."""
+    form = np.lib.format
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        total_mb = sum(info.file_size for info in archive.infolist()) / 2**20
+        if total_mb > max_mb:
+            raise ValueError(
+                f"{total_mb:.0f} MB unpacked, the limit is {max_mb:g} MB; max_codes_mb raises it where that is right"
+            )
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                first = form.read_magic(member) == (1, 0)
+                shape, _, dtype = (form.read_array_header_1_0 if first else form.read_array_header_2_0)(
+                    member
+                )
+                if member.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
+                    raise ValueError(f"{info.filename}: its header says {shape} and its size is another")
+
+
 def _to_bytes(encodings: Encodings) -> bytes:
     arrays = {
         f"{variant}-{part}": codes for variant, row in enumerate(encodings) for part, codes in enumerate(row)
@@ -305,8 +333,13 @@ def _to_bytes(encodings: Encodings) -> bytes:
     return buffer.getvalue()
 
 
-def _from_bytes(data: bytes) -> list[list[Tensor]]:
+def _from_bytes(data: bytes, max_mb: float) -> list[list[Tensor]]:
+    """
+    Raises:
+        ValueError, ...: no codes, more of them than `max_mb`, or headers that promise more than there is.
+    """
     encodings: list[list[Tensor]] = []
+    _check_unpacked_size(data, max_mb)
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         for name in sorted(arrays, key=lambda n: tuple(int(x) for x in n.split("-"))):
             codes = arrays[name]

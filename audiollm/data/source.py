@@ -116,8 +116,11 @@ class Source(Protocol):
         """
 
 
-def open_source(address: str | Path) -> Source:
+def open_source(address: str | Path, max_codes_mb: float | None = None) -> Source:
     """A JSONL manifest, a folder of shards or a single tar, at a local path or any fsspec URL.
+
+    Args:
+        max_codes_mb: see `Shards`; None: its default.
 
     Raises:
         ConfigError: it is none of these, or cannot be reached.
@@ -126,6 +129,7 @@ def open_source(address: str | Path) -> Source:
     from audiollm.data.manifest import ManifestSource
     from audiollm.data.shards import Shards
 
+    limits = {} if max_codes_mb is None else {"max_codes_mb": max_codes_mb}
     address = str(address).rstrip("/") if str(address) != "/" else "/"
     remedy = "give a .jsonl of samples, or a folder of shards (.tar)"
     try:
@@ -133,12 +137,12 @@ def open_source(address: str | Path) -> Source:
         if files is None:
             file_size(address)  # raises where there is nothing
             if address.endswith(".tar"):
-                return Shards(address)
+                return Shards(address, **limits)
             if address.endswith(".jsonl"):
                 return ManifestSource(address)
             raise ConfigError("neither a manifest nor shards", address, remedy)
         if "index.json" in files or any(name.endswith(".tar") for name in files):
-            return Shards(address)
+            return Shards(address, **limits)
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise ConfigError(reason, address, remedy) from error

@@ -66,7 +66,7 @@ def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
         StageError: nothing to train on, sources of different codecs, or a bad sample where `strict` is set.
     """
     _check_attention(config)
-    sources = [open_source(source.path) for source in config.shards]
+    sources = [open_source(source.path, config.max_codes_mb) for source in config.shards]
     rank = "" if context.ranks.first else f"-{context.ranks.rank}"
     listing = context.folder / f"set_aside{rank}.jsonl"
     set_aside = SetAside(listing, "train", read_set_aside(listing), config.strict)

@@ -138,7 +138,12 @@ class ShardsConfig(BaseModel):
 class TrainConfig(ModelTrainingConfig):
     """Settings of `train`. What is None follows from `size`."""
 
-    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {"workers", "listen", "codec"}
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "workers",
+        "listen",
+        "codec",
+        "max_codes_mb",
+    }
 
     shards: list[ShardsConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
@@ -172,6 +177,8 @@ class TrainConfig(ModelTrainingConfig):
     """Up to this share of a sample's input codes is replaced at random (targets are not)."""
     text_weight: float = Field(0.1, ge=0)
     audio_weight: float = Field(1.0, ge=0)
+    max_codes_mb: float = Field(64, gt=0)
+    """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)
     """Processes that read and pack ahead; 0: the training process itself."""
     strict: bool = False

@@ -28,7 +28,9 @@ PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-
 class Config(StageConfig):
     """Settings of the stage `annotate`."""
 
-    incidental: ClassVar[frozenset[str]] = frozenset({"workers", "engine", "ray_address", "gpus", "earlier"})
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"workers", "engine", "ray_address", "gpus", "earlier", "max_unpacked_gb"}
+    )
 
     input: str | list[str] | None = None
     """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list.
@@ -63,6 +65,8 @@ class Config(StageConfig):
     """On how many segments the quality is measured where no step does it for all (DNSMOS, 0.25 s each)."""
     shards: bool = False
     """Write the kept segments as webdataset shards, too."""
+    max_unpacked_gb: float = Field(default=100, gt=0)
+    """Archives are unpacked up to so much in all; what comes after it is set aside."""
     workers: int | None = Field(default=None, ge=0)
     """Processes; 0 and 1: in this one; null: one a CPU."""
     engine: Literal["local", "ray"] = "local"

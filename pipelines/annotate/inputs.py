@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import shutil
 import tarfile
@@ -50,6 +51,9 @@ class Inputs:
     """The folder that names are relative to, where there is one."""
     given: dict[str, Transcript] = field(default_factory=dict)
     """What a list of recordings gives, by name."""
+    max_unpacked_gb: float = math.inf
+    """What the members of all archives may take together."""
+    unpacked_bytes: int = 0
 
 
 def is_address(text: str) -> bool:
@@ -57,19 +61,26 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def collect(inputs: Sequence[str], fetched: Path, on_fetched: Callable[[str], None]) -> Inputs:
+def collect(
+    inputs: Sequence[str],
+    fetched: Path,
+    on_fetched: Callable[[str], None],
+    max_unpacked_gb: float = math.inf,
+) -> Inputs:
     """All recordings, each once and in the order of the inputs.
 
     Args:
         inputs: folders, files, globs, lists (CSV, JSONL with a column `path`), tars, addresses; the recordings of a
             tar or an address are copied below `fetched`.
         on_fetched: called with the name of each that was copied.
+        max_unpacked_gb: archives are unpacked up to so much in all; members beyond it are rejected. A small
+            compressed archive can hold any amount.
 
     Raises:
         InputError: one of them is not there, or cannot be read.
         TranscriptError: a list that is malformed.
     """
-    found = Inputs()
+    found = Inputs(max_unpacked_gb=max_unpacked_gb)
     several = len(inputs) > 1
     if not several and not is_address(inputs[0]) and not _is_tar(inputs[0]):
         only = Path(inputs[0])
@@ -200,6 +211,10 @@ def _unpack(
             for number, member in enumerate(archive):
                 if not member.isfile():
                     continue
+                if found.unpacked_bytes + max(0, member.size) > found.max_unpacked_gb * 1e9:
+                    _reject_rest(tar, member, found)
+                    return
+                found.unpacked_bytes += max(0, member.size)
                 target = folder / f"{number:08d}{_safe_suffix(member.name)}"
                 if not target.exists() and not _copy_member(archive, member, target, found, tar):
                     continue
@@ -208,6 +223,12 @@ def _unpack(
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = f"the archive is damaged: {error}"
         found.rejected.append(set_aside_row("annotate", absolute(tar), UNREADABLE, reason))
+
+
+def _reject_rest(tar: Path, member: tarfile.TarInfo, found: Inputs) -> None:
+    limit = f"more than max_unpacked_gb={found.max_unpacked_gb:g} when unpacked"
+    reason = f"{limit}, from {member.name} ({member.size / 1e9:.3g} GB) on: raise it where that is right"
+    found.rejected.append(set_aside_row("annotate", absolute(tar), "archive too large", reason))
 
 
 def _copy_member(

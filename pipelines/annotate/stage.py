@@ -110,7 +110,8 @@ def _sources(config: Config, context: Context, ledger: Ledger) -> Sources:
         inputs, transcripts = [str(target)], synthetic.PATTERN
         test = f"take<{corpus.test_takes}" if corpus.test_takes else None
     with context.progress("fetching", None) as bar:
-        found = collect(inputs, context.folder / "fetched", lambda name: bar.advance(TaskID(0)))
+        fetched = context.folder / "fetched"
+        found = collect(inputs, fetched, lambda name: bar.advance(TaskID(0)), config.max_unpacked_gb)
     with context.progress("reading the files", len(found.audio)) as bar:
         known, unread = digests(found.audio, ledger, lambda done: bar.update(TaskID(0), completed=done))
     found.rejected += unread

@@ -8,7 +8,9 @@ import json
 import math
 import pickle
 import tarfile
+import tracemalloc
 import uuid
+import zipfile
 from pathlib import Path
 
 import fsspec
@@ -391,3 +393,55 @@ def test_opening_tars_of_others_leaves_the_fingerprint_of_a_stage_that_reads_the
     with_index = reading.fingerprint({})
     (elsewhere / "index.json").unlink()
     assert reading.fingerprint({}) != with_index, "a file of that name elsewhere counts"
+
+
+def zipped(**arrays: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in arrays.items():
+            archive.writestr(f"{name.replace('_', '-')}.npy", content)
+    return buffer.getvalue()
+
+
+def npy(array: np.ndarray, shape: tuple[int, ...] | None = None) -> bytes:
+    """A .npy file, whose header may promise another shape."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": "<i8", "fortran_order": False, "shape": shape or array.shape}
+    )
+    return buffer.getvalue() + array.astype("<i8").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            zipped(a0_0=npy(np.zeros((8, 2_000_000)))),
+            r"122 MB unpacked, the limit is 64 MB; max_codes_mb raises it",
+        ),
+        (zipped(a0_0=npy(np.zeros((8, 4)), (8, 1 << 40))), r"its header says \(8, 1099511627776\)"),
+    ],
+    ids=["bomb", "lying header"],
+)
+def test_codes_that_unpack_to_too_much_are_never_unpacked(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    assert len(content) < 1 << 20
+    with tarfile.open(tmp_path / "shard-000000.tar", "w") as tar:
+        for name, member in (("a.json", sample(0).model_dump_json().encode()), ("a.codes.npz", content)):
+            about = tarfile.TarInfo(name)
+            about.size = len(member)
+            tar.addfile(about, io.BytesIO(member))
+    tracemalloc.start()
+    source = open_source(tmp_path)
+    with pytest.raises(BadSample, match=reason):
+        source[0]
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_the_limit_of_unpacked_codes_can_be_changed(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    assert open_source(tmp_path, max_codes_mb=1)[0].encodings
+    with pytest.raises(BadSample, match=r"the limit is 0\.0001 MB"):
+        open_source(tmp_path, max_codes_mb=0.0001)[0]

@@ -198,3 +198,23 @@ def test_an_input_that_is_not_there_ends_with_2(tmp_path: Path, given: str, reas
     with pytest.raises(StageError, match=reason) as caught:
         _annotate(tmp_path / "out", input=[given])
     assert caught.value.exit_code == 2
+
+
+def test_an_archive_that_unpacks_to_too_much_is_cut_off_and_named(tmp_path: Path) -> None:
+    """30 MB of silence in 30 kB: what is within the limit is kept, the rest is never written."""
+    archive = tmp_path / "bomb.tar.gz"
+    save(tmp_path / "a.wav", torch.zeros(1, 8000), 16_000)
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "a.wav", "a.wav")
+        for number in range(3):
+            about = tarfile.TarInfo(f"large{number}.wav")
+            about.size = 10 << 20
+            tar.addfile(about, io.BytesIO(bytes(about.size)))
+    assert archive.stat().st_size < 100_000
+    found = collect([str(archive)], tmp_path / "fetched", lambda name: None, max_unpacked_gb=0.015)
+    assert [item.name for item in found.audio][:1] == ["bomb.tar.gz/a.wav"]
+    assert found.unpacked_bytes < 15e6
+    assert sum(path.stat().st_size for path in (tmp_path / "fetched").rglob("*.wav")) == found.unpacked_bytes
+    (row,) = found.rejected
+    assert row["kind"] == "archive too large"
+    assert "more than max_unpacked_gb=0.015 when unpacked, from large1.wav" in row["reason"]
