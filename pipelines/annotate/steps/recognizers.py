@@ -8,10 +8,12 @@ Shapes: N samples at 16 kHz.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from audiollm.evaluate.recognizers import TimedWord
 from pipelines.annotate.step import Resources, Segment, Step, Value
 from pipelines.annotate.steps.recognizers_asked import AudioLlm, AudioLlmConfig
 from pipelines.annotate.steps.recognizers_endpoint import (
@@ -36,11 +38,12 @@ class PocketsphinxConfig(RecognizerConfig):
 
 
 class Pocketsphinx:
-    """Words with times and, with the open vocabulary, their posterior probabilities."""
+    """Words with times and, with the open vocabulary, their posterior probabilities. `acoustic_fit` beside them is
+    the mean of the words' fit by duration (`audiollm.evaluate.recognizers.TimedWord`)."""
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     shared: ClassVar[bool] = True
     resources = Resources()
 
@@ -66,7 +69,15 @@ class Pocketsphinx:
             SpokenWord(word.word, word.start_s, word.end_s, word.score if self._grammar is None else None)
             for word in found
         ]
-        return heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
+        value = heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
+        return {**value, "acoustic_fit": _mean_fit(found)}
+
+
+def _mean_fit(words: Sequence[TimedWord]) -> float | None:
+    seconds = sum(word.end_s - word.start_s for word in words)
+    if not seconds:
+        return None
+    return round(sum(word.fit * (word.end_s - word.start_s) for word in words) / seconds, 4)
 
 
 RecognizerChoice = Annotated[
