@@ -52,11 +52,6 @@ class Segment(BaseModel):
     """Why there is no text, where a recognizer heard one."""
 
     @property
-    def why_no_text(self) -> str:
-        refused = self.text_refused
-        return ": ".join(part for part in (refused.kind, refused.reason) if part) if refused else "no text"
-
-    @property
     def source(self) -> str:
         """The recording that it comes from, by a name that stays when the folder moves."""
         return self.file or self.path

@@ -9,11 +9,10 @@ Shapes: N samples at 16 kHz.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from audiollm.evaluate.recognizers import TimedWord
 from pipelines.annotate.step import Resources, Segment, Step, Value
 from pipelines.annotate.steps.recognizers_asked import AudioLlm, AudioLlmConfig
 from pipelines.annotate.steps.recognizers_endpoint import (
@@ -25,6 +24,9 @@ from pipelines.annotate.steps.recognizers_endpoint import (
 from pipelines.annotate.steps.recognizers_transformers import TransformersConfig, TransformersRecognizer
 from pipelines.annotate.steps.recognizers_value import RecognizerConfig, SpokenWord, heard, mean_confidence
 from pipelines.annotate.steps.recognizers_whisper import FasterWhisper, FasterWhisperConfig
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.recognizers import TimedWord
 
 SAMPLE_RATE = 16000
 
