@@ -94,7 +94,9 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     listing = context.folder / "set_aside.jsonl"
     _write_set_aside(config.segments, listing, dropped)
     _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
-    refused = Counter(segment.text_refused.kind for segment in kept if segment.text_refused and not segment.text)
+    refused = Counter(
+        segment.text_refused.kind for segment in kept if segment.text_refused and not segment.text
+    )
     kept = split_segments(kept, config, context)
     train_s, test_s = (sum(s.duration_s for s in kept if s.split == split) for split in ("train", "test"))
     _refuse_too_little(train_s, config, f", and {test_s:.0f} s are set apart for the test")

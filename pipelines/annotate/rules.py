@@ -71,7 +71,7 @@ class Thresholds(BaseModel):
     """Mean posterior probability of the words; open vocabulary."""
     min_pocketsphinx_words: int | None = Field(3, ge=1)
     """Fewer words are not enough to tell speech from sounds by; open vocabulary."""
-    min_pocketsphinx_fit: float | None = -3.5
+    min_pocketsphinx_fit: float | None = -3.7
     """Log-likelihood of the words over that of the acoustic units that fit best, in nats per frame; open vocabulary."""
     min_grammar_fit: float | None = -4.0
     """The same with a grammar."""

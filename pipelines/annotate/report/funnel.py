@@ -144,15 +144,15 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool) ->
 
 def _texts(counts: Any) -> Row:
     """How much recognized text was trusted, how much refused and why; empty where none was refused."""
-    refused = _count(counts, "refused") if isinstance(counts, Mapping) else 0
-    if not refused:
+    texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
+    if not _count(texts, "refused"):
         return {}
     return {
-        "kept": _count(counts, "kept"),
-        "kept_s": number(counts.get("kept_s")) or 0.0,
-        "refused": refused,
-        "refused_s": number(counts.get("refused_s")) or 0.0,
-        "reasons": _ranked(counts.get("reasons")),
+        "kept": _count(texts, "kept"),
+        "kept_s": number(texts.get("kept_s")) or 0.0,
+        "refused": _count(texts, "refused"),
+        "refused_s": number(texts.get("refused_s")) or 0.0,
+        "reasons": _ranked(texts.get("reasons")),
         "stronger": STRONGER,
     }
 
