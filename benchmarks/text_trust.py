@@ -89,10 +89,10 @@ def groups(data: Path, made: Path) -> list[Group]:
     read = [path for name in (_READ, "ljspeech_32", "dialogue") for path in _audio(data / name)]
     return [
         Group("read English", [path for path in read if path.name in texts], texts),
-        Group("LibriSpeech, no transcripts", _audio(data / "librispeech_speakers"), None),
         Group("foreign speech", foreign + _audio(data / "speech_zh"), {}),
         Group("sound events", _audio(data / "esc10"), {}),
         Group("music, singing, noises", _audio(data / "music_nature") + noises + _made(made), {}),
+        Group("LibriSpeech, no transcripts", _audio(data / "librispeech_speakers"), None),
     ]
 
 
