@@ -84,10 +84,10 @@ annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two w
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/annotate.py $(if $(DATA),--data $(DATA))
 
-annotate-quality: $(READY)  ## how good annotations are: votes, sound events, speaker turns, noise and room, duplicates: DATA=
+annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
-	@for each in consensus events speaker_turns quality duplicates; do \
+	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 
 bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality  ## every benchmark; each prints JSON lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -90,10 +90,13 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         if text or any("text" not in task.required for task in tasks):
             kept.append(segment.model_copy(update={"text": text}))
         else:
-            dropped.append(BadSample(segment.path, segment.id, "no text"))
+            dropped.append(_without_text(segment))
     listing = context.folder / "set_aside.jsonl"
     _write_set_aside(config.segments, listing, dropped)
     _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
+    refused = Counter(
+        segment.text_refused.kind for segment in kept if segment.text_refused and not segment.text
+    )
     kept = split_segments(kept, config, context)
     train_s, test_s = (sum(s.duration_s for s in kept if s.split == split) for split in ("train", "test"))
     _refuse_too_little(train_s, config, f", and {test_s:.0f} s are set apart for the test")
@@ -111,6 +114,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         "set_aside": len(dropped),
         "tasks": {task.name: sum(sample.task == task.name for sample in samples) for task in tasks},
         "lacking_fields": lacking,
+        "text_refused": dict(sorted(refused.items())),
     }
     context.say(
         f"{figures['train_samples']} samples to train on ({train_s / 60:.1f} minutes), "
@@ -118,6 +122,9 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     )
     if len(tasks) > 1:
         context.say(", ".join(f"{name} {count}" for name, count in figures["tasks"].items()))
+    if refused:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in figures["text_refused"].items())
+        context.say(f"not in tasks of text, because their recognized text was refused: {reasons}")
     for name, count in lacking.items():
         context.say(f"{name}: {count} lack one of its fields")
     return figures
@@ -246,6 +253,16 @@ def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
             "give more recordings (set_aside.jsonl says what was left out and why), or lower min_seconds",
             exit_code=2,
         )
+
+
+def _without_text(segment: Segment) -> BadSample:
+    """Why it is in no sample; a refused text is counted by the reason."""
+    refused = segment.text_refused
+    if refused is None:
+        return BadSample(segment.path, segment.id, "no text")
+    kind = f"no text: {refused.kind}"
+    reason = f"{kind}: {refused.reason}" if refused.reason else kind
+    return BadSample(segment.path, segment.id, reason, kind)
 
 
 def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample]) -> None:

@@ -24,6 +24,15 @@ CONVERSATION_S = 30.0
 _PARTS = TypeAdapter(list[Part])
 
 
+class Refusal(BaseModel):
+    """Why a recognized text was not trusted."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+    reason: str = ""
+
+
 class Segment(BaseModel):
     """A row of `segments.jsonl`. Columns that are not named here are fields of the tasks, too."""
 
@@ -39,6 +48,8 @@ class Segment(BaseModel):
     kind: Literal["speech", "sound"] = "speech"
     """sound: there is no speech in it; what stands for its speaker says nothing."""
     split: Literal["train", "test"] | None = None
+    text_refused: Refusal | None = None
+    """Why there is no text, where a recognizer heard one."""
 
     @property
     def source(self) -> str:

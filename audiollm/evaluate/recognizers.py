@@ -22,17 +22,25 @@ _MAX_GAIN_DB = 40.0
 _DITHER = 1e-3  # standard deviation of the noise: -60 dBFS
 _PADDING_S = 0.2
 _FRAME_S = 0.01
+_SMALLEST_LIKELIHOOD = 1e-300
+_WORST_FIT = -10.0
 _FILLERS = ("<", "[", "+")
 """What silence and noise begin with in a segmentation."""
 
 
 class TimedWord(NamedTuple):
-    """A word in a clip; `score` in [0, 1]: what it means, the method says that gives it."""
+    """A word in a clip.
+
+    Args:
+        score: in [0, 1]; what it means, the method says that gives it.
+        fit: mean log-likelihood per frame over that of the acoustic unit that fits the frame best, in nats, at most 0.
+    """
 
     word: str
     start_s: float
     end_s: float
     score: float
+    fit: float
 
 
 class PocketsphinxRecognizer:
@@ -151,7 +159,8 @@ class PocketsphinxRecognizer:
                 continue
             start_s = min(max(segment.start_frame * _FRAME_S - _PADDING_S, 0.0), duration_s)
             end_s = min(max((segment.end_frame + 1) * _FRAME_S - _PADDING_S, start_s), duration_s)
-            words.append(TimedWord(segment.word.partition("(")[0], start_s, end_s, score(segment)))
+            word = segment.word.partition("(")[0]
+            words.append(TimedWord(word, start_s, end_s, score(segment), _fit(segment)))
         return words
 
     def _decode(self, samples_N: np.ndarray[Any, Any], seed: int) -> str:
@@ -171,5 +180,12 @@ class PocketsphinxRecognizer:
 
 
 def _likelihood_a_frame(segment: Any) -> float:
+    return float(np.exp(_fit(segment)))
+
+
+def _fit(segment: Any) -> float:
+    """See `TimedWord`. The likelihood underflows in words of some two seconds, which speech does not have."""
+    if segment.ascore <= _SMALLEST_LIKELIHOOD:
+        return _WORST_FIT
     frames = segment.end_frame - segment.start_frame + 1
-    return min(max(segment.ascore, 1e-300) ** (1 / frames), 1.0)
+    return max(min(float(np.log(segment.ascore)) / frames, 0.0), _WORST_FIT)

@@ -48,6 +48,8 @@ KINDS: Mapping[str, _Kind] = {
 """In the order in which they run: what is cheap, or decides much, comes first. Recognizers come before `consensus`."""
 _HEAR_ALL = ("consensus", "language")
 """Built with the names of the recognizers."""
+OF_TEXT = frozenset({"repetition", "language", "alignment"})
+"""What is not measured on segments without a text that is trusted."""
 OF_SOUNDS = frozenset({"signal", "events", "fingerprint", "description"})
 """What is measured on segments without speech."""
 
@@ -80,6 +82,11 @@ class Chain:
     settings: Mapping[str, BaseModel]
     hashes: Mapping[str, str]
     sampled: tuple[Step, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Recognizer -> its kind."""
+        return {name: str(self.settings[name].kind) for name in self.recognizers}  # type: ignore[attr-defined]
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -133,7 +140,7 @@ def missing(chain: Chain, thresholds: Thresholds) -> list[Missing]:
         if reason is not None:
             found.append(Missing(name, reason, tuple(rule for rule in active if rule.step == name), True))
     for rule in active:
-        if rule.step == "segment" or any(rule in lacking.rules for lacking in found):
+        if rule.step == "segment" or rule.of_text or any(rule in lacking.rules for lacking in found):
             continue
         reason = _unmeasured(rule, chain)
         if reason:

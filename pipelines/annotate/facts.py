@@ -54,6 +54,7 @@ def write_facts(
             "title": rule.title,
             "unit": rule.unit.strip(),
             "sounds": rule.sounds,
+            "of_text": rule.of_text,
         }
         for rule in RULES
         if limits[rule.threshold] is not None

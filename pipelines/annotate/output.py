@@ -45,6 +45,12 @@ class _Tally:
     reasons_of: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     errors: Counter[str] = field(default_factory=Counter)
     """Values that could not be had, by step, of segments that were kept."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Segments that were kept without their recognized text, by reason."""
+    refused_s: Counter[str] = field(default_factory=Counter)
+    recognized: int = 0
+    """Segments that were kept with a recognized text."""
+    recognized_s: float = 0.0
     compared: int = 0
     agreed: int = 0
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -65,6 +71,12 @@ class _Tally:
         self.seconds += row["duration_s"]
         self.kept_s_of[file] += row["duration_s"]
         self.errors.update(row.get("errors", {}))
+        if row["text_refused"] is not None:
+            self.refused[row["text_refused"]["kind"]] += 1
+            self.refused_s[row["text_refused"]["kind"]] += row["duration_s"]
+        elif row["text_source"] not in (None, "given"):
+            self.recognized += 1
+            self.recognized_s += row["duration_s"]
         if row["text_source"] == "given" and row["heard"]:
             self.compared += 1
             self.agreed += _agrees(row)
@@ -229,11 +241,23 @@ def _funnel(
         "reasons": dict(sorted(reasons.items())),
         "stages": _stages(tally, thresholds),
         "errors": dict(sorted(tally.errors.items())),
+        "recognized_texts": _recognized_texts(tally),
         "text_agreement": round(tally.agreed / tally.compared, 4) if tally.compared else None,
         "quality": {
             "n": len(tally.scores["ovr"]),
             **{name: round(fmean(tally.scores[name]), 3) for name in _QUALITIES if tally.scores[name]},
         },
+    }
+
+
+def _recognized_texts(tally: _Tally) -> Row:
+    """Kept segments with a recognized text, and those whose text was refused, by reason."""
+    return {
+        "kept": tally.recognized,
+        "kept_s": round(tally.recognized_s, 3),
+        "refused": tally.refused.total(),
+        "refused_s": round(sum(tally.refused_s.values()), 3),
+        "reasons": dict(sorted(tally.refused.items())),
     }
 
 

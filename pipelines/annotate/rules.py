@@ -57,6 +57,28 @@ class Thresholds(BaseModel):
     max_characters_per_s: float | None = Field(None, gt=0)
     no_known_hallucination: bool | None = None
     """True: drop texts that recognizers are known to make up."""
+    min_text_speech_share: float | None = Field(0.2, ge=0, le=1)
+    """Of the segment, somebody speaks. This and all below: else a recognized text is refused, and the segment stays
+    without one."""
+    max_text_other_sound: float | None = Field(0.5, ge=0, le=1)
+    """Score of a sound event where no kind of speech is among the tags."""
+    no_foreign_text: bool | None = True
+    """True: refuse the text of a recognizer of another language than the one that is given, or of which another
+    recognizer is sure."""
+    min_text_language_probability: float | None = Field(0.5, ge=0, le=1)
+    """How sure a recognizer is of its language."""
+    min_pocketsphinx_confidence: float | None = Field(0.6, ge=0, le=1)
+    """Mean posterior probability of the words; open vocabulary."""
+    min_pocketsphinx_words: int | None = Field(3, ge=1)
+    """Fewer words are not enough to tell speech from sounds by; open vocabulary."""
+    min_pocketsphinx_fit: float | None = -3.7
+    """Log-likelihood of the words over that of the acoustic units that fit best, in nats per frame; open vocabulary."""
+    min_grammar_fit: float | None = -4.0
+    """The same with a grammar."""
+    min_token_confidence: float | None = Field(0.37, ge=0, le=1)
+    """Mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
+    min_text_vote_share: float | None = Field(0.6, ge=0, le=1)
+    """Mean share of recognizers behind a word; of two recognizers 0.5 where they have nothing in common."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ class Rule:
         title: what is wrong with a segment that breaks it; it is counted by this.
         sounds: it holds for segments without speech, too.
         option: the setting of the step without which there is no such value.
+        of_text: it refuses a recognized text (`trust.py`), and the segment stays.
     """
 
     threshold: str
@@ -80,6 +103,7 @@ class Rule:
     unit: str = ""
     sounds: bool = False
     option: str = ""
+    of_text: bool = False
 
 
 RULES: tuple[Rule, ...] = (
@@ -111,7 +135,26 @@ RULES: tuple[Rule, ...] = (
     Rule("max_longest_loop", "repetition", "longest_loop", "<=", "words in a loop", " times"),
     Rule("max_characters_per_s", "repetition", "characters_per_s", "<=", "more text than can be said", " /s"),
     Rule("no_known_hallucination", "repetition", "phrase", "is", "made up by a recognizer"),
-)
+    Rule("no_foreign_text", "text", "foreign", "is", "not the recognizer's language", of_text=True),
+    Rule("min_text_speech_share", "text", "speech_share", ">=", "text on too little speech", of_text=True),
+    Rule("max_text_other_sound", "text", "other_sound", "<=", "another sound than speech", of_text=True),
+    Rule(
+        "min_text_language_probability", "text", "language_probability", ">=", "text of a language in doubt",
+        of_text=True,
+    ),
+    Rule("min_pocketsphinx_words", "text", "pocketsphinx_words", ">=", "too few words to judge", of_text=True),
+    Rule("min_pocketsphinx_confidence", "text", "pocketsphinx_confidence", ">=", "unsure words", of_text=True),
+    Rule(
+        "min_pocketsphinx_fit", "text", "pocketsphinx_fit", ">=", "words that do not fit the sound",
+        " nats per frame", of_text=True,
+    ),
+    Rule(
+        "min_grammar_fit", "text", "grammar_fit", ">=", "not one of the grammar's texts", " nats per frame",
+        of_text=True,
+    ),
+    Rule("min_token_confidence", "text", "token_confidence", ">=", "unsure words of a model", of_text=True),
+    Rule("min_text_vote_share", "text", "vote_share", ">=", "texts that disagree", of_text=True),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,6 +216,6 @@ def keeps(found: Any, operation: Operation, limit: Any) -> bool:
 def _reason(rule: Rule, found: Any, limit: Any) -> str:
     shown = f"{found:.4g}" if isinstance(found, (int, float)) else str(found)
     if rule.operation == "is":
-        return f"a known phrase: {shown}"
+        return shown if rule.of_text else f"a known phrase: {shown}"
     bound = ", ".join(limit) if isinstance(limit, list) else f"{limit}{rule.unit}"
     return f"{shown}{rule.unit}, the limit is {bound}"

@@ -30,6 +30,7 @@ from pipelines.annotate.sources import Sources, match_sources, pattern_hint
 from pipelines.annotate.spool import Spool
 from pipelines.annotate.steps.recognizers import PocketsphinxConfig
 from pipelines.annotate.transcripts import TranscriptError
+from pipelines.annotate.trust import STRONGER
 from pipelines.engine import EngineError
 from pipelines.ledger import Ledger, LedgerError
 
@@ -236,6 +237,14 @@ def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
         f"from {funnel['files_kept']} of {funnel['audio_files']} recordings"
         + (f"; set aside: {reasons}" if reasons else "")
     )
+    texts = funnel["recognized_texts"]
+    if texts["refused"]:
+        why = ", ".join(f"{count} {reason}" for reason, count in texts["reasons"].items())
+        context.say(
+            f"recognized text: trusted in {texts['kept']} segments ({texts['kept_s'] / 60:.1f} minutes), refused in "
+            f"{texts['refused']} ({texts['refused_s'] / 60:.1f} minutes), which stay without text: {why}"
+        )
+        context.say(STRONGER)
     if funnel["text_agreement"] is not None:
         context.say(f"the recognizer hears the given text in {100 * funnel['text_agreement']:.0f} % of them")
 

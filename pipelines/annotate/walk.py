@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from audiollm.set_aside import UNREADABLE
-from pipelines.annotate.chain import OF_SOUNDS, Chain
+from pipelines.annotate.chain import OF_SOUNDS, OF_TEXT, Chain
 from pipelines.annotate.rules import RULES, Drop, Thresholds, first_broken
 from pipelines.annotate.sources import Source
 from pipelines.annotate.spool import Row, Spool
 from pipelines.annotate.step import Step, Value
+from pipelines.annotate.trust import STEP, Judged, judge_text
 from pipelines.annotate.worker import Item, Span
 from pipelines.engine import Call, Walk
 
@@ -81,6 +82,7 @@ class Walks:
         span = Span(part["start_s"], part["end_s"], part["kind"], part["speaker"])
         values: dict[str, Value] = {}
         errors: dict[str, str] = {}
+        judged: Judged | None = None
         drop = self._check("segment", _about(part), span.kind) or self._check(
             "probe", recording["probe"], span.kind
         )
@@ -89,7 +91,9 @@ class Walks:
                 break
             if span.kind == "sound" and step.name not in OF_SOUNDS:
                 continue
-            needed = _needed(step, {**recording, **values})
+            if judged and judged.refused and step.name in OF_TEXT:
+                continue
+            needed = _needed(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.given, span), needed)
             item = Item(path, source.given, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
@@ -99,10 +103,17 @@ class Walks:
             else:
                 values[step.name] = outcome.value
                 drop = self._check(step.name, outcome.value, span.kind)
-        drop = drop or _without_words(source, span, values, self.chain.recognizers)
-        row = _segment_row(source, path, part, recording["probe"], values, errors, self.chain.recognizers)
+                if step.name == "consensus" and source.given.text is None:
+                    judged = self._judged(source, part, values)
+        drop = drop or _without_recognizers(source, span, self.chain.recognizers)
+        heard = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
+        row = _segment_row(source, path, part, recording["probe"], values, errors, heard, judged)
         self.spool.put_segment(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
+
+    def _judged(self, source: Source, part: Mapping[str, Any], values: Mapping[str, Value]) -> Judged:
+        share = _about(part)["speech_share"]
+        return judge_text(values, self.chain.kinds, source.given.language, share, self.thresholds)
 
     def _check(self, step: str, value: Value, kind: str) -> Drop | None:
         return first_broken(RULES, self.thresholds, step, value, kind)
@@ -123,6 +134,15 @@ def _needed(step: Step, values: Mapping[str, Value]) -> dict[str, Value]:
     return {name: values[name] for name in step.needs if name in values}
 
 
+def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, Value]:
+    """The values as later steps read them: with the text that is kept as the consensus, without one that is refused."""
+    if judged is None:
+        return dict(values)
+    if judged.refused:
+        return {name: value for name, value in values.items() if name != "consensus"}
+    return {**values, "consensus": {**values["consensus"], "text": judged.text}}
+
+
 def _about(part: Mapping[str, Any]) -> Value:
     """What the segment itself tells, for rules."""
     duration_s = part["end_s"] - part["start_s"]
@@ -133,16 +153,10 @@ def _about(part: Mapping[str, Any]) -> Value:
     }
 
 
-def _without_words(
-    source: Source, span: Span, values: Mapping[str, Value], recognizers: Sequence[str]
-) -> Drop | None:
-    if span.kind == "sound" or source.given.text is not None:
+def _without_recognizers(source: Source, span: Span, recognizers: Sequence[str]) -> Drop | None:
+    if span.kind == "sound" or source.given.text is not None or recognizers:
         return None
-    if not recognizers:
-        return Drop("recognizers", "", "no text given and no recognizer asked for", "")
-    if "consensus" in values and not values["consensus"]["text"]:
-        return Drop("recognizers", "", "no words recognized", "")
-    return None
+    return Drop("recognizers", "", "no text given and no recognizer asked for", "")
 
 
 def _segment_row(
@@ -152,12 +166,11 @@ def _segment_row(
     probe: Value,
     values: Mapping[str, Value],
     errors: Mapping[str, str],
-    recognizers: Sequence[str],
+    heard: Mapping[str, str],
+    judged: Judged | None,
 ) -> Row:
     given, signal = source.given, values.get("signal", {})
-    heard = {name: values[name]["text"] for name in recognizers if name in values}
-    text_source = next(iter(heard), None) if len(recognizers) < 2 else "consensus"
-    text = given.text if given.text is not None else values.get("consensus", {}).get("text", "")
+    told = {STEP: judged.figures} if judged else {}
     row: Row = {
         "path": path,
         "file": source.name,
@@ -170,10 +183,11 @@ def _segment_row(
         "speaker": given.speaker
         or (f"{source.name}#{part['speaker']}" if part["speaker"] else source.folder),
         "split": source.split,
-        "text": text,
-        "text_source": "given" if given.text is not None else text_source if text else None,
+        "text": given.text if given.text is not None else judged.text if judged else "",
+        "text_source": "given" if given.text is not None else judged.source if judged else None,
+        "text_refused": judged.refused.as_row() if judged and judged.refused else None,
         "language": values.get("language", {}).get("language") or given.language,
-        "heard": heard,
+        "heard": dict(heard),
         "speech_s": part["speech_s"],
         **{name: value for name, value in _about(part).items() if name != "duration_s"},
         "level_dbfs": signal.get("level_dbfs"),
@@ -181,7 +195,7 @@ def _segment_row(
         "clipped_share": signal.get("clipped_share"),
         "sample_rate": probe["sample_rate"],
         "num_channels": probe["num_channels"],
-        "measured": {"probe": dict(probe), **values},
+        "measured": {"probe": dict(probe), **values, **told},
     }
     if errors:
         row["errors"] = dict(errors)

@@ -93,6 +93,7 @@ def test_a_speech_sample_is_the_chat_it_should_be(tmp_path: Path) -> None:
         "set_aside": 0,
         "tasks": {"tts": 2},
         "lacking_fields": {},
+        "text_refused": {},
     }
 
 

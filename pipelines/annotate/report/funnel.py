@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.annotate.report.folder import Folder, Row, file_name, found, named, number, said
 from pipelines.annotate.report.numbers import Rule, shown
 from pipelines.annotate.report.survey import Survey
+from pipelines.annotate.trust import STRONGER
 from pipelines.report.formats import duration, percent
 from pipelines.report.material import without_home
 
@@ -128,6 +129,7 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool) ->
         "facts": [("duplicates", f"{_count(counts, 'duplicates'):,}")] if counts.get("duplicates") else [],
         "reasons": _ranked(counts.get("reasons")),
         "errors": _ranked(counts.get("errors")),
+        "texts": _texts(counts.get("recognized_texts")),
         "not_applied": [
             {
                 "threshold": named(row.get("threshold")),
@@ -137,6 +139,21 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool) ->
             }
             for row in folder.objects("not_applied.json")
         ],
+    }
+
+
+def _texts(counts: Any) -> Row:
+    """How much recognized text was trusted, how much refused and why; empty where none was refused."""
+    texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
+    if not _count(texts, "refused"):
+        return {}
+    return {
+        "kept": _count(texts, "kept"),
+        "kept_s": number(texts.get("kept_s")) or 0.0,
+        "refused": _count(texts, "refused"),
+        "refused_s": number(texts.get("refused_s")) or 0.0,
+        "reasons": _ranked(texts.get("reasons")),
+        "stronger": STRONGER,
     }
 
 

@@ -66,6 +66,8 @@ class Rule:
     unit: str
     sounds: bool = True
     """It holds for segments without speech, too."""
+    of_text: bool = False
+    """It refuses a recognized text, and the segment stays."""
 
     def broken_by(self, value: Any) -> bool | None:
         """Whether a measured value breaks it; None where the two cannot be compared."""
@@ -116,6 +118,7 @@ def read_rules(rows: Sequence[Row]) -> list[Rule]:
             named(row.get("title") or ""),
             named(row.get("unit") or "").strip() or unit_of(row["value"]),
             row.get("sounds") is not False,
+            row.get("of_text") is True,
         )
         for row in rows
         if isinstance(row.get("value"), str) and isinstance(row.get("op"), str)

@@ -122,7 +122,7 @@ def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
         return {"absent": "No segment has a measured number."}
     section: Row = {name: [numbers.chart() for numbers in group] for name, group in groups.items()}
     told = {row.get("threshold") for row in not_applied}
-    never = [rule for rule in tally.never_measured() if rule.name not in told]
+    never = [rule for rule in tally.never_measured() if rule.name not in told and not rule.of_text]
     return section | {
         "never": [{"title": rule.title or rule.name, "value": named(rule.value)} for rule in never]
     }

@@ -147,7 +147,7 @@ class Language:
         if not isinstance(told, str) or not told:
             return None
         code = told.replace("_", "-").partition("-")[0].lower()
-        code = code if code in possible else _WIDER.get(code, code)
+        code = code if code in possible else base_code(code)
         if code not in possible:
             return None
         sure = value.get("language_probability")
@@ -166,6 +166,12 @@ def joint_probability(evidence: Sequence[Mapping[str, float]], possible: Collect
     weights = {code: math.exp(value - highest) for code, value in logs.items()}
     total = sum(weights.values())
     return {code: weight / total for code, weight in weights.items()}
+
+
+def base_code(language: str) -> str:
+    """The language of a code such as `en-US`, and for one of a language's varieties that language's."""
+    code = language.replace("_", "-").partition("-")[0].lower()
+    return _WIDER.get(code, code)
 
 
 def main_script(text: str) -> tuple[str | None, float]:

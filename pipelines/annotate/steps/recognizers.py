@@ -8,7 +8,8 @@ Shapes: N samples at 16 kHz.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +25,9 @@ from pipelines.annotate.steps.recognizers_transformers import TransformersConfig
 from pipelines.annotate.steps.recognizers_value import RecognizerConfig, SpokenWord, heard, mean_confidence
 from pipelines.annotate.steps.recognizers_whisper import FasterWhisper, FasterWhisperConfig
 
+if TYPE_CHECKING:
+    from audiollm.evaluate.recognizers import TimedWord
+
 SAMPLE_RATE = 16000
 
 
@@ -36,11 +40,12 @@ class PocketsphinxConfig(RecognizerConfig):
 
 
 class Pocketsphinx:
-    """Words with times and, with the open vocabulary, their posterior probabilities."""
+    """Words with times and, with the open vocabulary, their posterior probabilities. `acoustic_fit` beside them is
+    the mean of the words' fit by duration (`audiollm.evaluate.recognizers.TimedWord`)."""
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     shared: ClassVar[bool] = True
     resources = Resources()
 
@@ -66,7 +71,15 @@ class Pocketsphinx:
             SpokenWord(word.word, word.start_s, word.end_s, word.score if self._grammar is None else None)
             for word in found
         ]
-        return heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
+        value = heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
+        return {**value, "acoustic_fit": _mean_fit(found)}
+
+
+def _mean_fit(words: Sequence[TimedWord]) -> float | None:
+    seconds = sum(word.end_s - word.start_s for word in words)
+    if not seconds:
+        return None
+    return round(sum(word.fit * (word.end_s - word.start_s) for word in words) / seconds, 4)
 
 
 RecognizerChoice = Annotated[

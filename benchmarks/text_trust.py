@@ -1,0 +1,228 @@
+"""How much recognized text is kept, how much of it is wrong, and how often foreign speech and sounds keep text.
+
+    python benchmarks/text_trust.py [--data ../shared/data] [--half choose|report|both]
+
+Runs `annotate` as it is without any setting (Pocketsphinx, open vocabulary) on packs of recordings. The files of each
+pack are ordered by the hash of their name and dealt in turn to two halves: thresholds were chosen on `choose`, and
+`report` is what counts. `peer` is the same without the rules on text: every word that is heard is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import jiwer
+import numpy as np
+import soundfile
+from rich.console import Console
+
+from audiollm.audio_files import looks_like_audio
+from audiollm.data.text import recognition_form, spoken_form
+from audiollm.recipe import Recipe
+from audiollm.runner import Context
+from pipelines.annotate.config import Config
+from pipelines.annotate.stage import STAGE
+
+Row = dict[str, Any]
+_READ = "read_speech_en"
+_TEXTS = {
+    "jfk.flac": "And so, my fellow Americans, ask not what your country can do for you, ask what you can do for your "
+    "country.",
+    "1272-141231-0002.flac": "the cut on his chest still dripping blood the ache of his overstrained eyes even the "
+    "soaring arena around him with the thousands of spectators were trivialities not worth thinking about",
+    "LJ002-0020.wav": "in eighteen thirteen",
+    "LJ002-0035.wav": "eight the press yard",
+    "librispeech-1995-1837-0001.wav": "it was the first great sorrow of his life it was not so much the loss of the "
+    "cotton itself but the fantasy the hopes the dreams built around it",
+    "2412-153948-0000.flac": "if the reader will excuse me i will say nothing of my antecedents nor of the "
+    "circumstances which led me to leave my native country the narrative would be tedious to him and painful to myself",
+}
+"""Of files whose text is in the pack's README or manifests; of 1272-141231-0002 LibriSpeech's own, because the README
+gives the text of another utterance."""
+_ENGLISH_AMONG_OTHERS = ("bria", "loona", "SimulEval")
+"""English speech in the pack of other languages."""
+_SPEECH_AMONG_NOISES = ("clean_freesound", "noisy_snr0", "speech.wav", "speech_bab_0dB")
+
+
+class Group(NamedTuple):
+    """Recordings of one kind. `texts`: by file name; None where nothing is known, empty where nothing is said."""
+
+    title: str
+    files: list[Path]
+    texts: dict[str, str] | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=data)
+    parser.add_argument("--half", choices=["choose", "report", "both"], default="both")
+    arguments = parser.parse_args()
+    if not (arguments.data / _READ).is_dir():
+        parser.error(f"no {_READ} under {arguments.data}: give --data")
+    with tempfile.TemporaryDirectory() as folder:
+        for group in groups(arguments.data, Path(folder) / "made"):
+            for half in ("choose", "report"):
+                if arguments.half in (half, "both"):
+                    measure(group, half, Path(folder) / f"{group.title}-{half}")
+
+
+def groups(data: Path, made: Path) -> list[Group]:
+    """The packs by kind. Of recordings that are there in several formats only the FLAC is taken."""
+    texts = known_texts(data)
+    other = _audio(data / "speech_other_lang")
+    foreign = [path for path in other if not any(name in str(path) for name in _ENGLISH_AMONG_OTHERS)]
+    noises = [path for path in _audio(data / "noisy_pairs") if not path.name.startswith(_SPEECH_AMONG_NOISES)]
+    read = [path for name in (_READ, "ljspeech_32", "dialogue") for path in _audio(data / name)]
+    return [
+        Group("read English", [path for path in read if path.name in texts], texts),
+        Group("foreign speech", foreign + _audio(data / "speech_zh"), {}),
+        Group("sound events", _audio(data / "esc10"), {}),
+        Group("music, singing, noises", _audio(data / "music_nature") + noises + _made(made), {}),
+        Group("LibriSpeech, no transcripts", _audio(data / "librispeech_speakers"), None),
+    ]
+
+
+def known_texts(data: Path) -> dict[str, str]:
+    """File name -> what is read in it."""
+    texts = dict(_TEXTS)
+    with (data / "ljspeech_32" / "metadata.csv").open(encoding="utf-8") as file:
+        rows = csv.reader(file, delimiter="|", quoting=csv.QUOTE_NONE)
+        texts |= {f"{row[0]}.flac": row[2] for row in rows}
+    for path in (data / _READ / "pocketsphinx").rglob("*transcription"):
+        lines = re.findall(r"<s> (.*?) +</s> \((.*)\)", path.read_text(encoding="utf-8"))
+        texts |= {f"{name}.wav": text for text, name in lines}
+    for path in (data / "dialogue" / "higgs-audio").rglob("voice_prompts/*.txt"):
+        texts[f"{path.stem}.wav"] = path.read_text(encoding="utf-8")
+    return texts
+
+
+def half_of(files: Iterable[Path], half: str) -> list[Path]:
+    """The files ordered by the hash of their name, and every second of them."""
+    ordered = sorted(files, key=lambda path: sha256(path.name.encode()).hexdigest())
+    return ordered[half == "report" :: 2]
+
+
+def measure(group: Group, half: str, folder: Path) -> None:
+    """Annotate one half of a group, and print."""
+    by_pack: dict[str, list[Path]] = {}
+    for path in group.files:
+        by_pack.setdefault(str(path).partition("/data/")[2].partition("/")[0], []).append(path)
+    files = [path for pack in by_pack.values() for path in half_of(pack, half)]
+    folder.mkdir(parents=True)
+    config = Config.model_validate({"input": [str(path) for path in files], "quality_sample": 0})
+    recipe = Recipe("trust", folder, "tiny", 0, folder, (), {})
+    STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
+    rows = [json.loads(line) for line in (folder / "segments.jsonl").read_text().splitlines()]
+    name = f"{half}: {group.title}"
+    if group.texts:
+        _print_errors(name, rows, group.texts)
+        steps = json.loads((folder / "timings.json").read_text())["steps"]["pocketsphinx"]
+        _print(f"{name}: cost of recognition, with all figures", steps["seconds"] / steps["audio_s"], None,
+               "CPU-s per audio-s")  # fmt: skip
+    heard_s = sum(row["duration_s"] for row in rows)
+    kept_s = sum(row["duration_s"] for row in rows if row["text"])
+    heard = [row for row in rows if any(row["heard"].values())]
+    _print(f"{name}: segments with text", *_share(rows), "share of segments", n=len(rows), files=len(files))
+    with_text = {row["file"] for row in rows if row["text"]}
+    _print(f"{name}: files with text", len(with_text) / len(files), len({r["file"] for r in heard}) / len(files),
+           "share of files", n=len(files))  # fmt: skip
+    _print(
+        f"{name}: time with text", kept_s / heard_s if heard_s else 0.0, None, "share of seconds", s=heard_s
+    )
+
+
+def _share(rows: Sequence[Row]) -> tuple[float, float]:
+    count = max(len(rows), 1)
+    return sum(bool(row["text"]) for row in rows) / count, sum(
+        any(row["heard"].values()) for row in rows
+    ) / count
+
+
+def _print_errors(name: str, rows: Sequence[Row], texts: dict[str, str]) -> None:
+    """Word errors in the segments that keep their text, and in all; the share of the words that are kept."""
+    kept, every = np.zeros(2), np.zeros(2)
+    for file in {row["file"] for row in rows}:
+        own = sorted((row for row in rows if row["file"] == file), key=lambda row: row["start_s"])
+        errors_S, words_S = errors_by_segment(
+            _words(texts[Path(file).name]), [_words(next(iter(row["heard"].values()))) for row in own]
+        )
+        has_text_S = np.array([bool(row["text"]) for row in own])
+        kept += errors_S[has_text_S].sum(), words_S[has_text_S].sum()
+        every += errors_S.sum(), words_S.sum()
+    _print(f"{name}: wrong words in segments with text", kept[0] / max(kept[1], 1), every[0] / every[1],
+           "word error rate", n=int(kept[1]))  # fmt: skip
+    _print(f"{name}: words in segments with text", kept[1] / every[1], 1.0, "share of words", n=int(every[1]))
+
+
+def errors_by_segment(
+    words: Sequence[str], heard: Sequence[Sequence[str]]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Errors and reference words of each segment of a file, whose words are aligned as a whole. Words that were missed
+    belong to the segment that was heard last before them."""
+    errors_S, words_S = np.zeros(len(heard)), np.zeros(len(heard))
+    segment_of = [number for number, own in enumerate(heard) for _ in own]
+    if not segment_of:
+        errors_S[0] = words_S[0] = len(words)
+        return errors_S, words_S
+    aligned = jiwer.process_words(" ".join(words), " ".join(word for own in heard for word in own))
+    for part in aligned.alignments[0]:
+        size = max(part.ref_end_idx - part.ref_start_idx, part.hyp_end_idx - part.hyp_start_idx)
+        for step in range(size):
+            at = part.hyp_start_idx - 1 if part.type == "delete" else part.hyp_start_idx + step
+            segment = segment_of[max(at, 0)]
+            errors_S[segment] += part.type != "equal"
+            words_S[segment] += part.type != "insert"
+    return errors_S, words_S
+
+
+def _words(text: str) -> list[str]:
+    return recognition_form(spoken_form(text)).split()
+
+
+def _audio(folder: Path) -> list[Path]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and looks_like_audio(path)]
+    names = {path.with_suffix("").name for path in files if path.suffix == ".flac"}
+    return [path for path in files if path.suffix == ".flac" or path.with_suffix("").name not in names]
+
+
+def _made(folder: Path) -> list[Path]:
+    """Silence, tones, noises, clicks: 5 s each."""
+    folder.mkdir(parents=True)
+    rng, rate = np.random.default_rng(0), 16000
+    time_N = np.arange(5 * rate) / rate
+    white_N = rng.normal(0.0, 0.1, len(time_N))
+    sounds = {"silence": 0.0 * time_N, "white": white_N, "brown": np.cumsum(white_N) / 60}
+    sounds |= {f"tone{hertz}": 0.3 * np.sin(2 * np.pi * hertz * time_N) for hertz in (120, 440, 1000, 3000)}
+    sounds["sweep"] = 0.3 * np.sin(2 * np.pi * (100 + 300 * time_N) * time_N)
+    sounds["clicks"] = np.where(np.arange(len(time_N)) % 4000 < 20, 0.8, 0.0)
+    sounds["hum"] = sum(0.1 * np.sin(2 * np.pi * 110 * k * time_N) / k for k in range(1, 20))
+    sounds["syllables"] = sounds["hum"] * (1 + np.sin(2 * np.pi * 4 * time_N))
+    sounds["babble"] = white_N * (1 + np.sin(2 * np.pi * 4 * time_N))
+    for name, samples_N in sounds.items():
+        soundfile.write(folder / f"{name}.wav", samples_N.clip(-1, 1), rate)
+    return sorted(folder.iterdir())
+
+
+def _print(case: str, ours: float, peer: float | None, unit: str, **more: float) -> None:
+    peer_shown = None if peer is None else round(peer, 4)
+    ratio = round(ours / peer, 3) if peer else None
+    print(json.dumps({"bench": "text_trust", "case": case, "ours": round(ours, 4), "peer": peer_shown,
+                      "ratio": ratio, "unit": unit, **more}), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
