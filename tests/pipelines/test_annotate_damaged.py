@@ -18,6 +18,7 @@ from audiollm.audio import save
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from pipelines.annotate.config import Config
+from pipelines.annotate.inputs import collect
 from pipelines.annotate.stage import STAGE
 
 SHARED = Path(
