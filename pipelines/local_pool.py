@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -15,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from audiollm.processes import end_with_parent
 from pipelines.engine import Answer, EngineError, Pool, Worker
 
 ONE_THREAD = dict.fromkeys(
@@ -137,7 +137,7 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run
     os.environ.update(environment)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    end_with_parent()
     step = ""
     with suppress(EOFError, OSError):
         try:
@@ -174,11 +174,3 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _die_with_parent() -> None:
-    """End as soon as the process that asked for this one has ended, even in the midst of a call."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -37,3 +37,29 @@ def test_settings_are_read_without_loading_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+OPENS_A_FOLDER = re.compile(
+    r"^(Auto\w+|\w*(Model|Config|Processor|FeatureExtractor|Tokenizer)|model_class)\.from_pretrained$|^pipeline$"
+)
+OWN = re.compile(r"^(AudioTokenizer|HiggsTokenizer|DualFFN|Generator)\.")
+
+
+def calls_of_transformers() -> list[tuple[str, ast.Call]]:
+    found = []
+    for top in ("audiollm", "tokenizer", "pipelines"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    if OPENS_A_FOLDER.match(name) and not OWN.match(name):
+                        found.append((f"{path.relative_to(ROOT)}:{node.lineno} {name}", node))
+    return found
+
+
+def test_no_folder_of_transformers_is_opened_with_its_own_code() -> None:
+    calls = calls_of_transformers()
+    assert len(calls) >= 15
+    for place, call in calls:
+        named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert named.get(None) == "OFFLINE" or named.get("trust_remote_code") == "False", place

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoModel
 
 from audiollm.audio import resample
 from audiollm.config import ConfigError
+from audiollm.models.json_files import OFFLINE
 
 SAMPLE_RATE = 24_000
 FRAME_RATE = 25
@@ -98,12 +99,12 @@ def _load_extractor(folder: Path) -> Any:
     """The folder's feature extractor; None where it has none, as some folders of waveform models."""
     if not any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         return None
-    return AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return AutoFeatureExtractor.from_pretrained(folder, **OFFLINE)
 
 
 def _load_config(folder: Path) -> Any:
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, **OFFLINE)
     except ValueError as error:
         raise _not_an_encoder(folder, str(error).splitlines()[0]) from None
 
@@ -117,9 +118,8 @@ def _load_encoder(folder: Path) -> Any:
         )
     model, info = AutoModel.from_pretrained(
         folder,
-        local_files_only=True,
+        **OFFLINE,
         use_safetensors=True,
-        trust_remote_code=False,
         dtype=torch.float32,
         output_loading_info=True,
     )

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import torch
 import torch.utils.data
+
+from audiollm.processes import end_with_parent
 
 T = TypeVar("T")
 
@@ -114,14 +114,7 @@ def _start(
 
 def _end_with_parent(worker: int) -> None:
     """Torch looks after its parent between steps alone: handing one over that nobody takes, a worker would stay."""
-    threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
-
-
-def _wait_for_end_of_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    end_with_parent()
 
 
 def _as_it_is(made: T) -> T:

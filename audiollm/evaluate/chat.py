@@ -21,6 +21,7 @@ from audiollm.audio import Waveform, encode_bytes, resample
 from audiollm.config import ConfigError
 from audiollm.data.sample import Message, TextPart
 from audiollm.evaluate.subjects import Answerer
+from audiollm.models.json_files import OFFLINE
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
@@ -232,9 +233,12 @@ class PretrainedChat:
         try:
             if not folder.is_dir():  # else the name would be looked up on the hub
                 raise OSError("no such folder")
-            self._processor = AutoProcessor.from_pretrained(str(folder), local_files_only=True)
+            self._processor = AutoProcessor.from_pretrained(str(folder), **OFFLINE)
             self._model = AutoModelForMultimodalLM.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True, dtype="auto"
+                str(folder),
+                **OFFLINE,
+                use_safetensors=True,
+                dtype="auto",
             )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__

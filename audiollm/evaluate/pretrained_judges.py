@@ -15,6 +15,7 @@ from torch import Tensor
 
 from audiollm.audio import resample, to_mono
 from audiollm.config import ConfigError
+from audiollm.models.json_files import OFFLINE
 
 
 class PretrainedRecognizer:
@@ -35,7 +36,10 @@ class PretrainedRecognizer:
             if not folder.is_dir():  # else the name would be looked up on the hub
                 raise OSError("no such folder")
             self._pipeline = pipeline(
-                "automatic-speech-recognition", model=str(folder), model_kwargs={"use_safetensors": True}
+                "automatic-speech-recognition",
+                model=str(folder),
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True, "local_files_only": True},
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _not_a_judge(folder, "speech recognizer", error) from error
@@ -142,8 +146,8 @@ def _pretrained(folder: Path, model_class: Any, what: str) -> tuple[Any, Callabl
     from transformers import AutoFeatureExtractor
 
     try:
-        extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
-        model = model_class.from_pretrained(str(folder), local_files_only=True, use_safetensors=True).eval()
+        extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
+        model = model_class.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _not_a_judge(folder, what, error) from error
     rate = int(extractor.sampling_rate)

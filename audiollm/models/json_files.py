@@ -10,6 +10,9 @@ from audiollm.config import ConfigError
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 REMEDY = "download or write it again"
+OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""How every folder of transformers is opened: nothing is downloaded, and no code that lies in the folder is run. Where
+`trust_remote_code` is left out, transformers asks the person at the terminal."""
 _CALLED = {dict: "mapping of settings", list: "list"}
 
 

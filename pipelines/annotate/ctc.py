@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audiollm.config import ConfigError
+from audiollm.models.json_files import OFFLINE
 from pipelines.annotate.steps.recognizers_value import cut_points
 
 LONGEST_S = 30.0
@@ -46,9 +47,9 @@ class CtcModel:
         try:
             if not folder.is_dir():  # else the name would be looked up on the hub
                 raise OSError("no such folder")
-            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
-            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            model = AutoModelForCTC.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
+            model = AutoModelForCTC.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(

@@ -20,6 +20,7 @@ from transformers import EncodecConfig
 
 from audiollm.config import ConfigError
 from audiollm.files import atomic_path, write_json
+from audiollm.models.json_files import OFFLINE
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.codecs.pretrained import (
     choose_num_codebooks,
@@ -122,7 +123,7 @@ class EncodecCodec(nn.Module):
             config, weights, where = EncodecConfig(), _load_legacy(Path(path)), str(path)
         else:
             folder = open_folder(path, "encodec")
-            config = EncodecConfig.from_pretrained(folder, local_files_only=True)
+            config = EncodecConfig.from_pretrained(folder, **OFFLINE)
             weights, where = load_file(folder / "model.safetensors"), str(folder / "model.safetensors")
         codec = cls(config, num_codebooks)
         codec.model.load_state_dict(_package_weights(weights, codec.model.state_dict(), where))

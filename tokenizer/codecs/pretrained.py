@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from audiollm.config import ConfigError
 from audiollm.files import write_json
-from audiollm.models.json_files import read_json_file
+from audiollm.models.json_files import OFFLINE, read_json_file
 from audiollm.models.pretrained import model_folder
 
 NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
@@ -50,7 +50,7 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
         ConfigError: some weights are missing (transformers would leave them random).
     """
     model, info = model_class.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        folder, **OFFLINE, use_safetensors=True, dtype=torch.float32, output_loading_info=True
     )
     missing = sorted(info["missing_keys"])
     if missing:

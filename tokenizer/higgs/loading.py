@@ -16,7 +16,7 @@ from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 
 from audiollm.config import ConfigError
 from audiollm.files import atomic_path, write_text
-from audiollm.models.json_files import read_json_file
+from audiollm.models.json_files import OFFLINE, read_json_file
 from audiollm.models.pretrained import model_folder
 from tokenizer.higgs.config import MODEL_TYPE
 
@@ -48,7 +48,7 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
         raise ConfigError(
             f"model_type: {found!r}, not {MODEL_TYPE!r}", where, "give the folder of another model"
         )
-    config = HiggsAudioV2TokenizerConfig.from_pretrained(folder)
+    config = HiggsAudioV2TokenizerConfig.from_pretrained(folder, **OFFLINE)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(read_json_file(index, dict)["weight_map"].values()))
@@ -77,7 +77,7 @@ def load_hubert(folder: Path) -> nn.Module:
     found = read_json_file(config, dict).get("model_type") if config.exists() else None
     if found != "hubert":
         raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
-    hubert: nn.Module = HubertModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    hubert: nn.Module = HubertModel.from_pretrained(folder, **OFFLINE, use_safetensors=True)
     return hubert
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from audiollm.models.json_files import OFFLINE
+
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
     from audiollm.generation.generator import Generator
@@ -68,8 +70,8 @@ class ClapGate:
         from audiollm.train.optim import default_device
 
         try:
-            self._processor = ClapProcessor.from_pretrained(str(folder), local_files_only=True)
-            model = ClapModel.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+            self._processor = ClapProcessor.from_pretrained(str(folder), **OFFLINE)
+            model = ClapModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             remedy = "give a folder that transformers' ClapModel reads, with safetensors weights"

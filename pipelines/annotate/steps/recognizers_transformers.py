@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from audiollm.models.json_files import OFFLINE
 from pipelines.annotate.step import Resources, Segment, Value
 from pipelines.annotate.steps.recognizers_value import (
     RecognizerConfig,
@@ -164,9 +165,9 @@ class _Writer:
         from audiollm.config import ConfigError
 
         try:
-            self._processor = AutoProcessor.from_pretrained(str(config.model), local_files_only=True)
+            self._processor = AutoProcessor.from_pretrained(str(config.model), **OFFLINE)
             model = AutoModelForSpeechSeq2Seq.from_pretrained(
-                str(config.model), local_files_only=True, use_safetensors=True
+                str(config.model), **OFFLINE, use_safetensors=True
             )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__

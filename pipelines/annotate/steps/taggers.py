@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audiollm.config import ConfigError
+from audiollm.models.json_files import OFFLINE
 
 FILE_SAMPLE_RATE = 16000
 """What a YAMNet-class file takes: mono at 16 kHz in [-1, 1]."""
@@ -150,9 +151,9 @@ class AudioClassifier:
         from transformers import AutoFeatureExtractor, AutoModelForAudioClassification
 
         try:
-            extractor = AutoFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+            extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
             model = AutoModelForAudioClassification.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True
+                str(folder), **OFFLINE, use_safetensors=True
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _not_a_tagger(folder, error) from error

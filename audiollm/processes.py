@@ -1,0 +1,35 @@
+"""Processes that end with the one that made them, however that ends. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Called first thing in a worker: it is killed when its parent ends, even in the midst of native code.
+
+    The kernel sees to it where it can (Linux): a signal at the end of the process that this one was forked from, which
+    for a fork server ends with the command. A thread waits for the command itself; alone it would come late, since it
+    needs the interpreter's lock, which native code may hold for seconds.
+    """
+    forked_from = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != forked_from:  # it ended before the kernel was told
+        os._exit(1)
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
+
+
+def _wait_for_end_of_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
