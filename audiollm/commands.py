@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 
 from audiollm.config import ConfigError
@@ -103,7 +105,7 @@ def plan(
     loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
     console = Console()
     rate = tflops or DEVICE_TFLOPS.get(loaded.size, H100_TFLOPS)
-    console.print(plan_table(loaded, devices, rate))
+    print_plan(plan_table(loaded, devices, rate), console)
     notes = [
         f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
         f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:g} TFLOP/s "
@@ -135,10 +137,10 @@ def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
     """
     plans: dict[str, StagePlan] = {}
     table = Table(title=f"{recipe.name} ({recipe.path})", title_justify="left")
-    table.add_column("stage")
+    table.add_column("stage", no_wrap=True)
     for heading in ("parameters", "tokens", "memory a device", "time", "disk"):
-        table.add_column(heading, justify="right")
-    table.add_column("what")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("what", min_width=24)
     for stage in recipe.stages:
         made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
         if made.seconds is None and made.flops:
@@ -157,6 +159,22 @@ def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
     table.add_section()
     table.add_row("all", *_cells(total), "peak memory, summed tokens, known times and disk")
     return table
+
+
+def print_plan(table: Table, console: Console) -> None:
+    """The table where it fits; on a narrower terminal, a few lines for each stage. Nothing is cut."""
+    unlimited = console.options.update_width(1_000)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
+        return
+    console.print(str(table.title), highlight=False, soft_wrap=True)
+    names, *figures, what = ([str(cell) for cell in column.cells] for column in table.columns)
+    headings = [str(column.header) for column in table.columns][1:-1]
+    for row, name in enumerate(names):
+        known = [f"{head} {cells[row]}" for head, cells in zip(headings, figures, strict=True) if cells[row]]
+        console.print(f"[bold]{name}[/bold]: {what[row]}", highlight=False)
+        if known:
+            console.print(Padding(", ".join(known), (0, 0, 0, 2)), highlight=False)
 
 
 def _cells(plan: StagePlan) -> list[str]:

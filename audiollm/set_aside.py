@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.data.sample import BadSample
-from audiollm.files import write_jsonl
+from audiollm.files import read_whole_rows, write_jsonl
 
 Row = dict[str, Any]
 UNREADABLE = "cannot be read"
@@ -42,12 +42,8 @@ def row_of(bad: BadSample, stage: str) -> Row:
 def read_set_aside(path: Path) -> list[Row]:
     """The rows of a file, none where there is no file; a last line that a kill cut short is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and all(isinstance(row.get(key), str) for key in TEXTS):
+    for row in read_whole_rows(path)[0] if path.exists() else ():
+        if all(isinstance(row.get(key), str) for key in TEXTS):
             rows.append(row)
     return rows
 

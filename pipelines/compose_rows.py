@@ -103,7 +103,7 @@ def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
     segments: list[Segment] = []
     bad: list[BadSample] = []
     seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"

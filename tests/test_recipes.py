@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -14,7 +16,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from audiollm.commands import plan, plan_table
+from audiollm.commands import plan, plan_table, print_plan
 from audiollm.config import ConfigError
 from audiollm.files import read_json, read_jsonl, write_json
 from audiollm.recipe import load_recipe
@@ -297,3 +299,18 @@ def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
     assert all(row["measured"]["consensus"]["pairwise_wer"] is not None for row in second)
     compared = read_json(folder / "compare_annotations" / "compare.json")
     assert compared["first"]["segments"] == compared["second"]["segments"] == len(first)
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
+@pytest.mark.parametrize("path", ["quickstart.yaml", "tts/full.yaml"])
+def test_a_plan_is_never_cut(path: str, width: int) -> None:
+    recipe = load_recipe(RECIPES / path, [], absent=[])
+    table = plan_table(recipe, 1, 400)
+    console = Console(record=True, width=width, file=io.StringIO())
+    print_plan(table, console)
+    shown = console.export_text()
+    assert "…" not in shown
+    words = set(re.findall(r"\S+", shown.translate(str.maketrans("│┃,:", "    "))))
+    for column in table.columns:
+        for cell in column.cells:
+            assert set(re.findall(r"\S+", str(cell).translate(str.maketrans(",:", "  ")))) <= words

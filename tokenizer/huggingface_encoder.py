@@ -99,7 +99,13 @@ def _load_extractor(folder: Path) -> Any:
     """The folder's feature extractor; None where it has none, as some folders of waveform models."""
     if not any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         return None
-    return AutoFeatureExtractor.from_pretrained(folder, **OFFLINE)
+    try:
+        return AutoFeatureExtractor.from_pretrained(folder, **OFFLINE)
+    except (OSError, ValueError) as error:  # damaged, or with code of its own
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"no feature extractor loads: {said:.200}", str(folder), "give another folder"
+        ) from None
 
 
 def _load_config(folder: Path) -> Any:

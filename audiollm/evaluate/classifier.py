@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from audiollm.config import ConfigError
 from audiollm.evaluate.features import (
     NUM_MELS,
     Clip,
@@ -173,7 +175,14 @@ class ClipClassifier:
         facts = read_json_file(folder / "classifier.json", dict)
         config = ClassifierConfig(**facts["config"])
         network = ClipNet(len(facts["labels"]), config)
-        network.load_state_dict(load_file(folder / "classifier.safetensors"))
+        weights = folder / "classifier.safetensors"
+        try:
+            network.load_state_dict(load_file(weights))
+        except (SafetensorError, RuntimeError) as error:  # cut short, or of another shape
+            said = str(error).splitlines()[0]
+            raise ConfigError(
+                f"damaged: {said}", str(weights), f"remove {folder}: it is trained again"
+            ) from error
         return cls(network, facts["labels"], facts["bandwidth_hz"], config)
 
 

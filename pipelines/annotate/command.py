@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,11 +172,31 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
         problem = error.errors(include_url=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
         key = show_path(tuple(problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            inside = problem["input"] if isinstance(problem["input"], dict) else {}
+            wrong = ".".join([key, *list(inside)[:1]])
+            raise ConfigError(f"{wrong}: no such setting", "", _nearest_setting(wrong)) from None
         raise ConfigError(
             f"{key}: {message}" if key else message,
             "",
             "audiollm run --help-stage annotate lists the settings",
         ) from None
+
+
+def _nearest_setting(wrong: str) -> str:
+    """What may have been meant: a setting that ends so, one whose last name is the same, or the most similar."""
+    from pipelines.annotate.chain import KINDS, config_class
+    from pipelines.annotate.config import Config
+    from pipelines.annotate.rules import Thresholds
+
+    known = [name for name in Config.model_fields if name not in ("steps", "thresholds")]
+    known += [f"thresholds.{name}" for name in Thresholds.model_fields]
+    known += [f"steps.{step}.{name}" for step in KINDS for name in config_class(step).model_fields]
+    ending = [key for key in known if f".{key}".endswith(f".{wrong}")]
+    by_last_name = {key.rpartition(".")[2]: key for key in reversed(known)}
+    similar = get_close_matches(wrong.rpartition(".")[2], by_last_name, n=1, cutoff=0.6)
+    meant = [*ending, *(by_last_name[name] for name in similar)]
+    return f"did you mean {meant[0]!r}?" if meant else "audiollm run --help-stage annotate lists the settings"
 
 
 def _override(given: dict[str, Any], text: str) -> None:

@@ -21,6 +21,7 @@ from audiollm.config import ConfigError
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from pipelines.annotate import chain as chains
+from pipelines.annotate.command import _validated
 from pipelines.annotate.config import Config
 from pipelines.annotate.presets import PRESETS
 from pipelines.annotate.rules import RULES, Thresholds, first_broken
@@ -324,3 +325,20 @@ def _run(
     with Ledger(folder / "ledger.sqlite") as ledger:
         Run(config, _context(folder), chain, Thresholds(), sources, ledger, spool).annotate()
     return [row for _, _, row in spool.segments()], list(spool.files())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("segments.cover=all", "steps.segments.cover"),
+        ("min_duration_s=1", "thresholds.min_duration_s"),
+        ("steps.segments.cove=all", "steps.segments.cover"),
+        ("worker=2", "workers"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_told_its_own(wrong: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{wrong.partition('=')[0].rpartition('.')[2]}.*no such setting"
+    ) as told:
+        _validated({}, [wrong])
+    assert f"did you mean {meant!r}?" in str(told.value)
