@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 
@@ -23,6 +22,8 @@ from audiollm.train.distributed import Ranks, join, launch, leave
 DEVICE_TFLOPS = {"tiny": 0.14}
 """What one device reaches in training, by size, in 10^12 operations a second. Two CPU cores with bf16 matrix units:
 as measured on the quickstart."""
+NOTE_WIDTH = 28
+"""The narrowest column for what a stage does."""
 H100_TFLOPS = 400.0
 """Of all other sizes: an H100 in bf16 at 40 % of its peak."""
 
@@ -140,7 +141,7 @@ def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
     table.add_column("stage", no_wrap=True)
     for heading in ("parameters", "tokens", "memory a device", "time", "disk"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("what", min_width=24)
+    table.add_column("what", min_width=NOTE_WIDTH)
     for stage in recipe.stages:
         made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
         if made.seconds is None and made.flops:
@@ -163,8 +164,8 @@ def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
 
 def print_plan(table: Table, console: Console) -> None:
     """The table where it fits; on a narrower terminal, a few lines for each stage. Nothing is cut."""
-    unlimited = console.options.update_width(1_000)
-    if Measurement.get(console, unlimited, table).minimum <= console.width:
+    widths = [max(map(len, map(str, (column.header, *column.cells)))) for column in table.columns[:-1]]
+    if sum(widths) + NOTE_WIDTH + 3 * len(table.columns) + 1 <= console.width:
         console.print(table)
         return
     console.print(str(table.title), highlight=False, soft_wrap=True)

@@ -302,7 +302,7 @@ def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
-@pytest.mark.parametrize("path", ["quickstart.yaml", "tts/full.yaml"])
+@pytest.mark.parametrize("path", ["quickstart.yaml", "tts/tiny.yaml"])
 def test_a_plan_is_never_cut(path: str, width: int) -> None:
     recipe = load_recipe(RECIPES / path, [], absent=[])
     table = plan_table(recipe, 1, 400)
