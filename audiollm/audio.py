@@ -5,8 +5,8 @@ surfaces as `AudioError`, which names the file, what is wrong with it and how to
 to a function on tensors is a `ValueError`.
 
 All of it is imported from here. Reading and writing files is below; `audio_samples` holds what works on tensors
-alone, `audio_decoding` the two decoders, `audio_files` how files are found and what their first bytes say, without
-torch.
+alone, `audio_decoding` what is done with what the two decoders of `audio_decoders` give, `audio_files` how files are
+found and what their first bytes say. The last two import no torch.
 
 Shapes: C channels, N samples.
 """
@@ -84,7 +84,7 @@ def probe(path: str | Path) -> AudioInfo:
     """
     path = Path(path)
     check_readable(path)
-    return read_info(path)
+    return read_info(str(path), path)
 
 
 def load(
