@@ -179,8 +179,10 @@ def av_blocks(request: Request, may_seek: bool = True) -> Iterator[Block]:
                     raise AudioError(
                         name, "changes its sample rate or channels midway: re-encode it with ffmpeg"
                     )
-                kept = slice(max(0, start - position), stop - position)
-                yield frame_samples(frame)[:, kept]
+                if position + frame.samples > start:
+                    yield frame_samples(frame)[:, max(0, start - position) : stop - position]
+                else:
+                    yield np.empty((frame.layout.nb_channels, 0), np.float32)
                 position += frame.samples
                 if position >= stop:
                     return

@@ -215,12 +215,13 @@ def _take() -> _Helper:
         return _Helper()
 
 
-def _end_all() -> None:
+def end_all() -> None:
+    """End the processes that wait; the next file starts a new one."""
     while _idle:
         _idle.pop().end()
 
 
-atexit.register(_end_all)
+atexit.register(end_all)
 os.register_at_fork(after_in_child=_idle.clear)  # they serve the process that was forked
 
 
