@@ -70,6 +70,13 @@ _WRITERS = {  # file extension -> libsndfile's format and its default subtype
     ".ogg": ("OGG", "VORBIS"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
+_VORBIS_ORDER = {  # channels -> of those of WAV, each that an Ogg file holds, where it is in another order
+    3: [0, 2, 1],
+    5: [0, 2, 1, 3, 4],
+    6: [0, 2, 1, 4, 5, 3],
+    7: [0, 2, 1, 5, 6, 4, 3],
+    8: [0, 2, 1, 6, 7, 4, 5, 3],
+}
 _PCM_BITS = {"PCM_U8": 8, "PCM_S8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 
@@ -190,6 +197,8 @@ def _write(
     if not bool(torch.isfinite(samples_CN).all()):
         raise AudioError(name, "not written: the samples hold NaN or infinity")
     file_format, default_subtype = _WRITERS[extension]
+    if file_format == "OGG":
+        samples_CN = samples_CN[_VORBIS_ORDER.get(len(samples_CN), slice(None))]
     subtype = subtype or default_subtype
     samples_NC = samples_CN.detach().cpu().float().clamp(-1.0, 1.0).T.numpy()
     try:

@@ -99,9 +99,11 @@ def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
 
     Not MP3: libsndfile estimates the length and cuts files of variable bit rate off there.
     Not RAW: it takes any bytes with the extension .au, .gsm or .vox for samples.
+    Not Ogg of more than two channels: it leaves them in the order of Vorbis, with the centre before the right.
     """
     handle = soundfile.SoundFile(source if isinstance(source, str) else io.BytesIO(source))
-    if handle.format in ("MP3", "RAW") or handle.frames == 0:
+    is_surround = handle.format == "OGG" and handle.channels > 2
+    if handle.format in ("MP3", "RAW") or is_surround or handle.frames == 0:
         handle.close()
         raise ValueError(f"left to FFmpeg: {handle.format}, {handle.frames} frames")
     return handle
@@ -227,8 +229,11 @@ def open_av(source: str | bytes, name: str | Path) -> Iterator[tuple[InputContai
             if stream.codec_context.name == "flac":  # otherwise FFmpeg plays damaged frames as noise
                 stream.codec_context.options = {"err_detect": "crccheck+explode"}
             yield container, stream
-    except (AudioError, MemoryError):
+    except AudioError:
         raise
+    except MemoryError as error:
+        reason = "asks for more memory than there is: it is damaged, or larger than this machine can take"
+        raise AudioError(name, reason) from error
     except Exception as error:
         reason = f"cannot be read as audio ({getattr(error, 'strerror', None) or error})"
         raise AudioError(name, f"{reason}: get it anew, or convert it to WAV or FLAC") from error

@@ -184,11 +184,17 @@ _idle: list[_Helper] = []
 """Processes that wait for a file. Each thread that decodes at a time has taken one out."""
 
 
+_crashes: dict[Any, str] = {}
+"""What is known of files that crashed: one that is drawn again and again costs one process, or one wait."""
+
+
 def _results(task: Task) -> Iterator[Any]:
-    name, done = task[1].name, 0
-    remedy = "convert it with another program, or leave it out"
+    source, name = task[1].source, task[1].name
+    if _crashes and (reason := _crashes.get(_identity(source))):
+        raise DecoderCrash(name, reason)
+    done = 0
     for again in (False, True):
-        helper = _Helper() if again or not _idle else _take()
+        helper = _Helper() if again else _take()
         was_new = helper.is_new
         try:
             for result in islice(helper.results(task), done, None):
@@ -197,15 +203,31 @@ def _results(task: Task) -> Iterator[Any]:
             return
         except _DeadError:
             if again or was_new:
-                raise DecoderCrash(name, f"crashes its decoder ({helper.death}): {remedy}") from None
+                raise _crash(task[1], f"crashes its decoder ({helper.death})") from None
         except TimeoutError:
-            reason = f"its decoder has given nothing for {LONGEST_SILENCE_S:g} s: {remedy}"
-            raise DecoderCrash(name, reason) from None
+            raise _crash(task[1], f"its decoder has given nothing for {LONGEST_SILENCE_S:g} s") from None
         finally:
             if helper.is_ready:
                 _idle.append(helper)
             else:
                 helper.end()
+
+
+def _crash(request: Request, what: str) -> DecoderCrash:
+    reason = f"{what}: convert it with another program, or leave it out"
+    _crashes[_identity(request.source)] = reason
+    return DecoderCrash(request.name, reason)
+
+
+def _identity(source: str | bytes) -> Any:
+    """Changes with the content of a file, or of the bytes of one."""
+    if isinstance(source, bytes):
+        return len(source), hash(source)
+    try:
+        stat = os.stat(source)
+    except OSError:  # it is gone: reading it will say so
+        return None
+    return source, stat.st_size, stat.st_mtime_ns
 
 
 def _take() -> _Helper:
@@ -267,7 +289,7 @@ def _next_of(results: Iterator[Any], desk: mmap.mmap) -> tuple[str, Any]:
         return ("block", _to_desk(desk, *result)) if on_desk else ("result", result)
     except StopIteration:
         return "end", None
-    except (AudioError, MemoryError) as error:
+    except AudioError as error:
         return "error", error
     except Exception as error:  # libsndfile's own need not survive the way between processes
         return "error", ValueError(f"{type(error).__name__}: {error}")

@@ -15,23 +15,14 @@ from av.audio.plane import AudioPlane
 from av.codec.codec import Codec, UnknownCodecError
 
 DURATION_S = 0.5
+# fmt: off
 CONTAINERS = (
-    "wav",
-    "mov",
-    "matroska",
-    "nut",
-    "caf",
-    "aiff",
-    "au",
-    "ogg",
-    "wv",
-    "tta",
-    "asf",
-    "flac",
-    "mp3",
-    "adts",
+    "mov", "matroska", "ogg", "wav", "au", "nut", "caf", "aiff", "wv", "tta", "asf", "flac", "mp3",
+    "adts", "ac3", "mp2", "amr", "gsm", "adx", "argo_asf", "alp", "apm", "kvag", "wsaud", "amv", "flv",
+    "swf", "rm", "roq", "g723_1", "g722", "sbc", "aptx", "aptx_hd",
 )
-"""Those that are tried for an encoder, beside one of its own name."""
+# fmt: on
+"""Those that are tried for an encoder, one after the other."""
 TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 RATES = (48000, 44100, 22050, 16000, 8000)
 
@@ -47,10 +38,16 @@ def encoders() -> Iterator[tuple[str, str]]:
                 yield from ((codec.name, form.name) for form in codec.audio_formats or ())
 
 
-def tones(channels: int, rate: int, duration_s: float = DURATION_S) -> np.ndarray:
-    """A tone of its own pitch in every channel, 250 to 1,750 Hz. float64 `[C, N]`."""
+def pitch_hz(layout: str) -> list[float]:
+    """Of each channel's tone: 300 Hz and upwards, and 60 Hz where it is for low frequencies alone."""
+    channels = av.AudioLayout(layout).channels
+    return [60.0 if each.name == "LFE" else 300.0 + 100 * number for number, each in enumerate(channels)]
+
+
+def tones(layout: str, rate: int, duration_s: float = DURATION_S) -> np.ndarray:
+    """A tone of its own pitch in every channel. float64 `[C, N]`."""
     time_N = np.arange(round(duration_s * rate)) / rate
-    return np.stack([0.3 * np.sin(2 * np.pi * (250 + 100 * number) * time_N) for number in range(channels)])
+    return np.stack([0.3 * np.sin(2 * np.pi * hz * time_N) for hz in pitch_hz(layout)])
 
 
 def as_format(samples_CN: np.ndarray, form: str) -> np.ndarray:
@@ -102,8 +99,7 @@ def write(path: Path, container: str, name: str, form: str, layout: str, rate: i
     Raises:
         av.FFmpegError, ValueError: the encoder or the container refuses.
     """
-    channels = av.AudioLayout(layout).nb_channels
-    samples_CN = tones(channels, rate)
+    samples_CN = tones(layout, rate)
     with av.open(str(path), "w", format=container) as output:
         stream = output.add_stream(name, rate=rate, layout=layout, format=form)
         stream.codec_context.options = {"strict": "experimental"}
@@ -119,18 +115,18 @@ def write(path: Path, container: str, name: str, form: str, layout: str, rate: i
 
 def written(
     folder: Path, name: str, form: str, channels: int, containers: int = 1
-) -> Iterator[tuple[Path, int, int]]:
-    """Path, rate and samples written, in the first containers that take it; nothing where the encoder refuses."""
+) -> Iterator[tuple[Path, int, int, str]]:
+    """Path, rate, samples written and layout, in the first containers that take it; none where the encoder refuses."""
     accepted = next(_accepted(name, form, channels), None)
     if accepted is None:
         return
     found = 0
-    for container in dict.fromkeys((name, *CONTAINERS)):
+    for container in CONTAINERS:
         path = folder / f"{name}-{form}-{channels}.{container}"
         with suppress(av.FFmpegError, ValueError, OSError):
             count = write(path, container, name, form, *accepted)
             if path.exists():
-                yield path, accepted[1], count
+                yield path, accepted[1], count, accepted[0]
                 found += 1
         if found == containers:
             return

@@ -9,18 +9,24 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from toy_speech import ToyCodec
 
 from audiollm import audio, decoding_process
 from audiollm.audio import AudioError
 from audiollm.audio_stream import stream_mono
+from audiollm.config import ConfigError
+from audiollm.data.features import FeatureShape, clip_rows
 from audiollm.data.source import AudioClip, BadSample
 from audiollm.evaluate.hearing import load_clip
 from audiollm.evaluate.metric_error import MetricError
+from audiollm.generation.voice import read_voice
+from tests.audiollm import every_encoder
 from tests.audiollm.audio_files import SAMPLE_RATE, sweep, write_av
 from tests.audiollm.crashing_decoder import CRASHES, DAMAGES, HANGS, install, write
 
@@ -59,10 +65,30 @@ def test_a_crash_is_an_audio_error_and_the_next_file_is_read(tmp_path: Path, goo
         lambda path: list(stream_mono(path, 16000)),
     ]
     for read in readers:
+        bad.touch()  # what is known of the file as it was holds no more
         with pytest.raises(AudioError, match=r"crashes its decoder \(SIGSEGV\)") as caught:
             read(bad)
         assert str(caught.value.path) == str(bad)
         assert torch.equal(audio.load(good).samples_CN, whole)
+
+
+def test_files_over_which_ffmpeg_itself_crashes(tmp_path: Path, good: Path) -> None:
+    """FFmpeg 8.0 divides by zero over an ADX without its mark, and frees the layout of 7.1 channels in a CAF twice."""
+    adx = every_encoder.write(tmp_path / "a.adx", "adx", "adpcm_adx", "s16", "stereo", 48000)
+    caf = every_encoder.write(tmp_path / "a.caf", "caf", "pcm_s16le", "s16", "7.1", 48000)
+    assert adx and caf
+    content = bytearray((tmp_path / "a.adx").read_bytes())
+    content[31] ^= 0x20
+    (tmp_path / "a.adx").write_bytes(content)
+    content = bytearray((tmp_path / "a.caf").read_bytes())
+    (tmp_path / "a.caf").write_bytes(
+        content[: content.index(b"data") + 20]
+    )  # which libsndfile leaves to FFmpeg
+    for name in ("a.adx", "a.caf"):
+        for read in (audio.load, audio.probe, lambda path: list(stream_mono(path, 16000))):
+            with suppress(AudioError):
+                read(tmp_path / name)
+            assert audio.load(good).num_samples >= 3 * SAMPLE_RATE
 
 
 def test_a_decoder_that_hangs_is_given_up(
@@ -72,6 +98,21 @@ def test_a_decoder_that_hangs_is_given_up(
     with pytest.raises(AudioError, match="has given nothing for 1 s"):
         audio.load(write(tmp_path / "bad.m4a", HANGS))
     assert audio.load(good).num_samples >= 3 * SAMPLE_RATE
+
+
+def test_a_file_that_crashed_is_not_tried_again_until_it_changes(tmp_path: Path, good: Path) -> None:
+    bad = write(tmp_path / "bad.m4a", CRASHES)
+    for reader in (audio.load, lambda path: audio.load_bytes(path.read_bytes())):
+        for _ in range(2):
+            with pytest.raises(AudioError, match="crashes its decoder"):
+                reader(bad)
+    before = time.monotonic()
+    for _ in range(50):
+        with pytest.raises(AudioError, match="crashes its decoder"):
+            audio.load(bad)
+    assert time.monotonic() - before < 1.0
+    bad.write_bytes(good.read_bytes())
+    assert audio.load(bad).num_samples >= 3 * SAMPLE_RATE
 
 
 def test_a_file_is_not_blamed_for_the_damage_of_an_earlier_one(tmp_path: Path, good: Path) -> None:
@@ -158,3 +199,15 @@ def test_a_sample_of_training(tmp_path: Path) -> None:
     for content in (str(bad), bad.read_bytes()):
         with pytest.raises(BadSample, match="crashes its decoder"):
             AudioClip("here", "id", content).load()
+
+
+def test_the_survey_of_a_training(tmp_path: Path) -> None:
+    bad = write(tmp_path / "bad.mp3", CRASHES)
+    for content in (str(bad), bad.read_bytes()):
+        with pytest.raises(BadSample, match="crashes its decoder"):
+            clip_rows(AudioClip("here", "id", content), FeatureShape())
+
+
+def test_a_reference_to_speak_like(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="crashes its decoder"):
+        read_voice(write(tmp_path / "bad.mp3", CRASHES), None, ToyCodec())
