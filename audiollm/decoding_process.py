@@ -224,7 +224,7 @@ def _identity(source: str | bytes) -> Any:
     if isinstance(source, bytes):
         return len(source), hash(source)
     try:
-        stat = os.stat(source)
+        stat = Path(source).stat()
     except OSError:  # it is gone: reading it will say so
         return None
     return source, stat.st_size, stat.st_mtime_ns
