@@ -23,6 +23,8 @@ CONTAINERS = (
 )
 # fmt: on
 """Those that are tried for an encoder, one after the other."""
+BIT_RATES = {"wmav1": 128_000, "wmav2": 128_000, "g723_1": 6300}
+"""In bits per second, of encoders that have no usual one."""
 TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 RATES = (48000, 44100, 22050, 16000, 8000)
 
@@ -102,7 +104,7 @@ def write(path: Path, container: str, name: str, form: str, layout: str, rate: i
     samples_CN = tones(layout, rate)
     with av.open(str(path), "w", format=container) as output:
         stream = output.add_stream(name, rate=rate, layout=layout, format=form)
-        stream.codec_context.options = {"strict": "experimental"}
+        _settle(stream.codec_context, name)
         stream.codec_context.open()
         size = min(stream.codec_context.frame_size or 1024, samples_CN.shape[1])
         levels_CN = as_format(samples_CN, form)
@@ -138,7 +140,14 @@ def _accepted(name: str, form: str, channels: int) -> Iterator[tuple[str, int]]:
         for rate in RATES:
             context = av.CodecContext.create(name, "w")
             context.format, context.layout, context.rate = form, layout, rate
-            context.options = {"strict": "experimental"}
+            _settle(context, name)
             with suppress(av.FFmpegError, ValueError):
                 context.open()
                 yield layout, rate
+
+
+def _settle(context: av.CodecContext, name: str) -> None:
+    """What an encoder wants to know beside the format."""
+    context.options = {"strict": "experimental"}
+    if name in BIT_RATES:
+        context.bit_rate = BIT_RATES[name]

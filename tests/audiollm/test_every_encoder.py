@@ -28,11 +28,12 @@ NOT_LOSSLESS = ("pcm_alaw", "pcm_mulaw", "pcm_vidc")
 NOT_THE_SIGNAL = {
     "anull": "holds no sound",
     "comfortnoise": "is noise by design",
+    "aptx_hd": "has no header in a raw stream",
     "sbc": "is found in a raw stream by its extension alone",
     "dfpwm": "holds one bit for each sample, and no header",
     "pcm_dvd": "is read from MPEG program streams alone, in which its header is lost",
 }
-SPEECH = ("libopencore_amrnb", "g723_1", "real_144", "g726", "g726le", "nellymoser", "aptx", "aptx_hd")
+SPEECH = ("libopencore_amrnb", "g723_1", "real_144", "g726", "g726le", "nellymoser", "aptx")
 """Some of them are for speech in one band; all are in containers that may name another rate."""
 SWAPPED = ("libopus",)
 """The encoder itself moves channels of 5 and 7."""
