@@ -5,8 +5,8 @@ surfaces as `AudioError`, which names the file, what is wrong with it and how to
 to a function on tensors is a `ValueError`.
 
 All of it is imported from here. Reading and writing files is below; `audio_samples` holds what works on tensors
-alone, `audio_decoding` the two decoders, `audio_files` how files are found and what their first bytes say, without
-torch.
+alone, `audio_decoding` what is done with what the two decoders of `audio_decoders` give, `audio_files` how files are
+found and what their first bytes say. The last two import no torch.
 
 Shapes: C channels, N samples.
 """
@@ -70,6 +70,13 @@ _WRITERS = {  # file extension -> libsndfile's format and its default subtype
     ".ogg": ("OGG", "VORBIS"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
+_VORBIS_ORDER = {  # channels -> of those of WAV, each that an Ogg file holds, where it is in another order
+    3: [0, 2, 1],
+    5: [0, 2, 1, 3, 4],
+    6: [0, 2, 1, 4, 5, 3],
+    7: [0, 2, 1, 5, 6, 4, 3],
+    8: [0, 2, 1, 6, 7, 4, 5, 3],
+}
 _PCM_BITS = {"PCM_U8": 8, "PCM_S8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 
@@ -84,7 +91,7 @@ def probe(path: str | Path) -> AudioInfo:
     """
     path = Path(path)
     check_readable(path)
-    return read_info(path)
+    return read_info(str(path), path)
 
 
 def load(
@@ -190,6 +197,8 @@ def _write(
     if not bool(torch.isfinite(samples_CN).all()):
         raise AudioError(name, "not written: the samples hold NaN or infinity")
     file_format, default_subtype = _WRITERS[extension]
+    if file_format == "OGG":
+        samples_CN = samples_CN[_VORBIS_ORDER.get(len(samples_CN), slice(None))]
     subtype = subtype or default_subtype
     samples_NC = samples_CN.detach().cpu().float().clamp(-1.0, 1.0).T.numpy()
     try:

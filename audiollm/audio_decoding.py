@@ -1,98 +1,45 @@
 """How `audiollm.audio` gets from a file, or the bytes of one, to a waveform or to what its header says.
 
-libsndfile (through soundfile) comes first; whatever it has against a file, FFmpeg (through PyAV) decides.
-Everything that goes wrong becomes an `AudioError`.
+libsndfile comes first; whatever it has against a file, FFmpeg decides. Plain WAV and FLAC are decoded here, everything
+else in a process that a crash of the decoder may cost. Everything that goes wrong becomes an `AudioError`.
 
 Shapes: C channels, N samples.
 """
 
 from __future__ import annotations
 
-import io
-import itertools
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import soundfile
 import torch
 from torch import Tensor
 
-from audiollm.audio_files import AudioError
-from audiollm.audio_samples import Waveform, is_rate
+from audiollm.audio_decoders import (
+    BLOCK_FRAMES,
+    AudioInfo,
+    Block,
+    Request,
+    soundfile_blocks,
+    soundfile_info,
+)
+from audiollm.audio_files import AudioError, is_plain
+from audiollm.audio_samples import Waveform
+from audiollm.decoding_process import contained_blocks, contained_info
 
-if TYPE_CHECKING:
-    from av.audio.frame import AudioFrame
-    from av.audio.stream import AudioStream
-    from av.container import InputContainer
-
-# Headers lie about lengths, and libsndfile's Vorbis encoder overflows its stack on long writes: go by blocks.
-BLOCK_FRAMES = 1 << 16
-_UNKNOWN_FRAMES = 1 << 62  # libsndfile's answer for a stream of unknown length is 2**63 - 1
-_PREROLL_S = 1.0  # decoded and thrown away after a seek, until a lossy decoder's state has settled
-# Seeking into the last page of a Vorbis stream, libsndfile ends up elsewhere (its issue 885). A page holds at
-# most 255 packets, 8 s with libvorbis: seek to before it and read on from there.
-_VORBIS_PREROLL_S = 20
-_MAX_GAP_S = 0.1  # a longer hole between two decoded frames means lost data
-
-
-@dataclass(frozen=True)
-class AudioInfo:
-    """What a file's header says. Lengths are None where it does not say; `duration_s` is an estimate from
-    the bit rate in streams without a length (ADTS, MP3 without a Xing header)."""
-
-    sample_rate: int
-    num_channels: int
-    num_samples: int | None
-    duration_s: float | None
-    format: str
-    codec: str
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to read: a span of `source` (the path of a file, or its content), called `name` in errors."""
-
-    source: str | bytes
-    name: str | Path
-    start_s: float
-    end_s: float | None
-    sample_rate: int | None
-    mono: bool
-
-    def check(self) -> None:
-        if not 0.0 <= self.start_s < math.inf:
-            raise AudioError(self.name, f"start_s must be 0 or more, not {self.start_s}")
-        if self.end_s is not None and not self.start_s < self.end_s < math.inf:
-            raise AudioError(self.name, f"end_s must be after start_s={self.start_s}, not {self.end_s}")
-        if self.sample_rate is not None and not is_rate(self.sample_rate):
-            raise AudioError(self.name, f"sample_rate must be a positive integer, not {self.sample_rate!r}")
-
-    def in_samples(self, sample_rate: int) -> tuple[int, int]:
-        start = round(self.start_s * sample_rate)
-        stop = sys.maxsize if self.end_s is None else round(self.end_s * sample_rate)
-        if stop <= start:
-            raise AudioError(self.name, f"{self.start_s} to {self.end_s} s: no sample at {sample_rate} Hz")
-        return start, stop
-
-    def starts_beyond(self, duration_s: float) -> AudioError:
-        return AudioError(self.name, f"start_s={self.start_s} is beyond the end at {duration_s:.3f} s")
+__all__ = ["BLOCK_FRAMES", "AudioInfo", "Request", "decode", "decoded_blocks", "read_info"]
 
 
 def decode(request: Request) -> Waveform:
     """Read what was requested: decoded, checked, clipped to [-1, 1], mixed down and resampled."""
     request.check()
     try:
-        samples_CN, file_rate = _decode_with_soundfile(request)
+        samples_CN, file_rate = _joined(_soundfile_blocks(request))
     except AudioError:
         raise
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        samples_CN, file_rate = _decode_with_av(request)
+        samples_CN, file_rate = _joined(contained_blocks("av", request))
     low, high = (float(value) for value in torch.aminmax(samples_CN))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise AudioError(request.name, "holds NaN or infinite samples: write the file anew from its origin")
@@ -103,164 +50,54 @@ def decode(request: Request) -> Waveform:
     return waveform if request.sample_rate is None else waveform.resample(request.sample_rate)
 
 
-def read_info(path: Path) -> AudioInfo:
-    """What the header of a file says; nothing is decoded."""
-    try:
-        with open_soundfile(str(path)) as handle:
-            known = handle.frames < _UNKNOWN_FRAMES
-            num_samples = handle.frames if known else None
-            duration_s = handle.frames / handle.samplerate if known else None
-            kind = (handle.format, handle.subtype)
-            return AudioInfo(handle.samplerate, handle.channels, num_samples, duration_s, *kind)
-    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        return _probe_with_av(path)
+def decoded_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
+    """Blocks `[C, N]` of what was requested, as they are decoded, with their rate.
 
-
-# Private: libsndfile
-
-
-def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
-    """Open what libsndfile reads well; anything else raises, and is left to FFmpeg.
-
-    Not MP3: libsndfile estimates the length and cuts files of variable bit rate off there.
-    Not RAW: it takes any bytes with the extension .au, .gsm or .vox for samples.
+    Raises:
+        AudioError: it cannot be read, or not on from here.
     """
-    handle = soundfile.SoundFile(source if isinstance(source, str) else io.BytesIO(source))
-    if handle.format in ("MP3", "RAW") or handle.frames == 0:
-        handle.close()
-        raise ValueError(f"left to FFmpeg: {handle.format}, {handle.frames} frames")
-    return handle
-
-
-def _decode_with_soundfile(request: Request) -> tuple[Tensor, int]:
-    with open_soundfile(request.source) as handle:
-        rate, num_frames = handle.samplerate, handle.frames
-        start, stop = request.in_samples(rate)
-        stop = min(stop, num_frames)
-        if start >= num_frames:
-            raise request.starts_beyond(num_frames / rate)
-        if start > 0:
-            preroll = min(start, _VORBIS_PREROLL_S * rate) if handle.subtype == "VORBIS" else 0
-            handle.seek(start - preroll)
-            handle.read(preroll)
-        block, blocks_CN = max(1, BLOCK_FRAMES // handle.channels), []
-        while start < stop:
-            block_NC = handle.read(min(block, stop - start), dtype="float32", always_2d=True)
-            if len(block_NC) == 0:
-                raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
-            blocks_CN.append(torch.from_numpy(block_NC).T)
-            start += len(block_NC)
-        joined_CN = blocks_CN[0] if len(blocks_CN) == 1 else torch.cat(blocks_CN, dim=1)
-        return joined_CN.contiguous(), rate
-
-
-# Private: FFmpeg
-
-
-def _decode_with_av(request: Request, may_seek: bool = True) -> tuple[Tensor, int]:
-    """Decode with FFmpeg: seek to a little before the span, throw that away, stop behind it."""
-    name, start_s = request.name, request.start_s
-    with open_av(request.source, name) as (container, stream):
-        frames = av_frames(container, stream, name)
-        first = next(frames, None)
-        if first is None:
-            raise AudioError(name, "holds no samples that can be decoded: empty or cut off, get it anew")
-        rate, origin_s, position = first.sample_rate, first.time or 0.0, 0
-        start, stop = request.in_samples(rate)
-        if may_seek and start_s > _PREROLL_S:
-            frames = av_frames(container, stream, name, seek_s=origin_s + start_s - _PREROLL_S)
-            first = next(frames, None)
-            if first is None or first.time is None or first.time - origin_s > start_s:
-                return _decode_with_av(request, may_seek=False)
-            position = round((first.time - origin_s) * rate)
-        blocks_CN = []
-        for frame in itertools.chain([first], frames):
-            if (frame.sample_rate, frame.layout) != (rate, first.layout):
-                raise AudioError(name, "changes its sample rate or channels midway: re-encode it with ffmpeg")
-            if position + frame.samples > start:
-                blocks_CN.append(frame_samples(frame)[:, max(0, start - position) : stop - position])
-            position += frame.samples
-            if position >= stop:
-                break
-    if not blocks_CN:
-        raise request.starts_beyond(position / rate)
-    return torch.cat(blocks_CN, dim=1), rate
-
-
-def _probe_with_av(path: Path) -> AudioInfo:
-    with open_av(str(path), path) as (container, stream):
-        context = stream.codec_context
-        if not context.sample_rate:
-            raise AudioError(path, "has no readable audio header: it is damaged or not audio, get it anew")
-        duration_s = container.duration / 1e6 if container.duration is not None else None
-        if stream.duration is not None and stream.time_base is not None:
-            duration_s = float(stream.duration * stream.time_base)
-        kind = (container.format.name, context.name)
-        return AudioInfo(context.sample_rate, context.channels, None, duration_s, *kind)
-
-
-@contextmanager
-def open_av(source: str | bytes, name: str | Path) -> Iterator[tuple[InputContainer, AudioStream]]:
-    import av
-
-    # No protocol is allowed: a playlist dressed up as audio must not reach other files or the network.
-    options = {"protocol_whitelist": "none"}
+    done = 0
     try:
-        with (
-            open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as binary,
-            av.open(binary, "r", options=options) as container,
-        ):
-            if not container.streams.audio:
-                raise AudioError(name, "has no audio stream")
-            stream = container.streams.audio[0]
-            if stream.codec_context.name == "flac":  # otherwise FFmpeg plays damaged frames as noise
-                stream.codec_context.options = {"err_detect": "crccheck+explode"}
-            yield container, stream
-    except (AudioError, MemoryError):
+        for block_CN, rate in _soundfile_blocks(request):
+            done += block_CN.shape[1]
+            yield torch.from_numpy(block_CN), rate
+        return
+    except AudioError:
         raise
-    except Exception as error:
-        reason = f"cannot be read as audio ({getattr(error, 'strerror', None) or error})"
-        raise AudioError(name, f"{reason}: get it anew, or convert it to WAV or FLAC") from error
+    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
+        pass
+    for block_CN, rate in contained_blocks("av", request):
+        fresh_CN = block_CN[:, done:]
+        done = max(0, done - block_CN.shape[1])
+        if fresh_CN.shape[1]:
+            yield torch.from_numpy(fresh_CN), rate
 
 
-def av_frames(
-    container: InputContainer, stream: AudioStream, name: str | Path, seek_s: float | None = None
-) -> Iterator[AudioFrame]:
-    """Decoded frames in order, from the one before `seek_s` if given; none where the container cannot seek.
+def read_info(source: str | bytes, name: str | Path) -> AudioInfo:
+    """What the header of a file, or of the content of one, says; nothing is decoded.
 
-    Packets that fail before the first frame or after the last are junk around the recording; between
-    frames they are, like a jump of the clock, a hole in it.
+    Raises:
+        AudioError: it is not audio.
     """
-    import av
-
-    if seek_s is not None:
-        try:
-            container.seek(int(seek_s / (stream.time_base or 1)), stream=stream)
-        except av.FFmpegError:
-            return
-    end_s: float | None = None
-    is_broken = False
-    for packet in container.demux(stream):
-        try:
-            frames = packet.decode()
-        except av.FFmpegError:
-            is_broken = end_s is not None
-            continue
-        for frame in frames:
-            time_s = (end_s or 0.0) if frame.time is None else frame.time
-            if end_s is not None and (is_broken or time_s - end_s > _MAX_GAP_S):
-                repair = "ffmpeg -i IN -af aresample=async=1 OUT.wav fills the hole with silence"
-                raise AudioError(name, f"is damaged at about {end_s:.1f} s: get it anew, or {repair}")
-            end_s = time_s + frame.samples / frame.sample_rate
-            yield frame
+    try:
+        if is_plain(source):
+            return soundfile_info(source)
+    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
+        pass
+    return contained_info(Request(source, name, 0.0, None, None, False))
 
 
-def frame_samples(frame: AudioFrame) -> Tensor:
-    """A decoded frame of any sample format as float32 [C, N]."""
-    samples = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, frame.layout.nb_channels).T
-    if samples.dtype.kind in "iu":
-        full_scale = 2.0 ** (8 * samples.dtype.itemsize - 1)
-        samples = (samples - (full_scale if samples.dtype.kind == "u" else 0.0)) / full_scale
-    return torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))
+# Private
+
+
+def _soundfile_blocks(request: Request) -> Iterator[Block]:
+    if is_plain(request.source):
+        return soundfile_blocks(request)
+    return contained_blocks("soundfile", request)
+
+
+def _joined(blocks: Iterable[Block]) -> tuple[Tensor, int]:
+    """One contiguous tensor; there is at least one block."""
+    blocks_CN, rates = zip(*blocks, strict=True)
+    joined_CN = blocks_CN[0] if len(blocks_CN) == 1 else np.concatenate(blocks_CN, axis=1)
+    return torch.from_numpy(np.ascontiguousarray(joined_CN)), rates[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from pathlib import Path
 
@@ -15,6 +16,9 @@ AUDIO_EXTENSIONS = HEADERLESS_EXTENSIONS | {
 # fmt: on
 _MAGIC_BYTES = tuple(b"fLaC OggS ID3 NIST_1A .snd caff #!AMR wvpk riff\x2e\x91\xcf\x11".split())
 
+_PLAIN_ENCODINGS = (0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE)
+"""In a WAV header: integers, floats, A-law, mu-law, and "extensible", which is one of these or ADPCM."""
+
 
 class AudioError(Exception):
     """A file (or the bytes of one) that cannot be read or written: `path`, and in `reason` what to do."""
@@ -26,6 +30,11 @@ class AudioError(Exception):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+def is_rate(sample_rate: object) -> bool:
+    """Whether it is a sample rate: a positive integer."""
+    return isinstance(sample_rate, numbers.Integral) and int(sample_rate) > 0
 
 
 def looks_like_audio(path: str | Path) -> bool:
@@ -111,3 +120,23 @@ def _is_mpeg_frame(header: bytes) -> bool:
     if layer == 0:
         return version >= 2 and header[1] & 0xF0 == 0xF0 and header[2] >> 2 & 15 < 13
     return layer in (1, 2) and version != 1 and header[2] >> 4 not in (0, 15) and header[2] >> 2 & 3 != 3
+
+
+def is_plain(source: str | bytes) -> bool:
+    """Whether a file, or the content of one, is by its first bytes WAV of plain samples, or FLAC.
+
+    That is what corpora are mostly made of, and what libsndfile reads with its simplest and best tested code.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    header = source[:64] if isinstance(source, bytes) else read_header(Path(source))
+    if header.startswith(b"fLaC"):
+        return True
+    if header[:4] not in (b"RIFF", b"RF64") or header[8:12] != b"WAVE":
+        return False
+    chunk = 12
+    if header[12:16] in (b"ds64", b"JUNK"):  # room for 64-bit sizes, which some programs always leave
+        chunk += 8 + int.from_bytes(header[16:20], "little")
+    encoding = int.from_bytes(header[chunk + 8 : chunk + 10], "little")
+    return header[chunk : chunk + 4] == b"fmt " and encoding in _PLAIN_ENCODINGS

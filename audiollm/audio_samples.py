@@ -8,13 +8,14 @@ Shapes: C channels, N samples, M samples after resampling, B blocks of a loudnes
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 
 import numpy as np
 import soxr
 import torch
 from torch import Tensor
+
+from audiollm.audio_files import is_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,11 +185,6 @@ def normalize_rms(samples_CN: Tensor, target_dbfs: float, peak_limit: float = 0.
 
 
 # Checks and measures
-
-
-def is_rate(sample_rate: object) -> bool:
-    """Whether it is a sample rate: a positive integer."""
-    return isinstance(sample_rate, numbers.Integral) and int(sample_rate) > 0
 
 
 def _check_rate(sample_rate: int) -> None:

@@ -9,6 +9,7 @@ Shapes: C channels, N samples at the file's rate, M samples at the rate asked fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, load, to_mono
-from audiollm.audio_decoding import (
-    BLOCK_FRAMES,
-    Request,
-    av_frames,
-    frame_samples,
-    open_av,
-    open_soundfile,
-)
+from audiollm.audio_decoding import BLOCK_FRAMES, Request, decoded_blocks
 from audiollm.audio_files import check_readable
 from audiollm.files import atomic_path
 
@@ -52,7 +46,8 @@ def stream_mono(
     request = Request(str(path), path, start_s, end_s, sample_rate, mono=True)
     request.check()
     check_readable(path)
-    yield from _resampled(_checked(_span(_blocks(request), request), path), sample_rate)
+    whole = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
+    yield from _resampled(_checked(_span(decoded_blocks(whole), request), path), sample_rate)
 
 
 def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int) -> int:
@@ -89,55 +84,6 @@ def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int)
 
 
 # Private
-
-
-def _blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
-    """Decoded blocks `[C, N]` with their rate: libsndfile first; where it fails FFmpeg goes on."""
-    done = 0
-    try:
-        for block_CN, rate in _soundfile_blocks(request):
-            done += block_CN.shape[1]
-            yield block_CN, rate
-        return
-    except Exception:  # whatever libsndfile has against the file, FFmpeg decides
-        pass
-    for block_CN, rate in _av_blocks(request):
-        fresh_CN = block_CN[:, done:]
-        done = max(0, done - block_CN.shape[1])
-        if fresh_CN.shape[1]:
-            yield fresh_CN, rate
-
-
-def _soundfile_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
-    with open_soundfile(request.source) as handle:
-        block, left = max(1, BLOCK_FRAMES // handle.channels), handle.frames
-        while left > 0:
-            block_NC = handle.read(min(block, left), dtype="float32", always_2d=True)
-            if len(block_NC) == 0:
-                raise ValueError(f"left to FFmpeg: {left} frames fewer than promised")
-            left -= len(block_NC)
-            yield torch.from_numpy(block_NC).T, handle.samplerate
-
-
-def _av_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
-    """FFmpeg's frames, gathered to blocks: a frame is some 20 ms."""
-    kind: tuple[int, str] | None = None
-    gathered: list[Tensor] = []
-    with open_av(request.source, request.name) as (container, stream):
-        for frame in av_frames(container, stream, request.name):
-            kind = kind or (frame.sample_rate, frame.layout.name)
-            if (frame.sample_rate, frame.layout.name) != kind:
-                raise AudioError(
-                    request.name, "changes its sample rate or channels midway: re-encode it with ffmpeg"
-                )
-            gathered.append(frame_samples(frame))
-            if sum(samples_CN.shape[1] for samples_CN in gathered) >= BLOCK_FRAMES:
-                yield torch.cat(gathered, dim=1), kind[0]
-                gathered = []
-    if kind is None:
-        raise AudioError(request.name, "holds no samples that can be decoded: empty or cut off, get it anew")
-    if gathered:
-        yield torch.cat(gathered, dim=1), kind[0]
 
 
 def _span(blocks: Iterator[tuple[Tensor, int]], request: Request) -> Iterator[tuple[Tensor, int]]:

@@ -11,8 +11,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from audiollm.audio import load, probe, set_channels
-from tokenizer.data import DITHER, Clip
+from audiollm.audio import AudioError, load, probe, set_channels
+from audiollm.data.sample import BadSample
+from audiollm.set_aside import UNREADABLE
+from tokenizer.data import DITHER, DRAWS, Clip
 
 PART_S = 20.0
 """Longer clips are taken in parts of this length, so that hours need no more memory than seconds."""
@@ -23,15 +25,20 @@ class StereoStore:
     """Stereo parts of clips at one sample rate, at their own level; about `cache_mb` of them stay in memory."""
 
     def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
-        """Raises: AudioError: a clip without an end, whose file cannot be read."""
         self.sample_rate = sample_rate
-        self.parts = [part for clip in clips for part in _parts(clip)]
+        self._unread: dict[str, str] = {}
+        self.parts = [part for clip in clips for part in self._parts_of(clip)]
         self._ends_s = torch.tensor([_duration_s(part) for part in self.parts], dtype=torch.float64).cumsum(0)
         part_mb = 2 * 4 * sample_rate * self.duration_s / max(1, len(self)) / 2**20
         self._load = lru_cache(max(1, int(cache_mb / max(part_mb, 1e-3))))(self._read)
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    @property
+    def bad(self) -> list[BadSample]:
+        """What could not be read, at first or when it was drawn."""
+        return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
 
     @property
     def duration_s(self) -> float:
@@ -46,16 +53,40 @@ class StereoStore:
         return self._load(index)
 
     def picked(self, most: int) -> Iterator[Tensor]:
-        """At most `most` parts, evenly picked."""
+        """At most `most` parts, evenly picked; what cannot be read is left out."""
         count = min(most, len(self))
         for number in range(count):
-            yield self[round(number * (len(self) - 1) / max(1, count - 1))]
+            try:
+                yield self[round(number * (len(self) - 1) / max(1, count - 1))]
+            except AudioError as error:
+                self._unread[str(error.path)] = error.reason
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """A random part, drawn by duration: every second of audio is as likely as every other."""
+        """A random part, drawn by duration: every second of audio is as likely as every other.
+
+        A part that cannot be read is named in `bad`, and another is drawn.
+
+        Raises:
+            AudioError: nearly none can be read.
+        """
+        for _ in range(DRAWS):
+            try:
+                return self._draw_once(generator)
+            except AudioError as error:
+                self._unread[str(error.path)] = failure = error.reason
+        raise AudioError(str(self.parts[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
+
+    def _draw_once(self, generator: torch.Generator) -> Tensor:
         place_s = torch.rand((), generator=generator, dtype=torch.float64) * self.duration_s
         index = int(torch.searchsorted(self._ends_s, place_s, right=True))
         return self[min(index, len(self) - 1)]
+
+    def _parts_of(self, clip: Clip) -> list[Clip]:
+        try:
+            return _parts(clip)
+        except AudioError as error:
+            self._unread[str(error.path)] = error.reason
+            return []
 
     def _read(self, index: int) -> Tensor:
         part = self.parts[index]

@@ -64,7 +64,7 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     figures["latent_rate"] = model.latent_rate
     _write_examples(model, stores["test"], context.folder)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
-    set_aside.add(clips.bad)
+    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
     return {**figures, "set_aside": len(set_aside.rows)}
 
 

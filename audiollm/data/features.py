@@ -297,13 +297,12 @@ def _declared_s(clip: AudioClip) -> float | None:
 def _file_s(content: bytes | str | None) -> float | None:
     """Seconds of a local file, or of the content of one, by its header; None where it does not tell for sure."""
     from audiollm.audio import AudioError, probe
-    from audiollm.audio_decoding import open_soundfile
+    from audiollm.audio_decoding import read_info
 
-    try:
-        if isinstance(content, bytes):
-            with open_soundfile(content) as handle:
-                return float(handle.frames / handle.samplerate)
-        info = None if content is None else probe(content)
-    except (AudioError, OSError, RuntimeError, ValueError):  # reading it will say what is wrong
+    if content is None:
         return None
-    return None if info is None or info.num_samples is None else info.num_samples / info.sample_rate
+    try:
+        info = read_info(content, "<bytes>") if isinstance(content, bytes) else probe(content)
+    except (AudioError, OSError):  # reading it will say what is wrong
+        return None
+    return None if info.num_samples is None else info.num_samples / info.sample_rate

@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from audiollm import audio, audio_decoding
+from audiollm import audio, audio_decoders, audio_decoding
 from audiollm.audio import AudioError
 from tests.audiollm.audio_files import (
     DURATION_S,
@@ -227,6 +227,16 @@ def test_a_bad_target_rate_is_an_audio_error(files: dict[str, Path], sample_rate
         audio.load(files["a.flac"], sample_rate=sample_rate)
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoders run where a test can watch them."""
+    decoders = {"soundfile": audio_decoders.soundfile_blocks, "av": audio_decoders.av_blocks}
+    monkeypatch.setattr(
+        audio_decoding, "contained_blocks", lambda decoder, request: decoders[decoder](request)
+    )
+
+
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("name", ["pcm16.wav", "a.flac", "a.opus"])
 def test_libsndfile_decodes_only_the_span(
     files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
@@ -246,12 +256,13 @@ def test_libsndfile_decodes_only_the_span(
     assert sum(decoded) == SAMPLE_RATE // 2 + round(DURATION_S * SAMPLE_RATE)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_ffmpeg_reads_and_decodes_only_around_the_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_av(tmp_path / "long.m4a", "ipod", "aac", sweep(duration_s=120.0))
     bytes_read, frames_decoded = [], []
-    frame_samples = audio_decoding.frame_samples
+    frame_samples = audio_decoders.frame_samples
 
     class CountingFile(io.FileIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -260,10 +271,10 @@ def test_ffmpeg_reads_and_decodes_only_around_the_span(
             return data
 
     monkeypatch.setattr(
-        audio_decoding, "open", lambda name, mode, **_: CountingFile(name, mode), raising=False
+        audio_decoders, "open", lambda name, mode, **_: CountingFile(name, mode), raising=False
     )
     monkeypatch.setattr(
-        audio_decoding, "frame_samples", lambda frame: frames_decoded.append(1) or frame_samples(frame)
+        audio_decoders, "frame_samples", lambda frame: frames_decoded.append(1) or frame_samples(frame)
     )
     assert audio.load(path, start_s=80.0, end_s=81.0).num_samples == SAMPLE_RATE
     assert 0 < sum(bytes_read) < 0.1 * path.stat().st_size

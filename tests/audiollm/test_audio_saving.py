@@ -241,3 +241,16 @@ def test_find_audio_needs_a_folder(tmp_path: Path) -> None:
         with pytest.raises(AudioError, match="cannot be listed") as caught:
             audio.find_audio(tmp_path / name)
         assert str(caught.value.path) == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("num_channels", range(1, 9))
+def test_channels_of_an_ogg_keep_their_places(tmp_path: Path, num_channels: int) -> None:
+    time_N = torch.arange(48000) / 48000
+    samples = torch.stack(
+        [0.3 * torch.sin(2 * torch.pi * (40 + 10 * c) * time_N) for c in range(num_channels)]
+    )
+    audio.save(tmp_path / "a.ogg", samples, 48000)
+    loaded = audio.load(tmp_path / "a.ogg").samples_CN
+    assert (
+        torch.corrcoef(torch.cat([samples, loaded]))[:num_channels, num_channels:].argmax(1)
+    ).tolist() == [*range(num_channels)]

@@ -14,12 +14,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from audiollm import decoding_process
 from audiollm.audio import save
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from pipelines.annotate.config import Config
 from pipelines.annotate.inputs import collect
 from pipelines.annotate.stage import STAGE
+from tests.audiollm.crashing_decoder import CRASHES, install, write
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -96,6 +98,22 @@ def test_damaged_files_are_each_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_thousand_damaged_files_are_each_reported(tmp_path: Path) -> None:
     _check(tmp_path, 1000, workers=2, steps={"quality": {}, "fingerprint": {}, "prosody": {}})
+
+
+def test_a_file_that_crashes_its_decoder_is_set_aside_by_one_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "hook", monkeypatch)
+    save(tmp_path / "in" / "good.wav", _noise(), 16000)
+    write(tmp_path / "in" / "bad.m4a", CRASHES)
+    for _ in range(2):
+        funnel = _annotate(
+            tmp_path / "out", input=str(tmp_path / "in"), workers=1, steps={"segments": {"cover": "all"}}
+        )
+        assert (funnel["files_kept"], funnel["files_failed"]) == (1, 1)
+    rows = {row["name"]: row for row in _rows(tmp_path / "out", "files")}
+    assert "crashes its decoder" in rows["bad.m4a"]["reason"]
+    decoding_process.end_all()
 
 
 # ------------------------------------------------------------------------------------------ hostile names
