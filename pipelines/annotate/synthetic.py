@@ -27,21 +27,27 @@ _RATE, _PITCH, _RANGE = 1, 3, 4
 
 
 class Voice(NamedTuple):
-    """A speaker: espeak-ng's name of it (accent+variant) and its ways of speaking."""
+    """A speaker: espeak-ng's name of it (accent+variant), its ways of speaking, and the size of its vocal tract."""
 
     name: str
     espeak: str
     pitch: int
+    """espeak-ng's, before `formants` moves it."""
     rate: int
+    """Words per minute, as heard."""
+    formants: float = 1.0
+    """Factor of all frequencies: at 1.15 the vocal tract is 13 % shorter, as a woman's beside a man's."""
+    mellowness: float = 0.0
+    """Pole of a low pass, for a softer voice: 0.5 takes 5 dB at 4 kHz and 9 dB at 8 kHz."""
 
 
 VOICES = (
-    Voice("anna", "en-us+f3", 55, 150),
-    Voice("bruno", "en-us+m3", 35, 150),
-    Voice("clara", "en-us+f2", 75, 165),
-    Voice("duncan", "en-gb-scotland+m7", 30, 140),
-    Voice("edith", "en-us+f5", 45, 140),
-    Voice("frank", "en-us+m1", 60, 165),
+    Voice("anna", "en-us+f3", 58, 150),
+    Voice("bruno", "en-us+m3", 60, 145),
+    Voice("clara", "en-us+adam", 95, 155, formants=1.15),
+    Voice("duncan", "en-gb-scotland+m7", 45, 140),
+    Voice("edith", "en-us+f2", 52, 150, mellowness=0.5),
+    Voice("frank", "en-us+Denis", 70, 150),
 )
 
 
@@ -187,13 +193,20 @@ class Synthesizer:
 def _perform(
     synthesizer: Synthesizer, voice: Voice, word: str, random: np.random.Generator
 ) -> NDArray[np.float32]:
+    import soxr
+    from scipy.signal import lfilter
+
+    rate = voice.rate + int(random.integers(-15, 16))
     samples_N = synthesizer.speak(
         word,
         voice.espeak,
-        rate=voice.rate + int(random.integers(-15, 16)),
+        rate=round(rate / voice.formants),  # what follows makes it faster by as much
         pitch=voice.pitch + int(random.integers(-5, 6)),
         intonation=50 + int(random.integers(-20, 21)),
     )
+    if voice.formants != 1.0:
+        samples_N = soxr.resample(samples_N, voice.formants, 1.0)
+    samples_N = lfilter([1 - voice.mellowness], [1, -voice.mellowness], samples_N)
     peak = 10 ** (random.uniform(-8.0, -3.0) / 20)
     samples_N = samples_N * (peak / max(float(np.abs(samples_N).max(initial=0.0)), 1e-3))
     noise_N = random.normal(0.0, 10 ** (random.uniform(-70.0, -62.0) / 20), len(samples_N))
