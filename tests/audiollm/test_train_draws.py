@@ -1,4 +1,4 @@
-"""What the stage `train` draws for each sample (encoding, hidden conditions, corruption) and how its loss is weighed."""
+"""What `train` draws for each sample (encoding, hidden conditions, corruption), and how its loss is weighed."""
 
 from __future__ import annotations
 
