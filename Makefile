@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -26,6 +26,9 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
 	@$(BIN)/python -m pytest -n auto --dist loadfile
+
+mutants: $(READY)  ## injected bugs, one at a time in a copy: which ones the tests notice: ONLY=, JOBS= (20 minutes)
+	@$(BIN)/python tests/mutants/mutate.py --only '$(ONLY)' --jobs $(or $(JOBS),2)
 
 prove: $(READY)  ## the longer proofs: killed in every stage, the judges on real digits
 	@$(BIN)/python -m pytest -m slow

@@ -137,3 +137,10 @@ def test_the_quickstart_is_a_good_recipe() -> None:
     assert [stage.name for stage in recipe.stages] == [
         "annotate", "compose", "train_tokenizer", "tokenize", "train", "generate", "evaluate", "report",
     ]  # fmt: skip
+
+
+def test_references_inside_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "speech" / "speech").mkdir(parents=True)
+    text = GOOD.replace("audio: null", f"part: speech\naudio: '{tmp_path}/${{part}}/${{part}}'")
+    recipe = load_recipe(write(tmp_path, text), runs=tmp_path)
+    assert str(settings(recipe, "annotate")["input"]) == str(tmp_path / "speech" / "speech")

@@ -26,7 +26,7 @@ from two_ranks import (
 from audiollm.files import read_json, read_jsonl
 from audiollm.runner import StageError
 from audiollm.train.checkpoint import trained_weights
-from audiollm.train.distributed import Ranks
+from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import Update
 from audiollm.train.strategy import choose_strategy
 
@@ -59,12 +59,27 @@ class Game(Mixed):
         yield Update(((1 - real).relu().sum() + (1 + fake).relu().sum()) / SAMPLES, {}, "critic")
 
 
+class Dice(Mixed):
+    """Keeps what a model would draw for its dropout at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> list[Tensor]:
+        self.drawn.append(torch.rand(()).item())
+        return super().batch(step, generator, ranks)
+
+
 def first_work(folder: Path, ranks: Ranks) -> None:
     with pytest.raises(StageError, match="fsdp2 has one optimizer"):
         run(folder / "refused", Game(), ranks, strategy="fsdp2")
     run(folder / "ddp", Mixed(), ranks, strategy="auto", best="ones")
     run(folder / "game", Game(), ranks, strategy="ddp", ema_decay=0.0)
     run(folder / "fsdp2", Mixed(), ranks, strategy="fsdp2")
+    run(folder / "dice", dice := Dice(), ranks, strategy="ddp", steps=3)
+    drawn = [number for own in ranks.gather(dice.drawn) for number in own]
+    assert len(set(drawn)) == len(drawn) == 6, "ranks and steps have dropout of their own"
     figures = run(folder / "bf16", Mixed(torch.float32), ranks, strategy="fsdp2", precision="bf16")
     assert ranks.gather(figures["ones"]) == [figures["ones"]] * 2
     again = run(folder / "bf16", Mixed(torch.float32, 0), ranks, strategy="fsdp2", precision="bf16")

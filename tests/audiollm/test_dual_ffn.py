@@ -110,7 +110,9 @@ def higgs(model: DualFFN) -> torch.nn.Module:
     missing, unexpected = peer.load_state_dict(model.state_dict(), strict=False, assign=True)
     assert not missing and not unexpected
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)  # what no file holds
-    peer.model.embed_audio_tokens.audio_tokens_offsets = model.model.embed_audio_tokens.offsets_K
+    peer.model.embed_audio_tokens.audio_tokens_offsets = (
+        torch.arange(shape.num_codebooks) * shape.codebook_size
+    )
     return peer.eval()
 
 

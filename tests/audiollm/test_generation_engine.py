@@ -15,7 +15,9 @@ from audiollm.data.sample import AudioPart, Message, TextPart
 from audiollm.data.template import Kind, Template, TokenStream
 from audiollm.generation.engine import Engine
 from audiollm.generation.request import Answer, Finished, Frames, Limits, Request, TextPiece
+from audiollm.generation.rows import UNIFORM_STEPS, Running
 from audiollm.generation.sampling import SamplingConfig, draw, guide
+from audiollm.generation.state import AnswerState, Marks
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 
@@ -368,3 +370,14 @@ def test_a_cancelled_request_gives_its_slots_back_and_changes_no_other(
     next(stream)
     stream.close()
     assert not engine.busy
+
+
+def test_the_numbers_of_an_answer_go_on_and_never_repeat(template: Template) -> None:
+    """They are made for so many steps at a time; together they are one sequence from the seed."""
+    asked = request(7)
+    state = AnswerState(Marks.of(template), template.tokenizer, asked.answer, LIMITS, 10, None)
+    running = Running(1, asked, [], state, 0.0, torch.Generator().manual_seed(asked.seed))
+    drawn_S2K = torch.stack([running.next_uniform_2K() for _ in range(3 * UNIFORM_STEPS)])
+    assert len(drawn_S2K.unique(dim=0)) == 3 * UNIFORM_STEPS
+    generator = torch.Generator().manual_seed(7)
+    assert torch.equal(drawn_S2K, torch.rand(drawn_S2K.shape, generator=generator))

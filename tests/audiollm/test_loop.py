@@ -21,6 +21,7 @@ from audiollm.files import read_json, read_jsonl
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train import loop as loop_module
+from audiollm.train.budget import StepCost, steps_of_budget
 from audiollm.train.distributed import ALONE, Ranks
 from audiollm.train.loop import LoopConfig, Update, train
 from audiollm.train.options import ParameterRule
@@ -182,6 +183,17 @@ def test_minutes_become_steps_once_and_leave_no_trace(tmp_path: Path) -> None:
     budget = read_json(tmp_path / "run" / "budget.json")
     fixed = run(tmp_path / "fixed", Regression(), steps=budget["steps"], warmup_steps=2)
     assert all(torch.equal(value, fixed[key]) for key, value in task.model.state_dict().items())
+
+
+def test_a_budget_is_divided_by_what_a_step_costs_and_measured_once(tmp_path: Path) -> None:
+    for budget, wanted in (({"minutes": 3.0}, 360), ({"cpu_minutes": 3.0, "minutes": None}, 90)):
+        folder = tmp_path / next(iter(budget))
+        folder.mkdir()
+        costs = iter([StepCost(seconds=0.5, cpu_seconds=2.0)])
+        of_budget = config(steps=None, **budget)
+        for _ in range(2):
+            steps = steps_of_budget(of_budget, folder, context_of(folder), lambda costs=costs: next(costs))
+            assert steps == wanted == read_json(folder / "budget.json")["steps"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"best": "ones"}, {"evaluate_every": 0}, {"ema_decay": 0.0}])

@@ -154,3 +154,21 @@ def test_padding_adds_rows_and_no_targets() -> None:
     assert before.counts == after.counts
     assert torch.equal(before.text_targets, after.text_targets)
     assert torch.equal(before.audio_weights_XK, after.audio_weights_XK)
+
+
+def test_positions_begin_anew_in_every_sequence() -> None:
+    lengths = (4, 7, 5)
+    batch = pack([speech(2), chat(5), speech(3)])
+    in_order = batch.positions_S[batch.row_of_S]
+    assert in_order.tolist() == [place for length in lengths for place in range(length)]
+    assert batch.layout.lengths == lengths and batch.layout.cumulative_lengths.tolist() == [0, 4, 11, 16]
+
+
+def test_a_target_in_the_first_row_is_nobodys() -> None:
+    """No row comes before it: the last row of its stream must not be asked for it, nor that of another stream."""
+    streams = [chat(3, prompt=0), speech(3, prompt=0), chat(2)]
+    batch = pack(streams)
+    weighed = batch.text_targets[batch.text_weights > 0]
+    assert weighed.tolist() == [1, 2, 2, 3]
+    spoken_XK = batch.audio_targets_XK[(batch.audio_weights_XK > 0).all(dim=1)]
+    assert spoken_XK[:, 0].tolist() == [1, 2]

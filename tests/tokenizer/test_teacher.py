@@ -35,6 +35,7 @@ from audiollm.audio import resample
 from audiollm.config import ConfigError
 from audiollm.runner import Context
 from tokenizer.data import Clip, ClipStore
+from tokenizer.losses import semantic_loss
 from tokenizer.teacher import (
     MelUnitConfig,
     MelUnitEncoder,
@@ -419,3 +420,11 @@ def test_training_again_gives_the_same_teacher(tmp_path: Path) -> None:
 def test_a_hugging_face_teacher_is_not_saved(waveform_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its own folder"):
         save_teacher(load_teacher(waveform_model), tmp_path)
+
+
+def test_the_semantic_loss_is_least_where_features_are_equal() -> None:
+    """Mean squared error and one minus the cosine, in closed form for what is equal, opposite and at right angles."""
+    features = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
+    across = features.flip(dims=(2,))
+    for predicted, squared, cosine in ((features, 0.0, 1.0), (-features, 8.0, -1.0), (across, 4.0, 0.0)):
+        assert semantic_loss(predicted, features).item() == pytest.approx(squared + 1 - cosine, abs=1e-6)

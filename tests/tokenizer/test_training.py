@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from audiollm.recipe import Recipe
 from audiollm.runner import Context
 from audiollm.train.distributed import Ranks
 from audiollm.train.loop import LoopConfig, train
+from audiollm.train.task import step_generator
 from tokenizer.data import Clip, ClipStore, random_crops
 from tokenizer.model import AudioTokenizer, TokenizerConfig
 from tokenizer.teacher import MelUnitConfig, MelUnitEncoder, SemanticTeacher
@@ -188,3 +190,23 @@ def test_crops_are_drawn_by_duration(tmp_path: Path) -> None:
     drawn = [float(store.draw(dice)[0] > 0) for _ in range(600)]
     assert sum(drawn) / 600 == pytest.approx(0.5, abs=0.08)
     assert random_crops(store, 3, 9_600, dice).shape == (3, 9_600)
+
+
+@pytest.mark.parametrize("name", ["commitment", "semantic"])
+def test_the_loss_holds_each_part_by_its_weight(
+    store: ClipStore, teacher: SemanticTeacher, name: str
+) -> None:
+    """Beside the balanced part, which is the same whatever these weights are."""
+
+    def loss_and_part(weight: float) -> tuple[float, float]:
+        task = task_of(store, teacher)
+        task.config = replace(task.config, trained_codebooks=True, **{f"{name}_weight": weight})
+        batch_BN = task.batch(3, step_generator(0, 3))
+        update = next(iter(task.updates(batch_BN, 3, STEPS)))
+        return float(update.loss.detach()), float(update.figures[name])
+
+    without, part = loss_and_part(0.0)
+    assert part > 0.01
+    for weight in (1.0, 2.5):
+        loss, same = loss_and_part(weight)
+        assert same == part and loss - without == pytest.approx(weight * part, rel=1e-3)
