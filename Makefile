@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# for benchmarks that load torch before audiollm, which sets it: waiting threads sleep
+export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -50,15 +52,15 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 		$(if $(MINUTES),--minutes $(MINUTES))
 
 learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (half an hour)
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
 
 learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left out, six times: DATA= (about 65 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		pyworld-prebuilt resemblyzer webrtcvad-wheels
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_cloning.py $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -W ignore benchmarks/learn_cloning.py $(if $(DATA),--data $(DATA))
 
 learn-understanding: $(READY)  ## spoken digits and sounds written down, alone and beside speaking in one model: DATA= (an hour)
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/learn_understanding.py $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -W ignore benchmarks/learn_understanding.py $(if $(DATA),--data $(DATA))
 
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
@@ -78,10 +80,10 @@ loader: $(READY)  ## samples a second from shards, and opening a million samples
 	@$(BIN)/python benchmarks/loader.py $(if $(DATA),--data $(DATA))
 
 dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forward alone: DATA=
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/dual_ffn_overhead.py $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -W ignore benchmarks/dual_ffn_overhead.py $(if $(DATA),--data $(DATA))
 
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
 
 annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two workers, hours by step, a 3-hour file: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
@@ -93,10 +95,13 @@ annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, so
 	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality  ## every benchmark; each prints JSON lines
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour  ## every benchmark; each prints JSON lines
+
+busy-neighbour: $(READY)  ## CPU-seconds of a training, alone and beside one busy process
+	@$(BIN)/python benchmarks/busy_neighbour.py
 
 llm-generate: $(READY)  ## audio frames per second against transformers' generate, first-audio latency
-	@OMP_WAIT_POLICY=passive $(BIN)/python -W ignore benchmarks/llm_generate.py
+	@$(BIN)/python -W ignore benchmarks/llm_generate.py
 
 clean:  ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
+
+# Threads of a parallel region that wait for the others sleep: those that spin take the core of the one that they wait
+# for wherever anything else is at work (benchmarks/busy_neighbour.py). Read when torch is loaded; processes inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 

@@ -6,13 +6,8 @@ An entry named `group.command` becomes `audiollm group command`, whichever packa
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from importlib.metadata import entry_points
-
-# Threads of a parallel region that wait for the others spin only briefly before they sleep: with libgomp's own
-# default, training on a CPU that is busy with anything else is several times slower. Set before torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import typer
 from rich.console import Console

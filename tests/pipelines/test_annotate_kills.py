@@ -84,6 +84,28 @@ def _kill_often(source: Path, folder: Path, engine: str, kills: int) -> None:
     assert not [pid for pid in left_behind if psutil.pid_exists(pid)]
 
 
+def test_workers_end_with_the_command_that_is_killed(tmp_path: Path, spoken: Path) -> None:
+    """In the midst of native code too (recognition, voice activity), within 0.2 s."""
+    seconds = []
+    for number, wait_s in enumerate((2.0, 3.0, 4.0, 5.0, 6.0)):
+        process = subprocess.Popen(
+            _command(spoken, tmp_path / str(number), "local"),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(wait_s)
+        begun = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        killed_at = time.monotonic()
+        _, alive = psutil.wait_procs(begun, timeout=20)
+        assert not alive
+        if begun:
+            seconds.append(time.monotonic() - killed_at)
+    assert len(seconds) >= 3 and sorted(seconds)[len(seconds) // 2] < 0.2, seconds
+
+
 def test_killed_three_times(tmp_path: Path, spoken: Path) -> None:
     _kill_often(spoken, tmp_path, "local", 3)
 

@@ -1,0 +1,94 @@
+"""What a training costs in CPU-seconds, alone on the machine and beside one busy process.
+
+    python benchmarks/busy_neighbour.py [--steps 60] [--pairs 3] [--waiting passive active]
+
+Each case is a run of `audiollm` in a process of its own: the stage `train` of size tiny on random codes. Threads of a
+parallel region that wait for the others sleep (`OMP_WAIT_POLICY=passive`, which `audiollm` sets) or spin (`active`);
+beside a process that takes a core, those that spin take the time of the one that they wait for. `ours` is beside the
+busy process, `peer` alone, in turns; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from audiollm.data.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.shards import ShardWriter
+
+
+def write_recipe(folder: Path, steps: int) -> Path:
+    random, writer = np.random.default_rng(0), ShardWriter(folder / "shards", samples_per_shard=64)
+    for number in range(256):
+        messages = [
+            Message(role="user", content=[TextPart(text=f"say {number % 10}")]),
+            Message(role="assistant", content=[AudioPart(path="a.wav")]),
+        ]
+        split = {"split": "train" if number else "test"}
+        codes_KT = random.integers(1024, size=(8, int(random.integers(10, 30)))).astype(np.int16)
+        writer.write(
+            number, Sample(id=f"s{number}", messages=messages, task="tts", metadata=split), [[codes_KT]]
+        )
+    writer.close({"codec": {"num_codebooks": 8, "codebook_size": 1024}})
+    stage = {"train": {"shards": str(folder / "shards"), "steps": steps, "evaluations": 1}}
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"name": "busy", "size": "tiny", "seed": 0, "stages": [stage]}))
+    return recipe
+
+
+def cpu_seconds(recipe: Path, waiting: str, busy: bool) -> float:
+    """User and system time of one run, all its threads together."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
+    try:
+        with tempfile.TemporaryDirectory() as runs:
+            command = [sys.executable, "-m", "audiollm.cli", "run", str(recipe), "--runs", runs]
+            process = subprocess.Popen(
+                command, env={**environment, "OMP_WAIT_POLICY": waiting}, stdout=subprocess.DEVNULL
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+    finally:
+        if neighbour is not None:
+            neighbour.kill()
+            neighbour.wait()
+    if status:
+        sys.exit(f"the training ended with status {status}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--waiting", nargs="+", default=["passive", "active"], choices=["passive", "active"])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = write_recipe(Path(folder), options.steps)
+        for waiting in options.waiting:
+            pairs = [
+                (cpu_seconds(recipe, waiting, busy=False), cpu_seconds(recipe, waiting, busy=True))
+                for _ in range(options.pairs)
+            ]
+            alone, beside = (statistics.median(each) for each in zip(*pairs, strict=True))
+            row = {
+                "bench": "busy_neighbour", "case": f"{options.steps} steps, {waiting}", "ours": round(beside, 1),
+                "peer": round(alone, 1), "ratio": round(alone / beside, 3), "unit": "CPU-seconds beside / alone",
+            }  # fmt: skip
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
