@@ -69,7 +69,9 @@ class LocalProcesses:
     def __init__(self, worker: Worker, num_gpus: int = 0, modules: Sequence[str] = ()) -> None:
         self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, *modules, "pipelines.shared_setup"])
+        self._context.set_forkserver_preload(
+            ["audiollm.fork_server", __name__, *modules, "pipelines.shared_setup"]
+        )
         self._numbers = count()
         self._gpu_share = 0.0
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}

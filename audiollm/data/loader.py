@@ -96,7 +96,13 @@ def _start(
     # not fork: that of a process with threads can hang. The server loads the modules once, for all workers.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["audiollm.data.loader", "audiollm.audio", "audiollm.data.shards", make.__module__]
+        [
+            "audiollm.fork_server",
+            "audiollm.data.loader",
+            "audiollm.audio",
+            "audiollm.data.shards",
+            make.__module__,
+        ]
     )
     return torch.utils.data.DataLoader(
         _Steps(make),
