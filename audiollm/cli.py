@@ -5,7 +5,6 @@ An entry named `group.command` becomes `audiollm group command`, whichever packa
 
 from __future__ import annotations
 
-import errno
 import sys
 from importlib.metadata import entry_points
 
@@ -62,15 +61,6 @@ def main() -> None:
     except BadSample as error:
         errors.print(f"{error}\n  mend or remove it", style="red", highlight=False, markup=False)
         sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        place = f" (writing {error.filename})" if error.filename else ""
-        errors.print(
-            f"the disk is full{place}\n  make room; the same command goes on from here",
-            style="red", highlight=False, markup=False,
-        )  # fmt: skip
-        sys.exit(1)
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on from here", highlight=False)
         sys.exit(130)

@@ -10,10 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from audiollm.config import ConfigError
-
-DAMAGED_REMEDY = "restore it; or remove it, and run what wrote it again"
-
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -37,14 +33,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """
-    Raises:
-        ConfigError: it is not JSON: cut short or overwritten.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON and of UTF-8
-        raise ConfigError(f"damaged: {error}", str(path), DAMAGED_REMEDY) from error
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -52,45 +41,8 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """
-    Raises:
-        ConfigError: a line is not JSON, or not a row; it is named.
-    """
-    rows = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            row = _row(line)
-            if row is None:
-                raise ConfigError("damaged: this line is not a JSON row", f"{path}:{number}", DAMAGED_REMEDY)
-            rows.append(row)
-    return rows
-
-
-def read_whole_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of a JSON lines file that can be read, and how many lines cannot: cut short, or overwritten."""
-    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    rows = [row for row in map(_row, lines) if row is not None]
-    return rows, len(lines) - len(rows)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def sync_to_disk(*paths: Path) -> None:
-    """Wait until files, and the names in folders, are on the disk: a crash of the machine does not undo them."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
 
 
 def safe_name(text: str) -> str:

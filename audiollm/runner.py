@@ -131,7 +131,7 @@ def read_result(folder: Path) -> StageResult | None:
     """The stage result kept in `folder`, if any."""
     try:
         return StageResult(**json.loads((folder / "stage.json").read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # absent, cut short, or not a result
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
 
 

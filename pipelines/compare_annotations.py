@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from audiollm.data.text import recognition_form, spoken_form
-from audiollm.files import read_json, read_jsonl, write_json, write_text
+from audiollm.files import read_json, write_json, write_text
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
 
@@ -252,7 +253,9 @@ def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    yield from read_jsonl(path) if path.exists() else ()
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.strip())
 
 
 def _span(row: Mapping[str, Any]) -> Span:

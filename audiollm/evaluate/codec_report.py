@@ -34,7 +34,6 @@ _PAGE_COLOURS = {_INK: "currentColor", _LINE: "var(--line)"} | {
 }
 _STYLE: Any = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a label is a name: `$` begins no formula
     "svg.hashsalt": "audiollm",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,

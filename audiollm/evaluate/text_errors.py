@@ -186,7 +186,7 @@ def _read_spelling(path: Path | None) -> dict[str, str]:
         return _NO_SPELLING
     try:
         table = read_json(path)
-    except (OSError, ValueError, ConfigError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot be read: {error}", str(path), "give a Whisper checkpoint's normalizer.json"
         ) from None

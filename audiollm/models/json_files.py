@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 from audiollm.config import ConfigError
+from audiollm.files import read_json
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 REMEDY = "download or write it again"
@@ -23,7 +23,7 @@ def read_json_file(path: Path, kind: type[Kind]) -> Kind:
         ConfigError: it cannot be read, is not JSON, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", str(path), "check the path") from None
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested without end

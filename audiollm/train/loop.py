@@ -396,10 +396,6 @@ class _Run:
     def _open_monitor(self) -> None:
         if self.ranks.first:
             self.monitor = Monitor(self.folder, self.step, self.config.report_to)
-            if self.monitor.damaged_lines:
-                self.context.say(
-                    f"left out {self.monitor.damaged_lines} damaged lines of metrics and performance"
-                )
             for bad in self.left_out_steps.values():
                 self.monitor.alarm(bad.step - 1, bad.kind, f"{bad.text}; this step is left out")
 

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from audiollm.config import ConfigError
-from audiollm.files import read_whole_rows, write_jsonl, write_text
+from audiollm.files import read_jsonl, write_jsonl, write_text
 from audiollm.train.options import Reporter
 
 PEAK_FLOPS: Mapping[str, float] = {
@@ -54,11 +54,11 @@ class Monitor:
         self, folder: Path, resume_step: int = 0, report_to: Sequence[Reporter] = ("tensorboard",)
     ) -> None:
         paths = [folder / f"{name}.jsonl" for name in ("metrics", "performance")]
-        self.damaged_lines = sum(_drop_rows_from(path, resume_step)[1] for path in paths)
-        """Lines of an earlier attempt that could not be read and were left out: cut short by a kill, or overwritten."""
+        for path in paths:
+            _rows_before(path, resume_step)
         self._metrics, self._performance = (path.open("a", encoding="utf-8") for path in paths)
         self._alarms_path = folder / "alarms.jsonl"
-        self._alarms, _ = _drop_rows_from(self._alarms_path, resume_step)
+        self._alarms = _rows_before(self._alarms_path, resume_step)
         kinds: dict[str, Callable[[Path, int], Board]] = {
             "tensorboard": TensorBoard,
             "wandb": WeightsAndBiases,
@@ -210,11 +210,18 @@ def _write_row(file: Any, step: int, values: Mapping[str, float]) -> None:
     file.flush()
 
 
-def _drop_rows_from(path: Path, step: int) -> tuple[list[dict[str, Any]], int]:
-    """The rows of the steps before `step`, which alone stay in the file, and how many lines were no rows."""
+def _rows_before(path: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of the steps before `step`; the others leave the file."""
     if not path.exists():
-        return [], 0
-    whole, damaged = read_whole_rows(path)
-    rows = [row for row in whole if row.get("step", step) < step]
+        return []
+    rows = [row for row in _whole_rows(path) if row["step"] < step]
     write_jsonl(path, rows)
-    return rows, damaged
+    return rows
+
+
+def _whole_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_jsonl(path)
+    except json.JSONDecodeError:  # the last line was cut short by a kill
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines[:-1]]

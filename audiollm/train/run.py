@@ -56,7 +56,7 @@ from audiollm.train.start import (
     start_model,
     start_vocabulary,
 )
-from audiollm.train.survey import Survey, find_survey, load_survey, save_survey, survey, texts_of
+from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
 
 
 def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -163,9 +163,7 @@ def _survey(
 ) -> Survey:
     """Made once, by the first rank; a resumed run and the other ranks read it."""
     path = context.folder / "survey.safetensors"
-    if context.ranks.first and find_survey(path) is None:
-        if path.exists():
-            context.say(f"{path} is damaged: making it again")
+    if context.ranks.first and not path.exists():
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
             found = survey(
                 sources, template, chosen(config.max_length), config.too_long, set_aside,

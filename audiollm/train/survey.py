@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from audiollm.data.features import FeatureRows, FeatureShape, PartSize, clip_rows, heard_parts, no_codes
@@ -128,14 +128,6 @@ def save_survey(path: Path, found: Survey) -> None:
         # in one entry: several would lie in the file in any order
         names = {"speakers": found.speakers, "digests": found.digests}
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
-
-
-def find_survey(path: Path) -> Survey | None:
-    """The survey that was saved there; None where there is none, or one that is damaged: it can be made again."""
-    try:
-        return load_survey(path) if path.exists() else None
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def load_survey(path: Path) -> Survey:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import IO, Any
 
 from audiollm.data.text import recognition_form, spoken_form
-from audiollm.files import atomic_path, read_jsonl, write_json, write_jsonl
+from audiollm.files import atomic_path, write_json, write_jsonl
 from audiollm.set_aside import set_aside_row
 from pipelines.annotate.corpus import Place, Verdicts
 from pipelines.annotate.rules import RULES, Thresholds
@@ -211,7 +211,7 @@ def _aside(row: Row, drop: Mapping[str, Any]) -> Row:
 def _merge_aside(folder: Path, own: Sequence[Row]) -> None:
     """`set_aside.jsonl` by place: rows of segments, which are in that order already, and those of files."""
     aside = folder / "aside.jsonl"
-    rows = [*own, *read_jsonl(aside)]
+    rows = [*own, *(json.loads(line) for line in aside.read_text(encoding="utf-8").splitlines())]
     rows.sort(key=lambda row: (row["place"], row.get("start_s", 0.0)))
     write_jsonl(folder / "set_aside.jsonl", rows)
     aside.unlink()

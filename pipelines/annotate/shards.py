@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from audiollm.config import ConfigError
 from audiollm.files import atomic_path, read_json, write_json
 from audiollm.set_aside import UNREADABLE, set_aside_row
 
@@ -215,7 +214,7 @@ def _noted(note: Path, tar: Path, digest: str) -> Made | None:
     """What was made earlier of the same rows; None where that is another or is not there."""
     try:
         known = read_json(note)
-    except (OSError, ConfigError):
+    except (OSError, ValueError):
         return None
     if not tar.is_file() or not isinstance(known, dict) or known.get("digest") != digest:
         return None

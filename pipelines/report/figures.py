@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _INK, _GRID, _SERIES = "#010203", "#010204", [f"#0102{number:02x}" for number in range(16, 32)]
 _SVG_STYLE: Any = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a label is a name: `$` begins no formula
     "svg.hashsalt": "audiollm",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,60 +119,11 @@ def test_killed_between_the_two_renames(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Killed):
         run(folder, Regression(kill_at=20))
-    shutil.rmtree(folder / "checkpoint.old")
     (folder / "checkpoint").rename(folder / "checkpoint.old")
     resumed = run(folder, task := Regression())
     whole = run(tmp_path / "whole", Regression())
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
     assert task.model.training is False
-
-
-def test_where_the_last_checkpoint_is_damaged_the_one_before_is_offered(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        run(folder, Regression(kill_at=20))
-    damaged = folder / "checkpoint" / "modules.safetensors"
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:-9] + bytes([content[-9] ^ 255]) + content[-8:])
-    before = sorted(path.read_bytes() for path in folder.glob("checkpoint*/*"))
-    offer = rf"modules.safetensors is damaged.*\n.*remove {folder}/checkpoint: .* the checkpoint before, of step 19"
-    for _ in range(2):
-        with pytest.raises(StageError, match=offer):
-            run(folder, Regression())
-    assert before == sorted(
-        path.read_bytes() for path in folder.glob("checkpoint*/*")
-    )  # nothing is overwritten
-    shutil.rmtree(folder / "checkpoint")
-    whole, resumed = run(tmp_path / "whole", Regression()), run(folder, Regression())
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-
-
-def test_a_checkpoint_without_its_state_stops_the_run(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        run(folder, Regression(kill_at=20))
-    (folder / "checkpoint" / "state.json").unlink()
-    (folder / "checkpoint.old" / "state.json").write_text("")
-    kept = (folder / "checkpoint" / "modules.safetensors").read_bytes()
-    with pytest.raises(
-        StageError, match=r"checkpoint/state.json is missing.*\n.*remove .* start from the beginning"
-    ):
-        run(folder, Regression())
-    assert (folder / "checkpoint" / "modules.safetensors").read_bytes() == kept
-
-
-def test_broken_lines_of_the_figures_are_left_out_and_told(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        run(folder, Regression(kill_at=20))
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_bytes(lines[0] + b'{"step": 5, "lo\x00ss\n' + b"".join(lines[1:]))
-    context = replace(context_of(folder), console=Console(record=True, width=200))
-    train(Regression(), config(), folder, context, CPU)
-    assert "left out 1 damaged lines of metrics" in context.console.export_text()
-    run(tmp_path / "whole", Regression())
-    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
 def test_minutes_become_steps_once_and_leave_no_trace(tmp_path: Path) -> None:
