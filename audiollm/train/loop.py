@@ -119,6 +119,8 @@ class _Run:
             )
         if found:
             self.context.say(f"resuming at step {self.step} of {self.steps}")
+            if self.best:
+                self.best.settle()
         elif self.best:
             self.best.check(self._figures_of_evaluation())  # hours later would be late
         if not found and config.rollbacks:
