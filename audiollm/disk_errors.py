@@ -8,7 +8,10 @@ import re
 _BY_NUMBER = {
     errno.ENOSPC: ("the disk is full", "free some space; the same command goes on from here"),
     errno.EDQUOT: ("the disk quota is used up", "free some space; the same command goes on from here"),
-    errno.EFBIG: ("a file reached the size limit of this shell or file system", "raise the limit (ulimit -f)"),
+    errno.EFBIG: (
+        "a file reached the size limit of this shell or file system",
+        "raise the limit (ulimit -f)",
+    ),
     errno.EROFS: ("the disk is mounted read-only", "make it writable, or choose another folder"),
     errno.EIO: ("the disk failed (input/output error)", "check the disk, or choose another one"),
 }

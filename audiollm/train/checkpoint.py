@@ -240,7 +240,9 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
         if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
         message, _, remedy = failed[0].partition("\n  ")
-        raise StageError(f"the checkpoint could not be saved: {message}", f"the one before it stays; {remedy}")
+        raise StageError(
+            f"the checkpoint could not be saved: {message}", f"the one before it stays; {remedy}"
+        )
 
 
 def _write_share(tensors: dict[str, Tensor], path: Path, written: dict[str, tuple[int, str]]) -> None:

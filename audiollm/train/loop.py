@@ -372,7 +372,7 @@ class _Run:
 
     def _open_monitor(self) -> None:
         if self.ranks.first:
-            self.monitor = Monitor(self.folder, self.step, self.config.report_to)
+            self.monitor = Monitor(self.folder, self.step, self.config.report_to, self.context.say)
             for bad in self.left_out_steps.values():
                 self.monitor.alarm(bad.step - 1, bad.kind, f"{bad.text}; this step is left out")
 

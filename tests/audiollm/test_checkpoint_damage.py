@@ -231,7 +231,7 @@ def test_the_files_and_the_folder_are_on_the_disk_before_the_older_checkpoint_mo
     calls, synced = killer(-1), []
     fsync = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))
+        os, "fsync", lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd))
     )
     save_step(folder, 2)
     new = tmp_path / "checkpoint.new"
