@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, reading them back checked, and digests."""
+"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, checked reads, and digests."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ other number. All ranks must see one file system.
 
 It is written under a temporary name, brought to the disk (fsync) and renamed, so one that exists is complete. The one
 before it stays as `NAME.before`, which a run takes where `NAME` is not there. `state.json` has the size and SHA-256 of
-every file and of itself, which are compared whenever the checkpoint is read; those of earlier versions have sizes alone.
+every file and of itself, which are compared whenever the checkpoint is read; older checkpoints have sizes alone.
 
 What a module remembers from step to step must be a parameter or a persistent buffer (EMA codebooks, counters,
 flags such as "initialised"): attributes of another kind, and buffers with `persistent=False`, are not saved.

@@ -129,7 +129,6 @@ def start_heads_from_embeddings(model: DualFFN) -> None:
     model.audio_lm_head.weight.copy_(embed)
 
 
-@torch.no_grad()
 def read_codebooks(path: Path) -> Tensor:
     """The code vectors that `tokenize` wrote beside the shards, `[K, V, D]`.
 
@@ -143,6 +142,7 @@ def read_codebooks(path: Path) -> Tensor:
     return vectors_KVD
 
 
+@torch.no_grad()
 def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
     """Begin the audio embeddings and heads as random projections of the codec's code vectors.
 
