@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+Kinds = type | tuple[type, ...]
+NO_KEYS: Mapping[str, Kinds] = {}
+NUMBER = (int, float)
 
 
 class DamagedFile(ValueError):
@@ -59,24 +63,49 @@ def read_json(path: Path) -> Any:
         raise DamagedFile(path, f"not JSON ({error})") from None
 
 
+def read_record(path: Path, remedy: str = "restore it, or write it again") -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        DamagedFile: it is not JSON, or something else than an object.
+    """
+    try:
+        value = read_json(path)
+    except DamagedFile as error:
+        raise DamagedFile(path, error.reason, remedy) from None
+    if not isinstance(value, dict):
+        raise DamagedFile(path, "it holds no JSON object", remedy)
+    return value
+
+
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_jsonl(path: Path, remedy: str = "mend or remove that line") -> list[dict[str, Any]]:
+def read_jsonl(
+    path: Path, remedy: str = "mend or remove that line", keys: Mapping[str, Kinds] = NO_KEYS
+) -> list[dict[str, Any]]:
     """All rows of a file of JSON lines.
 
+    Args:
+        keys: what every row must have, and of which types.
+
     Raises:
-        DamagedFile: a line is no JSON object; the error gives its number and `remedy`.
+        DamagedFile: a line is no such row; the error gives its number and `remedy`.
     """
-    found = read_whole_lines(path)
+    found = read_whole_lines(path, keys)
     if found.broken:
-        raise DamagedFile(path, f"{line_numbers(found.broken)}: no JSON object", remedy)
+        wanted = f"no JSON object with {', '.join(keys)}" if keys else "no JSON object"
+        raise DamagedFile(path, f"{line_numbers(found.broken)}: {wanted}", remedy)
     return found.rows
 
 
-def read_whole_lines(path: Path) -> JsonLines:
-    """The rows of a file of JSON lines as far as they are whole: a kill or a full disk may have cut any of them."""
+def read_whole_lines(path: Path, keys: Mapping[str, Kinds] = NO_KEYS) -> JsonLines:
+    """The rows of a file of JSON lines as far as they are whole: a kill or a full disk may have cut any of them.
+
+    Args:
+        keys: what every row must have, and of which types.
+    """
     rows: list[dict[str, Any]] = []
     broken = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
@@ -86,7 +115,7 @@ def read_whole_lines(path: Path) -> JsonLines:
             row = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict):
+        if isinstance(row, dict) and all(isinstance(row.get(key), kinds) for key, kinds in keys.items()):
             rows.append(row)
         else:
             broken.append(number)

@@ -36,3 +36,14 @@ def load_tensors(path: Path, remedy: str = "restore it, or write it again") -> d
     """
     with open_tensors(path, remedy=remedy) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  a method, not a mapping
+
+
+def check_tensors(folder: Path) -> None:
+    """See that every safetensors file of a folder can be opened, before a library reads them that names none.
+
+    Raises:
+        DamagedFile: as `open_tensors`.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        with open_tensors(path, remedy="download or write it again"):
+            pass

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from audiollm.files import DamagedFile, read_json, write_json
+from audiollm.files import DamagedFile, read_record, write_json
 from audiollm.runner import Context
 from audiollm.train.options import LoopConfig
 
@@ -56,12 +56,7 @@ def steps_of_budget(
 
 def _kept_steps(path: Path) -> int:
     remedy = "restore it, or remove it: what a step costs is then measured again"
-    try:
-        steps = read_json(path)["steps"]
-    except DamagedFile as error:
-        raise DamagedFile(path, error.reason, remedy) from None
-    except (KeyError, TypeError):
-        steps = None
+    steps = read_record(path, remedy).get("steps")
     if not isinstance(steps, int) or steps < 1:
         raise DamagedFile(path, "it gives no number of steps", remedy)
     return steps

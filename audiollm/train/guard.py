@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from audiollm.files import DamagedFile, read_jsonl, write_jsonl
+from audiollm.files import read_jsonl, write_jsonl
 from audiollm.train.distributed import ALONE, Ranks
 
 SETTLE_STEPS = 50
@@ -117,12 +117,9 @@ class LeftOut:
     def steps(self) -> dict[int, BadStep]:
         if not self.path.exists():
             return {}
-        rows = read_jsonl(self.path, "restore that line, or remove it: its step is then tried again")
-        try:
-            found = [BadStep(**row) for row in rows]
-        except TypeError as error:
-            raise DamagedFile(self.path, f"a line is no step that was left out ({error})") from None
-        return {bad.step: bad for bad in found}
+        remedy = "restore that line, or remove it: its step is then tried again"
+        rows = read_jsonl(self.path, remedy, {"step": int, "kind": str, "text": str})
+        return {row["step"]: BadStep(row["step"], row["kind"], row["text"]) for row in rows}
 
     def add(self, bad: BadStep) -> None:
         rows = [*self.steps().values(), bad]

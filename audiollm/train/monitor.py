@@ -220,10 +220,10 @@ def _rows_before(path: Path, step: int, say: Callable[[str], None]) -> list[dict
     """The rows of the steps before `step`; the others leave the file."""
     if not path.exists():
         return []
-    found = read_whole_lines(path)
-    # the last line is cut short by any kill: that is not worth a word
-    if broken := [number for number in found.broken if number < len(found.rows) + len(found.broken)]:
-        say(f"{path}: {line_numbers(broken)} broken and left out; all others are kept")
-    rows = [row for row in found.rows if isinstance(row.get("step"), int) and row["step"] < step]
+    found = read_whole_lines(path, {"step": int})
+    # a kill cuts the last line short: that is not worth a word
+    if found.broken and (len(found.broken) > 1 or not found.rows or found.broken[0] <= len(found.rows)):
+        say(f"{path}: {line_numbers(found.broken)} broken and left out; all others are kept")
+    rows = [row for row in found.rows if row["step"] < step]
     write_jsonl(path, rows)
     return rows

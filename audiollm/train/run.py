@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from audiollm.codec import codec_digest, load_codec
+from audiollm.config import ConfigError
 from audiollm.data.conditions import is_spoken
 from audiollm.data.features import FeatureShape, PartAudio
 from audiollm.data.loader import Loader
@@ -25,7 +26,7 @@ from audiollm.data.text_tokenizer import (
     load_text_tokenizer,
     train_text_tokenizer,
 )
-from audiollm.files import DamagedFile, write_json
+from audiollm.files import DamagedFile, atomic_path, write_json
 from audiollm.generation.defaults import guidance_of
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
@@ -124,10 +125,14 @@ def _template(
                 if first is None:
                     raise StageError("no sample of the train split in the shards", "see `compose`", 2)
                 learned = train_text_tokenizer(chain([first], texts), SIZES[config.size].vocab_size)
-            folder.mkdir(exist_ok=True)
-            learned.save(str(folder / FILE_NAME))
+            with atomic_path(folder / FILE_NAME) as temporary:
+                learned.save(str(temporary))
         context.ranks.barrier()
-        tokenizer = load_text_tokenizer(folder)
+        try:
+            tokenizer = load_text_tokenizer(folder)
+        except ConfigError as error:
+            remedy = "restore it, or remove it: it is learned again from the same texts"
+            raise StageError(f"{folder / FILE_NAME} is damaged: {error.message}", remedy) from None
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
 
 
