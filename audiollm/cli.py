@@ -13,6 +13,8 @@ from rich.console import Console
 
 from audiollm.config import ConfigError
 from audiollm.data.sample import BadSample
+from audiollm.disk_errors import disk_error
+from audiollm.files import DamagedFile
 from audiollm.runner import StageError
 
 GROUPS = {"evaluate": "Score codecs and what models make: against references, and with independent judges."}
@@ -61,9 +63,18 @@ def main() -> None:
     except BadSample as error:
         errors.print(f"{error}\n  mend or remove it", style="red", highlight=False, markup=False)
         sys.exit(2)
+    except DamagedFile as error:
+        errors.print(str(error), style="red", highlight=False, markup=False)
+        sys.exit(1)
     except KeyboardInterrupt:
         errors.print("stopped; the same command goes on from here", highlight=False)
         sys.exit(130)
+    except Exception as error:
+        told = disk_error(error)
+        if told is None:
+            raise
+        errors.print("\n  ".join(told), style="red", highlight=False, markup=False)
+        sys.exit(1)
 
 
 def _app() -> None:

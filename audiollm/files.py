@@ -1,14 +1,33 @@
-"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, reading them back, and digests."""
+"""Files that are whole or absent: atomic writes of text, JSON and JSON lines, checked reads, and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+Kinds = type | tuple[type, ...]
+NO_KEYS: Mapping[str, Kinds] = {}
+NUMBER = (int, float)
+
+
+class DamagedFile(ValueError):
+    """A file that does not hold what was written to it: says which, what is wrong with it, and what to do."""
+
+    def __init__(self, path: Path, reason: str, remedy: str = "restore it, or write it again") -> None:
+        self.path, self.reason, self.remedy = path, reason, remedy
+        super().__init__(f"{path} is damaged: {reason}\n  {remedy}")
+
+
+class JsonLines(NamedTuple):
+    """The whole rows of a file of JSON lines, and the numbers (from 1) of its broken lines."""
+
+    rows: list[dict[str, Any]]
+    broken: list[int]
 
 
 @contextmanager
@@ -33,16 +52,80 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The value in a JSON file.
+
+    Raises:
+        DamagedFile: it is not JSON in UTF-8.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(path, f"not JSON ({error})") from None
+
+
+def read_record(path: Path, remedy: str = "restore it, or write it again") -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        DamagedFile: it is not JSON, or something else than an object.
+    """
+    try:
+        value = read_json(path)
+    except DamagedFile as error:
+        raise DamagedFile(path, error.reason, remedy) from None
+    if not isinstance(value, dict):
+        raise DamagedFile(path, "it holds no JSON object", remedy)
+    return value
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
+def read_jsonl(
+    path: Path, remedy: str = "mend or remove that line", keys: Mapping[str, Kinds] = NO_KEYS
+) -> list[dict[str, Any]]:
+    """All rows of a file of JSON lines.
+
+    Args:
+        keys: what every row must have, and of which types.
+
+    Raises:
+        DamagedFile: a line is no such row; the error gives its number and `remedy`.
+    """
+    found = read_whole_lines(path, keys)
+    if found.broken:
+        wanted = f"no JSON object with {', '.join(keys)}" if keys else "no JSON object"
+        raise DamagedFile(path, f"{line_numbers(found.broken)}: {wanted}", remedy)
+    return found.rows
+
+
+def read_whole_lines(path: Path, keys: Mapping[str, Kinds] = NO_KEYS) -> JsonLines:
+    """The rows of a file of JSON lines as far as they are whole: a kill or a full disk may have cut any of them.
+
+    Args:
+        keys: what every row must have, and of which types.
+    """
+    rows: list[dict[str, Any]] = []
+    broken = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and all(isinstance(row.get(key), kinds) for key, kinds in keys.items()):
+            rows.append(row)
+        else:
+            broken.append(number)
+    return JsonLines(rows, broken)
+
+
+def line_numbers(numbers: Sequence[int]) -> str:
+    """`line 7`, or `lines 3, 7, 9 and 12 more`."""
+    some = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+    return f"line{'s' * (len(numbers) > 1)} {some}"
 
 
 def safe_name(text: str) -> str:
@@ -54,12 +137,21 @@ def safe_name(text: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """SHA-256 of a file's content. OpenSSL computes it by the CPU's own instructions, faster than BLAKE2."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def folder_digest(folder: Path) -> str:

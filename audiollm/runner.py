@@ -8,13 +8,12 @@ begun to train, it is kept as `<stage>.before`.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +32,8 @@ from rich.progress import (
 )
 
 from audiollm.config import ConfigError, nearest
-from audiollm.files import write_json
+from audiollm.disk_errors import disk_error
+from audiollm.files import DamagedFile, read_json, write_json
 from audiollm.recipe import Recipe, RecipeStage
 from audiollm.train.distributed import ALONE, Ranks
 
@@ -128,11 +128,23 @@ def run_recipe(
 
 
 def read_result(folder: Path) -> StageResult | None:
-    """The stage result kept in `folder`, if any."""
+    """The stage result kept in `folder`, if any.
+
+    Raises:
+        DamagedFile: `stage.json` does not hold one.
+    """
+    path = folder / "stage.json"
     try:
-        return StageResult(**json.loads((folder / "stage.json").read_text()))
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        result = StageResult(**read_json(path))
+    except FileNotFoundError:
         return None
+    except TypeError:
+        raise DamagedFile(path, "it holds no result of a stage") from None
+    if not isinstance(result.figures, dict) or not all(
+        isinstance(value, (int, float)) for value in (result.seconds, result.peak_memory_mb)
+    ):
+        raise DamagedFile(path, "it holds no result of a stage")
+    return result
 
 
 def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
@@ -140,7 +152,8 @@ def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
     while (name := ranks.of_first(None)) is not None:
         stage = next(stage for stage in recipe.stages if stage.name == name)
         try:
-            stage.stage.run(stage.config, Context(stage.folder, recipe, console, {}, ranks))
+            with _plain_errors(stage.folder):
+                stage.stage.run(stage.config, Context(stage.folder, recipe, console, {}, ranks))
         except (StageError, ConfigError):
             time.sleep(GRACE_SECONDS)  # most likely all ranks met it; the first one is to tell, and to report
             raise
@@ -154,6 +167,7 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
         fingerprints[stage.name] = fingerprint = stage.fingerprint(fingerprints)
         forced = forced or stage.name == start
         title = f"[{index + 1}/{len(recipe.stages)}] {stage.name}"
+        _drop_damaged_result(stage, console)
         done = _is_done(stage, fingerprint)
         if only is not None and stage.name != only:
             if done:
@@ -196,9 +210,11 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
     with ResourceMeter(stage.folder / "stage.json", common, before) as meter:
         context.ranks.of_first(stage.name)
         try:
-            figures = stage.stage.run(stage.config, context)
+            with _plain_errors(stage.folder):
+                figures = stage.stage.run(stage.config, context)
         except (StageError, ConfigError) as error:
-            meter.write("failed", error=str(error))
+            with suppress(OSError):  # the error itself may be that the disk is full
+                meter.write("failed", error=str(error))
             raise
         for artifact, path in stage.artifacts.items():
             if not path.exists():
@@ -207,9 +223,49 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
             shutil.copyfile(
                 stage.artifacts[artifact], context.recipe.folder / stage.stage.artifacts[artifact]
             )
-        result = meter.write("done", figures=figures)
+        with _plain_errors(stage.folder):
+            result = meter.write("done", figures=figures)
     context.say(f"done in {result.seconds:.0f} s, peak memory {result.peak_memory_mb:.0f} MB")
     return result
+
+
+@contextmanager
+def _plain_errors(folder: Path) -> Iterator[None]:
+    """What the disk does wrong, and files that were damaged on it, end a stage as errors for a person."""
+    try:
+        yield
+    except (StageError, ConfigError):
+        raise
+    except DamagedFile as error:
+        raise StageError(f"{error.path} is damaged: {error.reason}", error.remedy) from error
+    except Exception as error:
+        told = disk_error(error, folder)
+        if told is None:
+            raise
+        raise StageError(*told) from error
+
+
+def _drop_damaged_result(stage: RecipeStage, console: Console) -> None:
+    """A damaged `stage.json` counts as none, but for a stage that has trained: it would begin afresh.
+
+    Raises:
+        StageError: naming the file.
+    """
+    try:
+        read_result(stage.folder)
+    except DamagedFile as error:
+        if _has_trained(stage.folder):
+            kept = f"{stage.folder.name}.before"
+            remedy = f"restore it, or remove it to train afresh; what was trained is then kept in {kept}"
+            raise StageError(f"{error.path} is damaged: {error.reason}", remedy) from None
+        console.print(
+            f"  {error.path} is damaged: the stage runs again", highlight=False, markup=False, soft_wrap=True
+        )
+        error.path.unlink()
+
+
+def _has_trained(folder: Path) -> bool:
+    return any(folder.glob("checkpoint*"))
 
 
 def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
@@ -223,7 +279,7 @@ def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
             else:
                 path.unlink()
         return
-    if (folder / "checkpoint").exists():
+    if _has_trained(folder):
         kept = folder.with_name(f"{folder.name}.before")
         shutil.rmtree(kept, ignore_errors=True)
         os.replace(folder, kept)
@@ -249,13 +305,18 @@ def _require_upstream(stage: RecipeStage, results: Mapping[str, StageResult]) ->
 def _report_failure(
     recipe: Recipe, failed: RecipeStage, console: Console, results: dict[str, StageResult]
 ) -> None:
-    result = read_result(failed.folder)
+    result = None
+    with suppress(DamagedFile):  # by a full disk, perhaps
+        result = read_result(failed.folder)
     if result is not None:
         results[failed.name] = result
     for stage in recipe.stages:
         if stage.stage.reads_run:
             shutil.rmtree(stage.folder, ignore_errors=True)
-            _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))
+            try:
+                _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))
+            except (StageError, ConfigError) as error:  # the disk is full: the first error is the one to tell
+                console.print(f"  no report: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -318,7 +379,8 @@ class ResourceMeter:
             self._sample()
             ticks += 1
             if ticks % 20 == 0:
-                self.write("running")
+                with suppress(OSError):  # a full disk is told by what the stage itself writes
+                    self.write("running")
 
     def _sample(self) -> None:
         total = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.data.sample import BadSample
-from audiollm.files import read_whole_rows, write_jsonl
+from audiollm.files import read_whole_lines, write_jsonl
 
 Row = dict[str, Any]
 UNREADABLE = "cannot be read"
@@ -42,7 +42,7 @@ def row_of(bad: BadSample, stage: str) -> Row:
 def read_set_aside(path: Path) -> list[Row]:
     """The rows of a file, none where there is no file; a last line that a kill cut short is left out."""
     rows = []
-    for row in read_whole_rows(path)[0] if path.exists() else ():
+    for row in read_whole_lines(path).rows if path.exists() else ():
         if all(isinstance(row.get(key), str) for key in TEXTS):
             rows.append(row)
     return rows

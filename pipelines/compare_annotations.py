@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from audiollm.data.text import recognition_form, spoken_form
-from audiollm.files import read_json, write_json, write_text
+from audiollm.files import NUMBER, Kinds, read_json, read_jsonl, write_json, write_text
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
 
@@ -252,10 +251,12 @@ def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
     return None if rate is None else round(rate, 4)
 
 
+ROW_KEYS: Mapping[str, Kinds] = {"path": str, "start_s": NUMBER, "end_s": NUMBER}
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from (json.loads(line) for line in file if line.strip())
+        yield from read_jsonl(path, "run the stage annotate again", ROW_KEYS)
 
 
 def _span(row: Mapping[str, Any]) -> Span:

@@ -8,10 +8,13 @@ from typing import Any
 
 from pydantic import Field
 
-from audiollm.files import read_jsonl, write_jsonl
+from audiollm.files import NUMBER, Kinds, read_jsonl, write_jsonl
 from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
 from audiollm.runner import Context, StageError
 from audiollm.set_aside import Row, set_aside_row
+
+ROW_KEYS: Mapping[str, Kinds] = {"id": str, "path": str, "text": str, "duration_s": NUMBER}
+"""What every row of `clips.jsonl` has."""
 
 
 class Config(StageConfig):
@@ -33,7 +36,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     """
     segments: list[dict[str, Any]] = []
     refused: list[Row] = []
-    for row in read_jsonl(config.clips):
+    for row in read_jsonl(config.clips, "run the stage generate again", ROW_KEYS):
         path = str((config.clips.parent / row["path"]).resolve())
         kind = refusal(row, config)
         if kind:

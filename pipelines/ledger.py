@@ -16,6 +16,9 @@ create table if not exists calls (
 """
 
 
+DAMAGED = "it is damaged: delete it, and what it held is done again"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a call: a `value`, or an `error`, never both."""
@@ -57,18 +60,25 @@ class Ledger:
             remedy = (
                 "another run works in this folder: wait for it or choose another folder"
                 if "locked" in str(error)
-                else "it is damaged: delete it, and what it held is done again"
+                else DAMAGED
             )
             raise LedgerError(f"{path}: {error}; {remedy}") from None
 
     def get(self, key: str) -> Outcome | None:
-        """What is known of a call."""
+        """What is known of a call.
+
+        Raises:
+            LedgerError: the file is damaged.
+        """
         query = "select value, error, seconds from calls where key = ?"
-        row = self._database.execute(query, (key,)).fetchone()
-        if row is None:
-            return None
-        value, error, seconds = row
-        return Outcome(None if value is None else json.loads(value), error, seconds)
+        try:
+            row = self._database.execute(query, (key,)).fetchone()
+            if row is None:
+                return None
+            value, error, seconds = row
+            return Outcome(None if value is None else json.loads(value), error, seconds)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
 
     def put(self, key: str, step: str, outcome: Outcome) -> None:
         """Keep an outcome.
@@ -88,18 +98,21 @@ class Ledger:
     def learn(self, other: Ledger) -> int:
         """Take over what another ledger knows and this one does not, but for failures; how many calls that is."""
         before = self._database.total_changes
-        known = other._database.execute("select * from calls where error is null")
         try:
+            known = other._database.execute("select * from calls where error is null")
             self._database.execute("begin")
             self._database.executemany("insert or ignore into calls values (?, ?, ?, ?, ?)", known)
             self._database.execute("commit")
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self._path}: {error}") from None
+            raise LedgerError(f"{self._path}, learning from {other._path}: {error}") from None
         return self._database.total_changes - before
 
     def forget_errors(self) -> int:
         """Drop the calls that failed, so that they are tried again; how many there were."""
-        return self._database.execute("delete from calls where error is not null").rowcount
+        try:
+            return self._database.execute("delete from calls where error is not null").rowcount
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
 
     def close(self) -> None:
         self._database.close()

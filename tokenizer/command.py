@@ -85,7 +85,7 @@ def tokenize(
     console = Console()
     level_dbfs = _level(level)
     begun = _begun(out)
-    codec = codec or (Path(begun["codec folder"]) if begun else None)
+    codec = codec or (_codec_of(begun, out) if begun else None)
     if codec is None:
         remedy = "give a codec's folder, for example --codec runs/quickstart/train_tokenizer"
         raise ConfigError("no codec given", "--codec", remedy)
@@ -290,14 +290,23 @@ def _begun(out: Path) -> dict[str, Any] | None:
     Raises:
         ConfigError: shards that are not this command's.
     """
-    from audiollm.files import read_json
+    from audiollm.files import read_record
 
     if (out / TOKENIZE_RECORD).exists():
-        begun: dict[str, Any] = read_json(out / TOKENIZE_RECORD)
-        return begun
+        return read_record(out / TOKENIZE_RECORD)
     if any(out.glob("shard-*.tar")) or (out / "index.json").exists():
         raise ConfigError("holds shards that are not of this command", str(out), "choose another -o")
     return None
+
+
+def _codec_of(begun: dict[str, Any], out: Path) -> Path:
+    """The folder of the codec that `out` was begun with."""
+    from audiollm.files import DamagedFile
+
+    folder = begun.get("codec folder")
+    if not isinstance(folder, str):
+        raise DamagedFile(out / TOKENIZE_RECORD, "it names no codec", "give --codec, or choose another -o")
+    return Path(folder)
 
 
 def _begin(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.models.pretrained import load_model, save_model
+from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.streaming import LatentStream, WaveformStream
 
@@ -236,8 +236,9 @@ class AudioVAE(nn.Module):
             ConfigError: nothing there, or another kind of model.
         """
         config, weights = load_model(Path(folder), MODEL_TYPE, VAEConfig)
-        model = cls(config)
-        model.load_state_dict(weights)
+        with made_of(Path(folder)):
+            model = cls(config)
+            model.load_state_dict(weights)
         return model.eval()
 
     def _in_steps(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:

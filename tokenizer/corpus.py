@@ -32,7 +32,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.config import ConfigError
 from audiollm.data.sample import AudioPart, BadSample, Sample
 from audiollm.data.shards import ShardWriter
-from audiollm.files import atomic_path, folder_digest, read_json, write_json
+from audiollm.files import atomic_path, folder_digest, read_record, write_json
 from audiollm.runner import StageError
 from audiollm.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
 from audiollm.threads import one_thread
@@ -135,7 +135,7 @@ def check_record(path: Path, record: Mapping[str, Any]) -> None:
     if not path.exists():
         write_json(path, dict(record))
         return
-    begun: dict[str, Any] = read_json(path)
+    begun = read_record(path)
     for what, value in record.items():
         if begun.get(what) != value:
             hint = f": {begun.get(what)}, not {value}" if len(str(value)) < 20 else ""

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoModel
 from audiollm.audio import resample
 from audiollm.config import ConfigError
 from audiollm.models.json_files import OFFLINE
+from audiollm.tensor_files import check_tensors
 
 SAMPLE_RATE = 24_000
 FRAME_RATE = 25
@@ -122,6 +123,7 @@ def _load_encoder(folder: Path) -> Any:
             str(folder),
             "save the model with transformers' save_pretrained; pickled weights are not loaded",
         )
+    check_tensors(folder)
     model, info = AutoModel.from_pretrained(
         folder,
         **OFFLINE,

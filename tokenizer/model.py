@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.models.pretrained import load_model, save_model
+from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.layers import ConvNeXtBlock
@@ -267,8 +267,9 @@ class AudioTokenizer(nn.Module):
         config, weights = load_model(Path(folder), MODEL_TYPE, TokenizerConfig)
         if num_codebooks is not None and not 1 <= num_codebooks <= config.num_codebooks:
             raise ValueError(f"num_codebooks must be 1..{config.num_codebooks}, not {num_codebooks}")
-        model = cls(replace(config, num_codebooks=num_codebooks or config.num_codebooks))
-        model.load_state_dict(_of_first_codebooks(weights, model) if num_codebooks else weights)
+        with made_of(Path(folder)):
+            model = cls(replace(config, num_codebooks=num_codebooks or config.num_codebooks))
+            model.load_state_dict(_of_first_codebooks(weights, model) if num_codebooks else weights)
         return model.eval()
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from audiollm.config import ConfigError
 from audiollm.models.json_files import read_json_file
-from audiollm.models.pretrained import load_model, model_folder, save_model
+from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
 from tokenizer.huggingface_encoder import HuggingFaceEncoder
 from tokenizer.layers import LogMel
 from tokenizer.quantizer import nearest_codes
@@ -157,7 +157,8 @@ def load_teacher(path: Path | str, layer: Layer = "mean") -> SemanticTeacher:
         return SemanticTeacher(HuggingFaceEncoder(folder), layer)
     config, weights = load_model(folder, MODEL_TYPE, MelUnitConfig)
     teacher = SemanticTeacher(MelUnitEncoder(config), layer)
-    teacher.load_state_dict(weights)
+    with made_of(folder):
+        teacher.load_state_dict(weights)
     return teacher
 
 

@@ -37,7 +37,7 @@ from audiollm.data.shard_index import (
 )
 from audiollm.data.source import AudioClip, LoadedSample
 from audiollm.data.storage import join, read_range
-from audiollm.files import atomic_path, read_json
+from audiollm.files import atomic_path, read_record
 
 __all__ = ["CodedSample", "Encodings", "ShardWriter", "Shards", "index_shards", "read_index", "read_shards"]
 
@@ -213,8 +213,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             "no index.json: not a folder of shards, or unfinished", str(folder), "run `tokenize`"
         )
-    index: dict[str, Any] = read_json(folder / "index.json")
-    return index
+    return read_record(folder / "index.json", "remove it: it is made anew from the tars")
 
 
 def read_shards(folder: Path) -> Iterator[CodedSample]:

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from audiollm.config import ConfigError
 from audiollm.evaluate.features import (
     NUM_MELS,
     Clip,
@@ -29,8 +27,8 @@ from audiollm.evaluate.features import (
     mel_power,
     pad,
 )
-from audiollm.files import atomic_path, write_json
-from audiollm.models.json_files import read_json_file
+from audiollm.files import DamagedFile, atomic_path, read_record, write_json
+from audiollm.tensor_files import load_tensors
 
 
 class UntrainableError(ValueError):
@@ -171,19 +169,24 @@ class ClipClassifier:
 
     @classmethod
     def load(cls, folder: Path) -> ClipClassifier:
-        """Read what `save` wrote."""
-        facts = read_json_file(folder / "classifier.json", dict)
-        config = ClassifierConfig(**facts["config"])
-        network = ClipNet(len(facts["labels"]), config)
-        weights = folder / "classifier.safetensors"
+        """Read what `save` wrote.
+
+        Raises:
+            DamagedFile: one of the two files is something else.
+        """
+        facts_file, weights_file = folder / "classifier.json", folder / "classifier.safetensors"
+        remedy = f"restore it, or remove {folder}: the classifier is trained again"
+        facts = read_record(facts_file, remedy)
         try:
-            network.load_state_dict(load_file(weights))
-        except (SafetensorError, RuntimeError) as error:  # cut short, or of another shape
-            said = str(error).splitlines()[0]
-            raise ConfigError(
-                f"damaged: {said}", str(weights), f"remove {folder}: it is trained again"
-            ) from error
-        return cls(network, facts["labels"], facts["bandwidth_hz"], config)
+            config = ClassifierConfig(**facts["config"])
+            judge = cls(ClipNet(len(facts["labels"]), config), facts["labels"], facts["bandwidth_hz"], config)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DamagedFile(facts_file, f"it describes no classifier ({error})", remedy) from None
+        try:
+            judge.network.load_state_dict(load_tensors(weights_file, remedy))
+        except RuntimeError as error:
+            raise DamagedFile(weights_file, f"not of this classifier ({error})", remedy) from None
+        return judge
 
 
 def train_classifier(

@@ -37,6 +37,7 @@ _STYLE: Any = {
     "svg.hashsalt": "audiollm",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
+    "text.parse_math": False,  # names are shown as they are written: `$\\x$` is no formula
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _LINE,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,17 @@ from audiollm.audio import save
 from audiollm.codec import Codec
 from audiollm.data.conditions import is_spoken
 from audiollm.data.sample import AudioPart, Sample, TextPart, read_samples
-from audiollm.files import read_jsonl, safe_name, write_jsonl
+from audiollm.files import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
 from audiollm.generation.defaults import Defaults
 from audiollm.generation.generator import Generator
 from audiollm.generation.request import Answer, AnswerKind, Limits, Request
 from audiollm.generation.stage import GenerateConfig
 from audiollm.runner import Context, StageError
+
+ROW_KEYS: Mapping[str, Kinds] = {
+    "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,
+}  # fmt: skip
+"""What every row of `generated.jsonl` has."""
 
 
 def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
@@ -40,15 +46,28 @@ def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
     with context.progress("speaking", len(work)) as bar:
         for first in range(0, len(work), config.batch_size):
             done = context.folder / "batches" / f"{first:06d}.jsonl"
-            if not done.exists():
-                batch = work[first : first + config.batch_size]
-                write_jsonl(done, _speak_batch(generator, batch, config, limit_s, context))
-            rows += read_jsonl(done)
+            batch = work[first : first + config.batch_size]
+            spoken = _kept_batch(done, len(batch), context)
+            if spoken is None:
+                spoken = _speak_batch(generator, batch, config, limit_s, context)
+                write_jsonl(done, spoken)
+            rows += spoken
             bar.update(bar.task_ids[0], completed=len(rows))
     write_jsonl(context.folder / "generated.jsonl", rows)
     stopped = sum(row["stopped"] for row in rows)
     context.say(f"{len(rows)} clips, {stopped} ended by themselves, longest allowed {limit_s:.1f} s")
     return {"clips": len(rows), "stopped": stopped, "prompts": len(pairs)}
+
+
+def _kept_batch(path: Path, size: int, context: Context) -> list[dict[str, Any]] | None:
+    """The rows of a batch that an earlier attempt has spoken; None where there are none, or not all of them."""
+    if not path.exists():
+        return None
+    rows = read_whole_lines(path, ROW_KEYS).rows
+    if len(rows) == size and all((context.folder / row["path"]).is_file() for row in rows):
+        return rows
+    context.say(f"{path} is damaged: its clips are spoken again")
+    return None
 
 
 def defaults_of(config: GenerateConfig, generator: Generator) -> Defaults:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +27,7 @@ from audiollm.data.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
 from audiollm.models.attention import attention_backend
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
 from audiollm.models.json_files import read_json_file
+from audiollm.tensor_files import open_tensors
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""
@@ -389,7 +389,7 @@ def _read_tower(folder: Path) -> dict[str, Tensor]:
         )
     places: dict[str, Path] = {}
     for file in files:
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file) as opened:
             places |= dict.fromkeys(opened.keys(), file)
     prefix = next((each for each in _TOWER_KEYS if f"{each}conv1.weight" in places), None)
     if prefix is None:
@@ -399,6 +399,6 @@ def _read_tower(folder: Path) -> dict[str, Tensor]:
     found = {}
     for name, file in places.items():
         if name.startswith(prefix):
-            with safe_open(file, framework="pt") as opened:
+            with open_tensors(file) as opened:
                 found[name.removeprefix(prefix)] = opened.get_tensor(name)
     return found

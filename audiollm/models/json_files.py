@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from audiollm.config import ConfigError
-from audiollm.files import read_json
+from audiollm.files import DamagedFile, read_json
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 REMEDY = "download or write it again"
@@ -26,8 +26,8 @@ def read_json_file(path: Path, kind: type[Kind]) -> Kind:
         value = read_json(path)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", str(path), "check the path") from None
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested without end
-        raise ConfigError(f"not JSON: {error}", str(path), REMEDY) from None
+    except DamagedFile as error:
+        raise ConfigError(error.reason, str(path), REMEDY) from None
     if not isinstance(value, kind):
         raise ConfigError(f"no {_CALLED[kind]}", str(path), REMEDY)
     return value

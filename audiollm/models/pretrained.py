@@ -6,7 +6,8 @@ Only safetensors are read: a pickle can run any code when it is opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,6 +72,20 @@ def model_folder(folder: Path) -> Path:
         if (candidate / "config.json").exists():
             return candidate
     raise ConfigError("no model here: config.json is missing", str(folder), "give a trained model's folder")
+
+
+@contextmanager
+def made_of(folder: Path) -> Iterator[None]:
+    """What goes wrong while a model is built of the files in `folder` is told as their fault.
+
+    Raises:
+        ConfigError: sizes that no model has, or weights that are not those of config.json.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        files = f"{model_folder(folder) / 'config.json'}, {WEIGHTS}"
+        raise ConfigError(f"no model can be made of these files: {error}", files, REMEDY) from error
 
 
 class StoredWeights:

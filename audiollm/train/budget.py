@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from audiollm.files import read_json, write_json
+from audiollm.files import DamagedFile, read_record, write_json
 from audiollm.runner import Context
 from audiollm.train.options import LoopConfig
 
@@ -51,7 +51,15 @@ def steps_of_budget(
             write_json(kept, {budget: minutes, **measured, "steps": steps})
         name = budget.replace("cpu_", "CPU ")
         context.say(f"{minutes:g} {name} are {steps} steps of {each * 1000:.0f} ms here")
-    return int(ranks.of_first(read_json(kept)["steps"] if ranks.first else 0))
+    return int(ranks.of_first(_kept_steps(kept) if ranks.first else 0))
+
+
+def _kept_steps(path: Path) -> int:
+    remedy = "restore it, or remove it: what a step costs is then measured again"
+    steps = read_record(path, remedy).get("steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise DamagedFile(path, "it gives no number of steps", remedy)
+    return steps
 
 
 def step_cost(

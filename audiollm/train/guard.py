@@ -117,7 +117,9 @@ class LeftOut:
     def steps(self) -> dict[int, BadStep]:
         if not self.path.exists():
             return {}
-        return {row["step"]: BadStep(**row) for row in read_jsonl(self.path)}
+        remedy = "restore that line, or remove it: its step is then tried again"
+        rows = read_jsonl(self.path, remedy, {"step": int, "kind": str, "text": str})
+        return {row["step"]: BadStep(row["step"], row["kind"], row["text"]) for row in rows}
 
     def add(self, bad: BadStep) -> None:
         rows = [*self.steps().values(), bad]

@@ -121,6 +121,8 @@ class _Run:
             )
         if found:
             self.context.say(f"resuming at step {self.step} of {self.steps}")
+            if self.best:
+                self.best.settle()
         elif self.best:
             self.best.check(self._figures_of_evaluation())  # hours later would be late
         if not found and config.rollbacks:
@@ -395,7 +397,7 @@ class _Run:
 
     def _open_monitor(self) -> None:
         if self.ranks.first:
-            self.monitor = Monitor(self.folder, self.step, self.config.report_to)
+            self.monitor = Monitor(self.folder, self.step, self.config.report_to, self.context.say)
             for bad in self.left_out_steps.values():
                 self.monitor.alarm(bad.step - 1, bad.kind, f"{bad.text}; this step is left out")
 

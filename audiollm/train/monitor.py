@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from audiollm.config import ConfigError
-from audiollm.files import read_jsonl, write_jsonl, write_text
+from audiollm.files import line_numbers, read_whole_lines, write_jsonl, write_text
 from audiollm.train.options import Reporter
 
 PEAK_FLOPS: Mapping[str, float] = {
@@ -48,17 +48,23 @@ class Monitor:
         folder: the stage's folder.
         resume_step: rows of an earlier attempt at or beyond this step are dropped.
         report_to: where figures are drawn beside.
+        say: told of broken lines in what an earlier attempt wrote, which are dropped, too.
     """
 
     def __init__(
-        self, folder: Path, resume_step: int = 0, report_to: Sequence[Reporter] = ("tensorboard",)
+        self,
+        folder: Path,
+        resume_step: int = 0,
+        report_to: Sequence[Reporter] = ("tensorboard",),
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         paths = [folder / f"{name}.jsonl" for name in ("metrics", "performance")]
         for path in paths:
-            _rows_before(path, resume_step)
+            _rows_before(path, resume_step, say)
         self._metrics, self._performance = (path.open("a", encoding="utf-8") for path in paths)
         self._alarms_path = folder / "alarms.jsonl"
-        self._alarms = _rows_before(self._alarms_path, resume_step)
+        alarms = _rows_before(self._alarms_path, resume_step, say)
+        self._alarms = [row for row in alarms if isinstance(row.get("kind"), str)]
         kinds: dict[str, Callable[[Path, int], Board]] = {
             "tensorboard": TensorBoard,
             "wandb": WeightsAndBiases,
@@ -210,18 +216,14 @@ def _write_row(file: Any, step: int, values: Mapping[str, float]) -> None:
     file.flush()
 
 
-def _rows_before(path: Path, step: int) -> list[dict[str, Any]]:
+def _rows_before(path: Path, step: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """The rows of the steps before `step`; the others leave the file."""
     if not path.exists():
         return []
-    rows = [row for row in _whole_rows(path) if row["step"] < step]
+    found = read_whole_lines(path, {"step": int})
+    # a kill cuts the last line short: that is not worth a word
+    if found.broken and (len(found.broken) > 1 or not found.rows or found.broken[0] <= len(found.rows)):
+        say(f"{path}: {line_numbers(found.broken)} broken and left out; all others are kept")
+    rows = [row for row in found.rows if row["step"] < step]
     write_jsonl(path, rows)
     return rows
-
-
-def _whole_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        return read_jsonl(path)
-    except json.JSONDecodeError:  # the last line was cut short by a kill
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines[:-1]]

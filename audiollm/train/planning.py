@@ -208,10 +208,10 @@ def _kept(layers: int, width: int, value_bytes: int, again: bool) -> float:
 
 
 def _disk_mb(config: TrainConfig, counts: Counts) -> float:
-    """Two checkpoints while one replaces the other, the best weights, and the model."""
+    """Three checkpoints while a new one is put before the last two, the best weights (twice for as long), the model."""
     checkpoint = 4 * counts.total + 4 * counts.trained * (3 if config.ema_decay else 2)
     models = 4 * counts.total * (2 if config.keep_best else 1)
-    return (2 * checkpoint + models) / 2**20
+    return (3 * checkpoint + models) / 2**20
 
 
 def _flops_a_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, length: float) -> float:

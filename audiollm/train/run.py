@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from audiollm.codec import codec_digest, load_codec
+from audiollm.config import ConfigError
 from audiollm.data.conditions import is_spoken
 from audiollm.data.features import FeatureShape, PartAudio
 from audiollm.data.loader import Loader
@@ -26,7 +26,7 @@ from audiollm.data.text_tokenizer import (
     load_text_tokenizer,
     train_text_tokenizer,
 )
-from audiollm.files import write_json
+from audiollm.files import DamagedFile, atomic_path, write_json
 from audiollm.generation.defaults import guidance_of
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
@@ -49,6 +49,7 @@ from audiollm.train.sft import SFTTask
 from audiollm.train.shape import shape_from_settings
 from audiollm.train.stage import SIZES, TrainConfig
 from audiollm.train.start import (
+    read_codebooks,
     start_codec,
     start_from_codebooks,
     start_generation,
@@ -124,10 +125,14 @@ def _template(
                 if first is None:
                     raise StageError("no sample of the train split in the shards", "see `compose`", 2)
                 learned = train_text_tokenizer(chain([first], texts), SIZES[config.size].vocab_size)
-            folder.mkdir(exist_ok=True)
-            learned.save(str(folder / FILE_NAME))
+            with atomic_path(folder / FILE_NAME) as temporary:
+                learned.save(str(temporary))
         context.ranks.barrier()
-        tokenizer = load_text_tokenizer(folder)
+        try:
+            tokenizer = load_text_tokenizer(folder)
+        except ConfigError as error:
+            remedy = "restore it, or remove it: it is learned again from the same texts"
+            raise StageError(f"{folder / FILE_NAME} is damaged: {error.message}", remedy) from None
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
 
 
@@ -163,7 +168,7 @@ def _survey(
 ) -> Survey:
     """Made once, by the first rank; a resumed run and the other ranks read it."""
     path = context.folder / "survey.safetensors"
-    if context.ranks.first and not path.exists():
+    if context.ranks.first and not _is_whole_survey(path, context):
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
             found = survey(
                 sources, template, chosen(config.max_length), config.too_long, set_aside,
@@ -187,6 +192,17 @@ def _survey(
         listed = ", ".join(f"{count} {kind}" for kind, count in unusual.items())
         context.say(f"of {sum(map(len, sources))} samples: {listed} (too_long: {config.too_long})")
     return found
+
+
+def _is_whole_survey(path: Path, context: Context) -> bool:
+    if not path.exists():
+        return False
+    try:
+        load_survey(path)
+    except DamagedFile as error:
+        context.say(f"{error.path} is damaged: {error.reason}; measuring the samples again")
+        return False
+    return True
 
 
 def _maker(
@@ -244,7 +260,7 @@ def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -
         for source in config.shards:
             vectors = Path(source.path) / "codebooks.safetensors"
             if vectors.exists():
-                start_from_codebooks(model, load_file(vectors)["vectors_KVD"])
+                start_from_codebooks(model, read_codebooks(vectors))
                 break
         if config.model.code_heads == "embeddings":
             start_heads_from_embeddings(model)

@@ -19,6 +19,7 @@ from audiollm.data.text_tokenizer import (
     missing_tokens,
     read_text_tokenizer,
 )
+from audiollm.files import DamagedFile
 from audiollm.generation.defaults import read_trained
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import read_generation
@@ -31,6 +32,7 @@ from audiollm.models.hub import (
 )
 from audiollm.models.layouts import config_of
 from audiollm.models.pretrained import model_folder
+from audiollm.tensor_files import load_tensors
 
 STYLE_OF_OTHERS = "chatml"
 """The turn marks that a vocabulary gets which has those of no known style."""
@@ -125,6 +127,19 @@ def start_heads_from_embeddings(model: DualFFN) -> None:
     embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
     embed *= COPIED_STD / embed.std()
     model.audio_lm_head.weight.copy_(embed)
+
+
+def read_codebooks(path: Path) -> Tensor:
+    """The code vectors that `tokenize` wrote beside the shards, `[K, V, D]`.
+
+    Raises:
+        DamagedFile: the file holds something else.
+    """
+    remedy = "restore it, or run `tokenize` again"
+    vectors_KVD = load_tensors(path, remedy).get("vectors_KVD")
+    if vectors_KVD is None or vectors_KVD.ndim != 3 or not vectors_KVD.isfinite().all():
+        raise DamagedFile(path, "it holds no code vectors", remedy)
+    return vectors_KVD
 
 
 @torch.no_grad()

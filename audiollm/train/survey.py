@@ -7,14 +7,15 @@ Shapes: N samples of a source.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from audiollm.data.features import FeatureRows, FeatureShape, PartSize, clip_rows, heard_parts, no_codes
@@ -22,8 +23,9 @@ from audiollm.data.fitting import Fitting, Policy, plan_fit
 from audiollm.data.sample import BadSample, TextPart
 from audiollm.data.source import LoadedSample, Source
 from audiollm.data.template import Template
-from audiollm.files import atomic_path
+from audiollm.files import DamagedFile, atomic_path
 from audiollm.set_aside import SetAside
+from audiollm.tensor_files import open_tensors
 
 Advance = Callable[[], None]
 FITTINGS = tuple(Fitting)
@@ -126,19 +128,32 @@ def save_survey(path: Path, found: Survey) -> None:
     }
     with atomic_path(path) as temporary:
         # in one entry: several would lie in the file in any order
-        names = {"speakers": found.speakers, "digests": found.digests}
+        names: dict[str, Any] = {"speakers": list(found.speakers), "digests": list(found.digests)}
+        names["sha256"] = _digest_of(arrays, names)
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
 
 def load_survey(path: Path) -> Survey:
-    with safe_open(path, framework="numpy") as file:
+    """What `save_survey` wrote; surveys of earlier versions have no digest to be compared with.
+
+    Raises:
+        DamagedFile: it is something else.
+    """
+    with open_tensors(path, "numpy") as file:
         arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
-        names = {key: tuple(value) for key, value in json.loads(file.metadata()["names"]).items()}
-    rows, held_out, fittings = (
-        [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
-        for kind in ("rows", "held_out", "fittings")
-    )
-    return Survey(rows, held_out, fittings, **names)
+        metadata = file.metadata() or {}
+    try:
+        names = json.loads(metadata["names"])
+        digest = names.pop("sha256", None)
+        if digest is not None and digest != _digest_of(arrays, names):
+            raise ValueError("its SHA-256 is not the one that was written")
+        rows, held_out, fittings = (
+            [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
+            for kind in ("rows", "held_out", "fittings")
+        )
+        return Survey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedFile(path, f"it holds no survey ({error})") from None
 
 
 def frames_of(loaded: LoadedSample) -> list[int]:
@@ -181,3 +196,12 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
 
 def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: str) -> BadSample:
     return BadSample(f"{source.name} [{index}]", loaded.sample.id, reason, kind)
+
+
+def _digest_of(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
+    """Of the arrays with their names and types, and of what is written beside them."""
+    digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

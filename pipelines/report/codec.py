@@ -71,9 +71,8 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
 
 def _perplexity_charts(rows: Sequence[Row]) -> list[Row]:
     """Of all codebooks on held-out clips, and of the first and the last in training."""
-    last = max(
-        (int(key.split("/")[1]) for row in rows for key in row if key.startswith("perplexity/")), default=0
-    )
+    books = {key.removeprefix("perplexity/") for row in rows for key in row if key.startswith("perplexity/")}
+    last = max((int(book) for book in books if book.isdecimal()), default=0)
     held_out = [
         series_of(rows, "evaluation/perplexity_first", "first codebook", dotted=True),
         series_of(rows, "evaluation/perplexity_mean", "mean of all", dotted=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipelines.report.figures import Series, curve_chart, series_of
@@ -10,8 +11,13 @@ from pipelines.report.material import Row, Trace
 
 
 def facts_of(figures: Row, *known: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
-    """The known (key, title, how to show it) of the figures that are there."""
-    return [(title, show(figures[key])) for key, title, show in known if figures.get(key) is not None]
+    """The known (key, title, how to show it) of the figures that are there, and that are what they should be."""
+    facts = []
+    for key, title, show in known:
+        if figures.get(key) is not None:
+            with suppress(TypeError, ValueError):
+                facts.append((title, show(figures[key])))
+    return facts
 
 
 def chart_of(rows: Sequence[Row], title: str, y_label: str, key: str) -> Row:
@@ -29,7 +35,8 @@ def drawn(title: str, y_label: str, series: Sequence[Series], legend_title: str 
 def alarms_of(stage: Trace) -> list[tuple[int, str, str]]:
     """Step, kind and text of what training warned of."""
     rows = stage.rows("alarms.jsonl")
-    return [(int(row.get("step", 0)), str(row.get("kind")), str(row.get("text"))) for row in rows]
+    known = [row for row in rows if isinstance(row.get("step"), int)]
+    return [(row["step"], str(row.get("kind")), str(row.get("text"))) for row in known]
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ _SVG_STYLE: Any = {
     "svg.hashsalt": "audiollm",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
+    "text.parse_math": False,  # names are shown as they are written: `$\\x$` is no formula
     "text.color": _INK,
     "axes.edgecolor": _GRID,
     "axes.labelcolor": _INK,
@@ -44,6 +44,7 @@ _SVG_STYLE: Any = {
     "figure.facecolor": "none",
 }
 _MOST_POINTS = 800
+_LARGEST_DRAWN = 1e30
 
 DYNAMIC_RANGE_DB = 70.0
 _BANDS, _COLUMNS, _TICKS_HZ = 96, 420, (500, 1000, 2000, 4000, 8000, 16000)
@@ -65,10 +66,15 @@ def series_of(rows: Sequence[Mapping[str, Any]], key: str, name: str, dotted: bo
     """The finite values of `key` in the rows of a `metrics.jsonl`."""
     points = {}
     for row in rows:
-        value, step = row.get(key), row.get("step")
-        if isinstance(value, (int, float)) and isinstance(step, (int, float)) and math.isfinite(value):
-            points[float(step)] = float(value)
+        value, step = _drawable(row.get(key)), _drawable(row.get("step"))
+        if value is not None and step is not None:
+            points[step] = value
     return Series(name, sorted(points.items()), dotted)
+
+
+def _drawable(value: Any) -> float | None:
+    """The value where it is a number that no axis overflows at: a file of figures may be damaged."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _LARGEST_DRAWN else None
 
 
 def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title: str = "") -> Markup | None:

@@ -5,15 +5,15 @@ Reading never fails: a stage may have been killed or have failed anywhere, and t
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from audiollm.files import DamagedFile, line_numbers, read_json, read_whole_lines
 from audiollm.recipe import Recipe
 from audiollm.runner import StageResult
 
@@ -34,6 +34,8 @@ class Trace:
     upstream: tuple[str, ...]
     """The stages that it reads from."""
     result: StageResult | None
+    damage: dict[Path, str] = field(default_factory=dict)
+    """What was found wrong with which file, for the person at the keyboard; the traces of a run share it."""
 
     @property
     def figures(self) -> Row | None:
@@ -48,31 +50,31 @@ class Trace:
         return "" if self.result.state == "done" else f"The stage {self.name} failed."
 
     def rows(self, file: str) -> list[Row]:
-        """The rows of a JSONL file; lines that are cut short are left out."""
-        rows = []
-        for line in self._text(file).split("\n"):
-            try:
-                row = json.loads(line) if line.strip() else None
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-        return rows
+        """The rows of a JSONL file; broken lines are left out."""
+        path = self.folder / file
+        if self.result is None or not path.is_file():
+            return []
+        try:
+            found = read_whole_lines(path)
+        except OSError as error:
+            self.damage[path] = f"cannot be read ({error.strerror})"
+            return []
+        if found.broken:
+            self.damage[path] = f"{line_numbers(found.broken)} broken and left out"
+        return found.rows
 
     def json(self, file: str) -> Any:
         """The content of a JSON file, or None."""
-        try:
-            return json.loads(self._text(file))
-        except ValueError:
+        path = self.folder / file
+        if self.result is None or not path.is_file():
             return None
-
-    def _text(self, file: str) -> str:
-        if self.result is None:
-            return ""
         try:
-            return (self.folder / file).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+            return read_json(path)
+        except DamagedFile as error:
+            self.damage[path] = f"{error.reason}: it is left out"
+        except OSError as error:
+            self.damage[path] = f"cannot be read ({error.strerror})"
+        return None
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,20 @@ class Material:
 
     recipe: Recipe
     results: Mapping[str, StageResult]
+    damage: dict[Path, str] = field(default_factory=dict)
+    """Files that were read and are not whole, and what is wrong with them."""
 
     def stages(self, *kinds: str) -> list[Trace]:
         """All stages of these kinds, in the order of the recipe."""
         return [
-            Trace(stage.name, stage.stage.kind, stage.folder, stage.upstream, self.results.get(stage.name))
+            Trace(
+                stage.name,
+                stage.stage.kind,
+                stage.folder,
+                stage.upstream,
+                self.results.get(stage.name),
+                self.damage,
+            )
             for stage in self.recipe.stages
             if stage.stage.kind in kinds
         ]

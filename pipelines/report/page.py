@@ -71,6 +71,8 @@ def write_report(config: Config, context: Context) -> dict[str, Any]:
     figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
     summary = summarize(material, *figures)
     html = render_page(material, summary, shown, gallery)
+    for path, problem in material.damage.items():
+        context.say(f"{path}: {problem}")
     write_text(context.folder / "report.html", html)
     write_json(context.folder / "summary.json", summary)
     return {"clips": gallery.num_clips, "bytes": len(html.encode())}

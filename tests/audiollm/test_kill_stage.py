@@ -195,12 +195,14 @@ def assert_same(found: Path, expected: Path) -> None:
     """All files, to the byte, but for what tells of time."""
     names = {str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file()}
     assert {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()} == names
-    weights = {"model/model.safetensors", *(f"{one}/modules.safetensors" for one in ("checkpoint", "best"))}
+    folders = ("checkpoint", "checkpoint.before", "best")
+    weights = {"model/model.safetensors", *(f"{one}/modules.safetensors" for one in folders)}
     assert weights | {"metrics.jsonl", "set_aside.jsonl", "survey.safetensors"} < names
     for name in names - {"stage.json", "performance.jsonl"}:
-        if name == "checkpoint/state.json":
+        if name in ("checkpoint/state.json", "checkpoint.before/state.json"):
             states = [read_json(folder / name) for folder in (found, expected)]
-            assert all(state.pop("cpu_seconds") > 0 for state in states) and states[0] == states[1]
+            assert all(state.pop("cpu_seconds") > 0 and state.pop("state_sha256") for state in states)
+            assert states[0] == states[1]
         else:
             assert (found / name).read_bytes() == (expected / name).read_bytes(), name
     assert [row["id"] for row in read_jsonl(found / "set_aside.jsonl")] == ["uncoded"]

@@ -14,13 +14,14 @@ import torch
 from encodec.model import EncodecModel
 from encodec.modules import SEANetDecoder, SEANetEncoder
 from encodec.quantization import ResidualVectorQuantizer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import EncodecConfig
 
 from audiollm.config import ConfigError
 from audiollm.files import atomic_path, write_json
 from audiollm.models.json_files import OFFLINE
+from audiollm.tensor_files import load_tensors
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.codecs.pretrained import (
     choose_num_codebooks,
@@ -124,7 +125,7 @@ class EncodecCodec(nn.Module):
         else:
             folder = open_folder(path, "encodec")
             config = EncodecConfig.from_pretrained(folder, **OFFLINE)
-            weights, where = load_file(folder / "model.safetensors"), str(folder / "model.safetensors")
+            weights, where = load_tensors(folder / "model.safetensors"), str(folder / "model.safetensors")
         codec = cls(config, num_codebooks)
         codec.model.load_state_dict(_package_weights(weights, codec.model.state_dict(), where))
         return codec

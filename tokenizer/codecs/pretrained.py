@@ -16,6 +16,7 @@ from audiollm.config import ConfigError
 from audiollm.files import write_json
 from audiollm.models.json_files import OFFLINE, read_json_file
 from audiollm.models.pretrained import model_folder
+from audiollm.tensor_files import check_tensors
 
 NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
 """Our own key in config.json: a folder made for 8 of 32 codebooks loads with 8 everywhere."""
@@ -49,6 +50,7 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
     Raises:
         ConfigError: some weights are missing (transformers would leave them random).
     """
+    check_tensors(folder)
     model, info = model_class.from_pretrained(
         folder, **OFFLINE, use_safetensors=True, dtype=torch.float32, output_loading_info=True
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 
@@ -18,6 +18,7 @@ from audiollm.config import ConfigError
 from audiollm.files import atomic_path, write_text
 from audiollm.models.json_files import OFFLINE, read_json_file
 from audiollm.models.pretrained import model_folder
+from audiollm.tensor_files import check_tensors, load_tensors
 from tokenizer.higgs.config import MODEL_TYPE
 
 UNUSED = "semantic_model.masked_spec_embed"
@@ -63,7 +64,7 @@ def load_folder(folder: Path) -> tuple[HiggsAudioV2TokenizerConfig, dict[str, Te
                 "download all of its files; a model.pth must first go through transformers' "
                 "convert_higgs_audio_v2_tokenizer_to_hf.py",
             )
-        weights |= load_file(folder / name)
+        weights |= load_tensors(folder / name)
     return config, merge_weight_norm(weights)
 
 
@@ -77,6 +78,7 @@ def load_hubert(folder: Path) -> nn.Module:
     found = read_json_file(config, dict).get("model_type") if config.exists() else None
     if found != "hubert":
         raise ConfigError(f"model_type: {found!r}, not 'hubert'", str(config), "give a HuBERT's folder")
+    check_tensors(folder)
     hubert: nn.Module = HubertModel.from_pretrained(folder, **OFFLINE, use_safetensors=True)
     return hubert
 

@@ -1,0 +1,53 @@
+"""Errors of the disk as plain sentences, whichever library met them: a disk is full in the middle of anything."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+_BY_NUMBER = {
+    errno.ENOSPC: ("the disk is full", "free some space; the same command goes on from here"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space; the same command goes on from here"),
+    errno.EFBIG: (
+        "a file reached the size limit of this shell or file system",
+        "raise the limit (ulimit -f)",
+    ),
+    errno.EROFS: ("the disk is mounted read-only", "make it writable, or choose another folder"),
+    errno.EIO: ("the disk failed (input/output error)", "check the disk, or choose another one"),
+}
+_BY_TEXT = {
+    "no space left on device": errno.ENOSPC,
+    "database or disk is full": errno.ENOSPC,
+    "disk quota exceeded": errno.EDQUOT,
+    "file too large": errno.EFBIG,
+    "read-only file system": errno.EROFS,
+    "disk i/o error": errno.EIO,
+    "input/output error": errno.EIO,
+}
+_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers name the system's error, in exceptions of their own."""
+
+
+def disk_error(error: BaseException, where: object = "") -> tuple[str, str] | None:
+    """What went wrong with the disk, and the remedy; None where the error is about something else.
+
+    Args:
+        where: what was being written, named where the error itself names no file.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if (number := _number(cause)) is not None:
+            message, remedy = _BY_NUMBER[number]
+            place = getattr(cause, "filename", None) or where
+            return (f"{place}: {message}" if place else message), remedy
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno in _BY_NUMBER:
+        return error.errno
+    text = str(error)
+    if (found := _RUST_ERROR.search(text)) and int(found[1]) in _BY_NUMBER:
+        return int(found[1])
+    return next((number for part, number in _BY_TEXT.items() if part in text.lower()), None)
