@@ -58,6 +58,7 @@ SPOKEN = [
     "speakers.json",
     "generation_config.json",
 ]
+SHARDS = ["index.json", "index.safetensors", "shard-000000.tar", "codebooks.safetensors"]
 CASES = [
     *((TRAIN, f"runs/r/train/{name}") for name in RESUMED),
     *((TRAIN, f"a/{name}") for name in SHARDS),
