@@ -267,9 +267,8 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
         if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
         message, _, remedy = failed[0].partition("\n  ")
-        raise StageError(
-            f"the checkpoint could not be saved: {message}", f"the one before it stays; {remedy}"
-        )
+        stays = "the one before it stays; " if temporary.with_suffix("").exists() else ""
+        raise StageError(f"the checkpoint could not be saved: {message}", stays + remedy)
 
 
 def _write_share(tensors: dict[str, Tensor], path: Path, written: dict[str, tuple[int, str]]) -> None:
