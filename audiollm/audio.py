@@ -209,9 +209,22 @@ def _write(
                 block_NC = np.ascontiguousarray(samples_NC[start : start + BLOCK_FRAMES])
                 bits = _PCM_BITS.get(subtype)
                 handle.write(_quantize(block_NC, bits) if bits else block_NC)
-    except (soundfile.SoundFileError, ValueError, TypeError) as error:
+    except (soundfile.SoundFileError, AssertionError, ValueError, TypeError) as error:
+        if isinstance(target, str):
+            _require_space(Path(target))
         detail = f"{samples_NC.shape[1]} channels, {sample_rate} Hz, {subtype}"
         raise AudioError(name, f"cannot be written as {file_format} with {detail}: {error}") from error
+
+
+def _require_space(path: Path) -> None:
+    """Write a little more: libsndfile says "System error" for whatever the disk refuses, the system says what.
+
+    Raises:
+        OSError: the disk takes no more.
+    """
+    with path.open("ab", buffering=0) as file:
+        for _ in range(2):  # the first write may be cut short without an error
+            file.write(bytes(1 << 16))
 
 
 def _quantize(block_NC: np.ndarray, bits: int) -> np.ndarray:

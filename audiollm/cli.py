@@ -6,7 +6,11 @@ An entry named `group.command` becomes `audiollm group command`, whichever packa
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -52,6 +56,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Run a command; an error that a person can mend is one message, with exit code 2 (or a stage's own)."""
     errors = Console(stderr=True, soft_wrap=True)
+    threading.excepthook = partial(_thread_error, errors, threading.excepthook)
     try:
         build_app()()
     except ConfigError as error:
@@ -75,6 +80,17 @@ def main() -> None:
             raise
         errors.print("\n  ".join(told), style="red", highlight=False, markup=False)
         sys.exit(1)
+
+
+def _thread_error(
+    errors: Console, otherwise: Callable[[threading.ExceptHookArgs], Any], given: threading.ExceptHookArgs
+) -> None:
+    """A full disk ends threads of libraries as well (TensorBoard's); no traceback is needed to say so."""
+    told = disk_error(given.exc_value) if given.exc_value is not None else None
+    if told is None:
+        otherwise(given)
+    else:
+        errors.print(told[0], style="red", highlight=False, markup=False)
 
 
 def _app() -> None:

@@ -184,7 +184,8 @@ def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str |
         try:
             shared = ranks if stage.stage.all_ranks else ALONE
             context = Context(stage.folder, recipe, console, results, shared)
-            results[stage.name] = _run_stage(stage, fingerprint, context)
+            with _plain_errors(stage.folder):
+                results[stage.name] = _run_stage(stage, fingerprint, context)
         except (StageError, ConfigError):
             _report_failure(recipe, stage, console, results)
             raise
@@ -223,8 +224,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
             shutil.copyfile(
                 stage.artifacts[artifact], context.recipe.folder / stage.stage.artifacts[artifact]
             )
-        with _plain_errors(stage.folder):
-            result = meter.write("done", figures=figures)
+        result = meter.write("done", figures=figures)
     context.say(f"done in {result.seconds:.0f} s, peak memory {result.peak_memory_mb:.0f} MB")
     return result
 
@@ -314,7 +314,8 @@ def _report_failure(
         if stage.stage.reads_run:
             shutil.rmtree(stage.folder, ignore_errors=True)
             try:
-                _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))
+                with _plain_errors(stage.folder):
+                    _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))
             except (StageError, ConfigError) as error:  # the disk is full: the first error is the one to tell
                 console.print(f"  no report: {error}", highlight=False, markup=False, soft_wrap=True)
 

@@ -129,6 +129,33 @@ def open_part(folder: Path, name: str) -> Iterator[dict[str, Callable[[], Tensor
         yield readers
 
 
+def load_part(
+    folder: Path, part: str, tensors: Mapping[str, Tensor], write: Callable[[Tensor, Tensor], None]
+) -> None:
+    """Write the tensors of one part into those of the same names.
+
+    Args:
+        write: puts the second, as it was saved, into the first. All ranks call it in the same order.
+
+    Raises:
+        StageError: the names or the shapes are those of another model.
+    """
+    remedy = f"go on with the settings and inputs it was begun with, or remove {folder} to start from the beginning"
+    with open_part(folder, part) as readers:
+        if wrong := sorted(set(readers) ^ set(tensors)):
+            some = ", ".join(wrong[:5])
+            raise StageError(f"{folder} belongs to another model: {some} is in one of them alone", remedy)
+        for name, tensor in tensors.items():
+            value = readers[name]()
+            try:
+                write(tensor, value)
+            except RuntimeError as error:
+                if value.shape == tensor.shape:
+                    raise
+                sizes = f"{name} is {list(value.shape)} there, {list(tensor.shape)} in this one"
+                raise StageError(f"{folder} belongs to another model: {sizes}", remedy) from error
+
+
 @dataclass(frozen=True)
 class Best:
     """The weights of the best evaluation of a run, and its figures. All ranks call each of these."""
@@ -240,9 +267,8 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
         if ranks.first:
             shutil.rmtree(temporary, ignore_errors=True)
         message, _, remedy = failed[0].partition("\n  ")
-        raise StageError(
-            f"the checkpoint could not be saved: {message}", f"the one before it stays; {remedy}"
-        )
+        stays = "the one before it stays; " if temporary.with_suffix("").exists() else ""
+        raise StageError(f"the checkpoint could not be saved: {message}", stays + remedy)
 
 
 def _write_share(tensors: dict[str, Tensor], path: Path, written: dict[str, tuple[int, str]]) -> None:

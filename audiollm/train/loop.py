@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from audiollm.runner import Context, StageError
 from audiollm.train.adapt import announce_weights, checkpoint_activations
 from audiollm.train.budget import StepCost, step_cost, steps_of_budget
-from audiollm.train.checkpoint import Best, Readers, open_part, read_state, save_checkpoint
+from audiollm.train.checkpoint import Best, Readers, load_part, open_part, read_state, save_checkpoint
 from audiollm.train.guard import BadStep, Guard, LeftOut
 from audiollm.train.monitor import Monitor, Speed
 from audiollm.train.optim import (
@@ -161,7 +161,8 @@ class _Run:
         figures = self.best.figures() if self.best else None
         if self.best and figures is not None:
             self.evaluated = figures
-            self._load_part(self.best.folder, "modules", self._tensors())
+            load_part(self.best.folder, "modules", self._tensors(), self.strategy.write)
+            announce_weights(self.modules.values())
         else:
             self._swap_averages()
         for module in self.modules.values():
@@ -204,9 +205,7 @@ class _Run:
         updates = iter(self.task.updates(batch, step, steps))
         unreached: dict[str, set[str]] = {}
         while True:
-            with autocast(
-                config.precision, self.device
-            ):  # entered anew: casts of weights are cached within one
+            with autocast(config.precision, self.device):  # anew: casts of weights are cached within one
                 update = next(updates, None)
             if update is None:
                 self._check_connected(unreached)
@@ -356,27 +355,17 @@ class _Run:
         state = read_state(folder, self.ranks)
         if state is None:
             return False
-        self._load_part(folder, "modules", self._tensors())
+        load_part(folder, "modules", self._tensors(), self.strategy.write)
+        announce_weights(self.modules.values())
         with open_part(folder, "optimizers") as readers:
             self.strategy.restore_optimizers(readers)
         if self.averages.tensors:
-            self._load_part(folder, "ema", self.averages.tensors)
+            load_part(folder, "ema", self.averages.tensors, self.strategy.write)
         self.step, self.cpu_seconds, self.tokens = state["step"], state["cpu_seconds"], state["tokens"]
         self.evaluated = state.get("evaluation", {})
         self.guard.restore(state["guard"])
         self.strategy.restore_scaler(state["scaler"])
         return True
-
-    def _load_part(self, folder: Path, part: str, tensors: Mapping[str, Tensor]) -> None:
-        with open_part(folder, part) as readers:
-            if wrong := sorted(set(readers) ^ set(tensors)):
-                raise StageError(
-                    f"{folder} belongs to another model: {', '.join(wrong[:5])} is in one of them alone",
-                    f"remove {folder} to start from the beginning",
-                )
-            for name, tensor in tensors.items():
-                self.strategy.write(tensor, readers[name]())
-        announce_weights(self.modules.values())
 
     def _roll_back(self, bad: BadStep) -> None:
         """Back to the last checkpoint; the step is left out from now on. Raises: StageError: one too many."""

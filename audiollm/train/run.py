@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from audiollm.codec import codec_digest, load_codec
 from audiollm.config import ConfigError
@@ -26,7 +27,7 @@ from audiollm.data.text_tokenizer import (
     load_text_tokenizer,
     train_text_tokenizer,
 )
-from audiollm.files import DamagedFile, atomic_path, write_json
+from audiollm.files import DamagedFile, atomic_path, file_digest, read_record, write_json
 from audiollm.generation.defaults import guidance_of
 from audiollm.generation.sampling import SamplingConfig
 from audiollm.models.attention import attention_backend
@@ -58,6 +59,9 @@ from audiollm.train.start import (
     start_vocabulary,
 )
 from audiollm.train.survey import Survey, load_survey, save_survey, survey, texts_of
+
+DIGEST_FILE = "digest.json"
+"""Beside a learned vocabulary: its SHA-256."""
 
 
 def train_model(config: TrainConfig, context: Context) -> dict[str, Any]:
@@ -125,15 +129,34 @@ def _template(
                 if first is None:
                     raise StageError("no sample of the train split in the shards", "see `compose`", 2)
                 learned = train_text_tokenizer(chain([first], texts), SIZES[config.size].vocab_size)
-            with atomic_path(folder / FILE_NAME) as temporary:
-                learned.save(str(temporary))
+            _save_vocabulary(learned, folder)
         context.ranks.barrier()
-        try:
-            tokenizer = load_text_tokenizer(folder)
-        except ConfigError as error:
-            remedy = "restore it, or remove it: it is learned again from the same texts"
-            raise StageError(f"{folder / FILE_NAME} is damaged: {error.message}", remedy) from None
+        tokenizer = _learned_vocabulary(folder)
     return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
+
+
+def _save_vocabulary(learned: Tokenizer, folder: Path) -> None:
+    with atomic_path(folder / FILE_NAME) as temporary:
+        learned.save(str(temporary))
+        digest = file_digest(temporary)
+    write_json(folder / DIGEST_FILE, {"sha256": digest})
+
+
+def _learned_vocabulary(folder: Path) -> Tokenizer:
+    """What `_save_vocabulary` wrote; other words would stand for the numbers that were trained on.
+
+    Raises:
+        StageError: it is something else.
+    """
+    path, remedy = folder / FILE_NAME, "restore it, or remove it: it is learned again from the same texts"
+    if (folder / DIGEST_FILE).exists() and file_digest(path) != read_record(folder / DIGEST_FILE).get(
+        "sha256"
+    ):
+        raise StageError(f"{path} is damaged: its SHA-256 is not the one in {DIGEST_FILE} beside it", remedy)
+    try:
+        return load_text_tokenizer(folder)
+    except ConfigError as error:
+        raise StageError(f"{path} is damaged: {error.message}", remedy) from None
 
 
 def codec_of(sources: Sequence[Source], start: Path | None) -> dict[str, Any]:
@@ -260,7 +283,7 @@ def _model(config: TrainConfig, template: Template, sources: Sequence[Source]) -
         for source in config.shards:
             vectors = Path(source.path) / "codebooks.safetensors"
             if vectors.exists():
-                start_from_codebooks(model, read_codebooks(vectors))
+                start_from_codebooks(model, read_codebooks(vectors, template))
                 break
         if config.model.code_heads == "embeddings":
             start_heads_from_embeddings(model)

@@ -129,16 +129,22 @@ def start_heads_from_embeddings(model: DualFFN) -> None:
     model.audio_lm_head.weight.copy_(embed)
 
 
-def read_codebooks(path: Path) -> Tensor:
+def read_codebooks(path: Path, template: Template) -> Tensor:
     """The code vectors that `tokenize` wrote beside the shards, `[K, V, D]`.
 
     Raises:
-        DamagedFile: the file holds something else.
+        DamagedFile: the file holds something else, or the vectors of other codebooks than the shards' index says.
     """
-    remedy = "restore it, or run `tokenize` again"
+    remedy = "restore it and index.json beside it, or run `tokenize` again"
     vectors_KVD = load_tensors(path, remedy).get("vectors_KVD")
     if vectors_KVD is None or vectors_KVD.ndim != 3 or not vectors_KVD.isfinite().all():
         raise DamagedFile(path, "it holds no code vectors", remedy)
+    found, said = tuple(vectors_KVD.shape[:2]), (template.num_codebooks, template.codebook_size)
+    if found != said:
+        reason = (
+            f"it has {found[0]} codebooks of {found[1]} codes, and index.json says {said[0]} of {said[1]}"
+        )
+        raise DamagedFile(path, reason, remedy)
     return vectors_KVD
 
 

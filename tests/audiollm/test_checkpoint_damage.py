@@ -19,11 +19,13 @@ import torch
 from rich.console import Console
 from test_checkpoint import Reporting, readers_of
 from torch import Tensor
+from two_ranks import on_two_ranks
 
 from audiollm.recipe import Recipe
 from audiollm.runner import Context, StageError
 from audiollm.train import checkpoint
 from audiollm.train.checkpoint import open_part, read_state, save_checkpoint, trained_weights
+from audiollm.train.distributed import Ranks
 from audiollm.train.loop import LoopConfig, train
 
 FILES = ("modules.safetensors", "optimizers.safetensors", "ema.safetensors", "state.json")
@@ -328,3 +330,44 @@ def test_a_file_limit_is_met_in_the_same_way(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_whole(folder, 1)
+
+
+def save_together(folder: Path, step: int, ranks: Ranks) -> None:
+    readers = readers_of(weights_of(step))
+    save_checkpoint(folder, {"modules": readers, "ema": readers}, {"step": step}, ranks)
+
+
+def two_ranks_meet_damage(folder: Path, ranks: Ranks) -> None:
+    """What one of them meets, both raise: neither waits for the other for ever."""
+    newest = folder / "checkpoint"
+    for step in (1, 2):
+        save_together(newest, step, ranks)
+    assert read_state(newest, ranks) == {"step": 2}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if not ranks.first:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60, limits[1]))
+    with pytest.raises(StageError, match="could not be saved: .*size limit"):
+        save_together(newest, 3, ranks)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_state(newest, ranks) == {"step": 2}
+    for file in ("modules-00001-of-00002.safetensors", "ema-00002-of-00002.safetensors", "state.json"):
+        whole = (newest / file).read_bytes()
+        ranks.barrier()
+        if ranks.first:
+            flip(newest / file, -1)
+        ranks.barrier()
+        with pytest.raises(StageError, match=rf"checkpoint/{file} is damaged: .*\n.*step 1"):
+            read_state(newest, ranks)
+        ranks.barrier()
+        if ranks.first:
+            (newest / file).write_bytes(whole)
+        ranks.barrier()
+    if ranks.first:
+        shutil.rmtree(newest)
+    ranks.barrier()
+    assert read_state(newest, ranks) == {"step": 1}
+
+
+def test_two_ranks_end_with_the_same_error(tmp_path: Path) -> None:
+    on_two_ranks(two_ranks_meet_damage, tmp_path)
+    assert read_state(tmp_path / "checkpoint") == {"step": 1}

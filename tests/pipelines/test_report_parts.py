@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from audiollm.audio import save
-from pipelines.report.figures import Series, curve_chart, draw_spectrogram, mel_decibels
+from pipelines.report.figures import Series, curve_chart, draw_spectrogram, mel_decibels, series_of
 from pipelines.report.material import pick_evenly, plain, without_home
 from pipelines.report.media import Gallery
 from pipelines.report.samples import choose_samples, is_wrong
@@ -115,6 +115,27 @@ def test_every_series_has_a_colour_of_its_own() -> None:
     assert chart is not None and ElementTree.fromstring(str(chart).replace("xlink:href", "href")) is not None
     lines = set(re.findall(r"stroke: ((?:color-mix|var\(--[fs]).*?)[;\"]", chart))
     assert len(lines) == 8 and "#0102" not in chart and "codebook" in chart
+
+
+@pytest.mark.parametrize("name", [r"$\x$", "$x", "a$b$c", r"\frac", "_x", "%s {y}", "<&>", "$$", "^_"])
+def test_a_name_in_a_chart_is_shown_as_it_is_written(name: str) -> None:
+    """A formula in a name would end the report."""
+    series = [Series(f"a {name}", [(0, 1.0), (1, 2.0)]), Series("b", [(0, 2.0)])]
+    chart = curve_chart(series, name, f"over {name}", name)
+    texts = set(ElementTree.fromstring(str(chart).replace("xlink:href", "href")).itertext())
+    assert {name, f"a {name}"} <= {text.strip() for text in texts}
+
+
+def test_figures_that_no_axis_holds_are_left_out() -> None:
+    """A damaged file of figures may say anything."""
+    rows = [
+        {"step": 0, "x": 1.0},
+        {"step": 1, "x": 1e308},
+        {"step": 10**400, "x": 1.0},
+        {"step": 2, "x": 10**400},
+    ]
+    rows += [{"step": float("inf"), "x": 2.0}, {"step": "3", "x": 2.0}, {"step": 3, "x": float("nan")}]
+    assert series_of(rows, "x", "x").points == [(0.0, 1.0)]
 
 
 CHARTS: list[Callable[[], Any]] = [
