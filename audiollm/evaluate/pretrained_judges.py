@@ -39,7 +39,7 @@ class PretrainedRecognizer:
                 "automatic-speech-recognition",
                 model=str(folder),
                 trust_remote_code=False,
-                model_kwargs={"use_safetensors": True, "local_files_only": True},
+                model_kwargs={"use_safetensors": True},
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _not_a_judge(folder, "speech recognizer", error) from error

@@ -85,7 +85,8 @@ def made_of(folder: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         files = f"{model_folder(folder) / 'config.json'}, {WEIGHTS}"
-        raise ConfigError(f"no model can be made of these files: {error}", files, REMEDY) from error
+        said = " ".join(str(error).split())
+        raise ConfigError(f"no model can be made of these files: {said:.300}", files, REMEDY) from error
 
 
 class StoredWeights:

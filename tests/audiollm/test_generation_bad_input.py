@@ -217,11 +217,15 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         ("train/model/generation_config.json", {"top_p": 2}, ("top_p: 2 cannot",)),
         ("train/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
         ("train_tokenizer/model/config.json", "{", ("train_tokenizer/model/config.json", "not JSON")),
-        ("train_tokenizer/model/config.json", {"hidden_size": "wide"}, ("the codec cannot be loaded",)),
+        (
+            "train_tokenizer/model/config.json",
+            {"hidden_size": "wide"},
+            ("no model can be made of these files",),
+        ),
         (
             "train_tokenizer/model/config.json",
             {"hidden_size": 24},
-            ("the codec cannot be loaded", "size mismatch"),
+            ("no model can be made of these files", "size mismatch"),
         ),
         ("train_tokenizer/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
     ],

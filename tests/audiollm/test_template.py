@@ -245,7 +245,7 @@ def test_a_vocabulary_of_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lacks"):
         Template(tokenizer, 3, 32)
     before = tokenizer.get_vocab()
-    assert add_special_tokens(tokenizer, "llama3") == len(tokens.AUDIO_TOKENS) + len(tokens.MARKS_IN_TEXT)
+    assert add_special_tokens(tokenizer, "llama3") == len(tokens.AUDIO_TOKENS) + 1 + len(tokens.MARKS_IN_TEXT)
     assert add_special_tokens(tokenizer, "llama3") == 0
     assert before.items() <= tokenizer.get_vocab().items()
     tokenizer.save(str(tmp_path / tokens.FILE_NAME))

@@ -88,7 +88,7 @@ def listener() -> Generator:
     streams = [asked(generator, wave, text) for wave, text in clips]
     optimizer = torch.optim.Adam(generator.model.parameters(), 3e-3)
     generator.model.train()
-    for _ in range(60):
+    for _ in range(90):
         batch = pack(streams, encoder=ENCODER.features)
         loss = token_losses(generator.model, generator.model(batch), batch)["text"] / len(streams)
         optimizer.zero_grad()
