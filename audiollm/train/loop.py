@@ -159,7 +159,7 @@ class _Run:
         figures = self.best.figures() if self.best else None
         if self.best and figures is not None:
             self.evaluated = figures
-            load_part(self.best.folder, "modules", self._tensors(), self.strategy.write)
+            self._load_part(self.best.folder, "modules", self._tensors())
         else:
             self.averages.swap()
         for module in self.modules.values():
@@ -330,16 +330,19 @@ class _Run:
         state = read_state(folder, self.ranks)
         if state is None:
             return False
-        load_part(folder, "modules", self._tensors(), self.strategy.write)
+        self._load_part(folder, "modules", self._tensors())
         with open_part(folder, "optimizers") as readers:
             self.strategy.restore_optimizers(readers)
         if self.averages.tensors:
-            load_part(folder, "ema", self.averages.tensors, self.strategy.write)
+            self._load_part(folder, "ema", self.averages.tensors)
         self.step, self.cpu_seconds, self.tokens = state["step"], state["cpu_seconds"], state["tokens"]
         self.evaluated = state.get("evaluation", {})
         self.guard.restore(state["guard"])
         self.strategy.restore_scaler(state["scaler"])
         return True
+
+    def _load_part(self, folder: Path, part: str, tensors: Mapping[str, Tensor]) -> None:
+        load_part(folder, part, tensors, self.strategy.write)
 
     def _roll_back(self, bad: BadStep) -> None:
         """Back to the last checkpoint; the step is left out from now on. Raises: StageError: one too many."""
