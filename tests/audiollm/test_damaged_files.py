@@ -151,7 +151,12 @@ def resume(folder: Path) -> None:
     write_json(path, {**read_json(path), "state": "failed"})
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+MORE = ("early byte", "random byte")
+
+
+@pytest.mark.parametrize(
+    "damage", [pytest.param(name, marks=pytest.mark.slow if name in MORE else ()) for name in DAMAGES]
+)
 @pytest.mark.parametrize(("arguments", "file"), CASES, ids=[f"{c[0]}-{c[-1]}-{f}" for c, f in CASES])
 def test_no_damage_ends_in_a_traceback_and_the_file_is_named(
     pristine: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], file: str, damage: str
