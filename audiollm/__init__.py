@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DualFFN": "audiollm.models.dual_ffn",
     "Generator": "audiollm.generation.run",
-    "load_recipe": "audiollm.recipe",
-    "run_recipe": "audiollm.runner",
+    "load_recipe": "audiollm.recipe.stages",
+    "run_recipe": "audiollm.recipe.runner",
 }
 __all__ = ["DualFFN", "Generator", "__version__", "load_recipe", "run_recipe"]
 

@@ -30,10 +30,10 @@ import psutil
 from rich.console import Console
 
 from audiollm.audio import load
-from audiollm.audio_stream import save_stream
-from audiollm.recipe import Recipe
-from audiollm.runner import Context
-from pipelines.annotate.config import Config
+from audiollm.audio.streams import save_stream
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from pipelines.annotate.execution.config import Config
 from pipelines.annotate.stage import STAGE
 
 SPEECH = ("librispeech_speakers", "ljspeech_32")

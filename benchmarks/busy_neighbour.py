@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart
-from audiollm.data.shards import ShardWriter
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.shards import ShardWriter
 
 
 def write_recipe(folder: Path, steps: int) -> Path:
@@ -53,7 +53,7 @@ def cpu_seconds(recipe: Path, waiting: str, busy: bool) -> float:
     }
     try:
         with tempfile.TemporaryDirectory() as runs:
-            command = [sys.executable, "-m", "audiollm.cli", "run", str(recipe), "--runs", runs]
+            command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(recipe), "--runs", runs]
             process = subprocess.Popen(
                 command, env={**environment, "OMP_WAIT_POLICY": waiting}, stdout=subprocess.DEVNULL
             )

@@ -17,8 +17,8 @@ import numpy as np
 from cloning_voices import WORDS
 from rich.progress import track
 
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart
-from audiollm.data.shards import ShardWriter, read_index
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.shards import ShardWriter, read_index
 
 HELD_OUT = 48
 SAMPLES_PER_SHARD = 1024

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, resample, save, to_mono
-from audiollm.files import write_jsonl
-from pipelines.annotate.synthetic import Synthesizer
+from audiollm.files.atomic import write_jsonl
+from pipelines.annotate.input.synthetic import Synthesizer
 
 SAMPLE_RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 from audiollm.audio import load
-from audiollm.data.text import recognition_form, spoken_form
-from audiollm.evaluate.recognizers import PocketsphinxRecognizer
-from audiollm.evaluate.text_errors import count_errors
-from pipelines.annotate.rover import Confidences, Heard, vote
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
+from audiollm.evaluate.report.text_errors import count_errors
+from pipelines.annotate.words.rover import Confidences, Heard, vote
 
 RATES = ((0.08, 0.03, 0.02), (0.06, 0.04, 0.04), (0.10, 0.02, 0.03))
 """Substitutions, deletions and insertions a word, of each simulated recognizer."""

@@ -35,12 +35,12 @@ from llm_train import (
     speech_template,
 )
 
+from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
-from audiollm.data.template import Template
-from audiollm.train.flops import training_flops
-from audiollm.train.losses import TokenLosses
-from audiollm.train.monitor import peak_flops
-from audiollm.train.optim import build_optimizer
+from audiollm.supervised.flops import training_flops
+from audiollm.supervised.losses import TokenLosses
+from audiollm.train.loop.monitor import peak_flops
+from audiollm.train.loop.optim import build_optimizer
 
 BAR = 1.10
 

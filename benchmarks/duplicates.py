@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
-from pipelines.annotate.duplicates import bit_errors, find_duplicates
+from pipelines.annotate.measurements.duplicates import bit_errors, find_duplicates
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, fingerprint
 
 PEER_ROWS = 400

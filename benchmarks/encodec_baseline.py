@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tokenizer.checks import check_codes, check_mono_samples
-from tokenizer.model import TokenizerOutput
-from tokenizer.quantizer import ResidualVectorQuantizer
+from tokenizer.native.model import TokenizerOutput
+from tokenizer.quantizers.residual import ResidualVectorQuantizer
 
 STOCK_RATIOS = (8, 5, 4, 2)
 """Hop 320, 75 Hz."""

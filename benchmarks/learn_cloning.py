@@ -38,12 +38,12 @@ from rich.progress import Progress
 from torch import Tensor
 
 from audiollm.audio import load, resample, to_mono
-from audiollm.evaluate.recognizers import PocketsphinxRecognizer
-from audiollm.evaluate.statistics import share
-from audiollm.files import read_jsonl
-from audiollm.recipe import load_recipe
-from audiollm.runner import run_recipe
-from tokenizer.model import AudioTokenizer
+from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
+from audiollm.evaluate.report.statistics import share
+from audiollm.files.atomic import read_jsonl
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
+from tokenizer.native.model import AudioTokenizer
 
 REAL_CLIPS = 30
 """Of each speaker, that show what the judge makes of the voice itself."""

@@ -32,14 +32,14 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from audiollm.files import read_json, read_jsonl, write_json
-from audiollm.runner import Context
-from audiollm.train.loop import LoopConfig, step_generator, train
-from tokenizer.data import ClipStore
-from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.teacher import SemanticTeacher, load_teacher
-from tokenizer.teacher_training import TeacherTrainingConfig, train_teacher
-from tokenizer.training import OUTPUT_WEIGHTS, TokenizerTask, TokenizerTaskConfig
+from audiollm.files.atomic import read_json, read_jsonl, write_json
+from audiollm.recipe.runner import Context
+from audiollm.train.loop.loop import LoopConfig, step_generator, train
+from tokenizer.clips import ClipStore
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.teacher.model import SemanticTeacher, load_teacher
+from tokenizer.teacher.training import TeacherTrainingConfig, train_teacher
+from tokenizer.training.task import OUTPUT_WEIGHTS, TokenizerTask, TokenizerTaskConfig
 
 SIDES = ("native", "encodec-25hz", "native-no-teacher", "encodec-75hz")
 TAUGHT = ("native", "native-split")

@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from audiollm.files import read_json
-from audiollm.recipe import load_recipe
-from audiollm.runner import run_recipe
+from audiollm.files.atomic import read_json
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
 
 SEEDS = (1, 2, 3)
 """Of the models. What is set below was chosen with a model of seed 0, which is not among them."""

@@ -26,10 +26,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from audiollm.evaluate.statistics import share
-from audiollm.files import read_json, read_jsonl
-from audiollm.recipe import load_recipe
-from audiollm.runner import run_recipe
+from audiollm.evaluate.report.statistics import share
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
 
 TASKS = {
     "asr": {

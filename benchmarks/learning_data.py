@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from audiollm.audio import AudioError, probe
-from tokenizer.data import Clip
+from tokenizer.clips import Clip
 
 Kind = Literal["speech", "sound", "music"]
 SPEECH_FOLDERS = ("read_speech_en", "speech_zh", "speech_other_lang", "dialogue", "long_audio")

@@ -20,9 +20,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from audiollm.evaluate.signal_metrics import MetricError, mel_distance, pesq, stft_distance, stoi
-from tokenizer.data import load_levelled
-from tokenizer.quantizer import Quantizer, perplexity
+from audiollm.evaluate.codec.signal_metrics import MetricError, mel_distance, pesq, stft_distance, stoi
+from tokenizer.clips import load_levelled
+from tokenizer.quantizers.residual import Quantizer, perplexity
 
 SCORED_S = 20.0
 """Of a held-out clip: the middle of longer ones is scored."""

@@ -27,13 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.data import text_tokenizer as tokens
-from audiollm.data.sample import Message, TextPart
-from audiollm.data.template import Template
-from audiollm.generation.engine import Engine
-from audiollm.generation.request import Limits, Request
-from audiollm.generation.sampling import SamplingConfig
-from audiollm.generation.streaming import stream_audio
+from audiollm.data.chat.template import Template
+from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.text import tokenizer as tokens
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.engine.streaming import stream_audio
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 
@@ -207,7 +207,7 @@ def in_turns(
 
 def first_sound(model: DualFFN, template: Template, rounds: int) -> dict[str, Any]:
     """Milliseconds to the first frame and to the first samples of one streamed answer."""
-    from tokenizer.model import AudioTokenizer, TokenizerConfig
+    from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
     codec = AudioTokenizer(TokenizerConfig()).eval()
     if (codec.num_codebooks, codec.codebook_size) != (template.num_codebooks, template.codebook_size):

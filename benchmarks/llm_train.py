@@ -42,18 +42,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from audiollm.audio import AudioError, probe
-from audiollm.data import text_tokenizer as tokens
-from audiollm.data.delay import IGNORE
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.packing import PackedBatch, pack
-from audiollm.data.sample import AudioPart, Message, TextPart
-from audiollm.data.template import Kind, Template, TokenStream
+from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.text import tokenizer as tokens
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.train.batches import ROWS_MULTIPLE
-from audiollm.train.flops import training_flops
-from audiollm.train.losses import TokenLosses
-from audiollm.train.monitor import peak_flops
-from audiollm.train.optim import autocast, build_optimizer
+from audiollm.supervised.batches import ROWS_MULTIPLE
+from audiollm.supervised.flops import training_flops
+from audiollm.supervised.losses import TokenLosses
+from audiollm.train.loop.monitor import peak_flops
+from audiollm.train.loop.optim import autocast, build_optimizer
 from audiollm.train.options import Precision
 
 SHAPES: Mapping[str, DualFFNConfig] = {"256x6": SMALL, "1024x8": WIDE, "1b": BILLION}

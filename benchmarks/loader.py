@@ -30,12 +30,12 @@ import torch
 import webdataset
 
 from audiollm.audio import AudioError, encode_bytes, find_audio, load
-from audiollm.data.loader import Loader
-from audiollm.data.manifest import Manifest
-from audiollm.data.mixture import Mixture
-from audiollm.data.sample import AudioPart, BadSample, Message, Sample, TextPart
-from audiollm.data.shards import ShardWriter
-from audiollm.data.source import Source, open_source
+from audiollm.data.records.loader import Loader
+from audiollm.data.records.manifest import Manifest
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.sample import AudioPart, BadSample, Message, Sample, TextPart
+from audiollm.data.records.shards import ShardWriter
+from audiollm.data.records.source import Source, open_source
 
 BATCH = 16
 CLIPS = 400

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from audiollm.audio_stream import save_stream, stream_mono
-from tokenizer.model import DECODE_FRAMES, AudioTokenizer, TokenizerConfig
-from tokenizer.streaming import StreamingDecoder
+from audiollm.audio.streams import save_stream, stream_mono
+from tokenizer.native.model import DECODE_FRAMES, AudioTokenizer, TokenizerConfig
+from tokenizer.native.streaming import StreamingDecoder
 
 MEMORY_LIMIT_MB = 1500
 PART_S = 120

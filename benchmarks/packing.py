@@ -21,12 +21,12 @@ import time
 import torch
 from torch import Tensor
 
-from audiollm.data.delay import IGNORE
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.packing import PackedBatch, pack, pad, plan_step
-from audiollm.data.template import Kind, TokenStream
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.train.losses import TokenLosses
+from audiollm.supervised.losses import TokenLosses
 
 MAXIMUM = 2048
 CAPACITY = 8192

@@ -10,7 +10,7 @@
 - pitch: gross errors (20 %) on made voices of known pitch from 80 to 380 Hz, and cost, beside librosa's pyin.
 - real time factor of each, on one thread.
 
-`--fit` prints the weights of `pipelines/annotate/acoustics.py`, fitted on other recordings in rooms of decaying noise.
+`--fit` prints the weights of `pipelines/annotate/measurements/acoustics.py`, fitted on other recordings in rooms of decaying noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.signal import butter, fftconvolve, lfilter, sosfilt
 
 from audiollm.audio import load
-from pipelines.annotate.acoustics import (
+from pipelines.annotate.measurements.acoustics import (
     SAMPLE_RATE,
     band_energies,
     bandwidth_hz,
@@ -35,8 +35,8 @@ from pipelines.annotate.acoustics import (
     reverberation,
     signal_to_noise_db,
 )
-from pipelines.annotate.pitch import track_pitch
-from pipelines.annotate.quality import Dnsmos
+from pipelines.annotate.measurements.quality import Dnsmos
+from pipelines.annotate.voice.pitch import track_pitch
 
 Signal = NDArray[np.float32]
 CLEAN = ("1624-142933", "19-198", "118-121721", "1447-130550", "1183-124566", "254-12312")

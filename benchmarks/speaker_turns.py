@@ -29,10 +29,10 @@ import torch
 from numpy.typing import NDArray
 
 from audiollm.audio import load
-from audiollm.audio_stream import save_stream
+from audiollm.audio.streams import save_stream
 from pipelines.annotate.step import Given, Listener, Recording
 from pipelines.annotate.steps.speakers import Speakers, SpeakersConfig
-from pipelines.annotate.voice_activity import VoiceActivity, speech_spans
+from pipelines.annotate.voice.activity import VoiceActivity, speech_spans
 
 RATE = 16000
 MEMORY_LIMIT_MB = 1000

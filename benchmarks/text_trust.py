@@ -27,11 +27,11 @@ import numpy as np
 import soundfile
 from rich.console import Console
 
-from audiollm.audio_files import looks_like_audio
-from audiollm.data.text import recognition_form, spoken_form
-from audiollm.recipe import Recipe
-from audiollm.runner import Context
-from pipelines.annotate.config import Config
+from audiollm.audio.discovery import looks_like_audio
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from pipelines.annotate.execution.config import Config
 from pipelines.annotate.stage import STAGE
 
 Row = dict[str, Any]

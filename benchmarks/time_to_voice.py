@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from audiollm.files import read_json
-from audiollm.recipe import load_recipe
-from audiollm.runner import read_result, run_recipe
+from audiollm.files.atomic import read_json
+from audiollm.recipe.runner import read_result, run_recipe
+from audiollm.recipe.stages import load_recipe
 
 TARGET = 0.95
 MAKING = ("annotate", "compose", "train_tokenizer", "tokenize", "train", "generate")

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import HiggsAudioV2TokenizerModel, MimiConfig, MimiModel
 
 from tokenizer.higgs import HiggsTokenizer, published_config
-from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.stages import SIZES
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.training.settings import SIZES
 
 SAMPLE_RATE = 24_000
 BATCHES = (1, 4)

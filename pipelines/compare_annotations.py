@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
-from audiollm.data.text import recognition_form, spoken_form
-from audiollm.files import NUMBER, Kinds, read_json, read_jsonl, write_json, write_text
-from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
-from audiollm.runner import Context, StageError
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.files.atomic import NUMBER, Kinds, read_json, read_jsonl, write_json, write_text
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 Span = tuple[str, int, int]
 """A recording, and start and end in hundredths of a second: what is the same segment in both."""
@@ -245,7 +245,7 @@ def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
 
 
 def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
-    from audiollm.evaluate.statistics import word_error_rate
+    from audiollm.evaluate.report.statistics import word_error_rate
 
     rate = word_error_rate(asked, heard)
     return None if rate is None else round(rate, 4)

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from audiollm.files import write_jsonl
-from audiollm.recipe import InputPath, Stage, StageConfig, StagePlan
-from audiollm.runner import Context
-from audiollm.set_aside import Row, row_of, set_aside_row
-from pipelines.compose_rows import Segment, read_segments
+from audiollm.files.atomic import write_jsonl
+from audiollm.files.set_aside import Row, row_of, set_aside_row
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from pipelines.compose.rows import Segment, read_segments
 
 OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
 """Columns that say what a segment is, and not what is in it."""
@@ -48,9 +48,9 @@ class Config(StageConfig):
 
 def run(config: Config, context: Context) -> dict[str, Any]:
     """Write `segments.jsonl` with the columns, and who answered in `described_by`; what failed has no answer."""
-    from audiollm.evaluate.replies import Inquiry, ask_all, by_answerer
-    from audiollm.evaluate.store import RowStore
-    from audiollm.evaluate.subjects import load_answerer
+    from audiollm.evaluate.listening.replies import Inquiry, ask_all, by_answerer
+    from audiollm.evaluate.report.store import RowStore
+    from audiollm.evaluate.subjects.protocols import load_answerer
 
     segments, bad = read_segments(config.segments)
     subject = load_answerer(str(config.model), config.codec, config.max_tokens)

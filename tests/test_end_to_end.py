@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from audiollm.files import read_json
+from audiollm.files.atomic import read_json
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
 STAGES = ("annotate", "compose", "train_tokenizer", "tokenize", "train", "generate", "evaluate", "report")
@@ -39,7 +39,17 @@ SMALL = (
 
 
 def start(runs: Path, name: str, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "audiollm.cli", "run", str(RECIPE), "--runs", str(runs), "--name", name]
+    command = [
+        sys.executable,
+        "-m",
+        "audiollm.commands.cli",
+        "run",
+        str(RECIPE),
+        "--runs",
+        str(runs),
+        "--name",
+        name,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, *SMALL, *overrides],

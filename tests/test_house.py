@@ -32,7 +32,7 @@ def test_audiollm_reaches_the_others_through_entry_points_only(path: Path) -> No
 def test_settings_are_read_without_loading_torch() -> None:
     """`plan`, `--help-stage` and every error in a recipe answer at once."""
     code = (
-        "import sys; from audiollm.recipe import stage_entry_points as s;"
+        "import sys; from audiollm.recipe.stages import stage_entry_points as s;"
         "[e.load() for e in s().values()];"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from audiollm.files import write_json, write_jsonl
-from audiollm.recipe import load_recipe
+from audiollm.files.atomic import write_json, write_jsonl
+from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

@@ -16,11 +16,11 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from audiollm.commands import plan, plan_table, print_plan
-from audiollm.config import ConfigError
-from audiollm.files import read_json, read_jsonl, write_json
-from audiollm.recipe import load_recipe
-from audiollm.runner import StageError, run_recipe
+from audiollm.commands.run import plan, plan_table, print_plan
+from audiollm.files.atomic import read_json, read_jsonl, write_json
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import StageError, run_recipe
+from audiollm.recipe.stages import load_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "AudioTokenizer": "tokenizer.model",
-    "TokenizerConfig": "tokenizer.model",
-    "StreamingEncoder": "tokenizer.streaming",
-    "StreamingDecoder": "tokenizer.streaming",
+    "AudioTokenizer": "tokenizer.native.model",
+    "TokenizerConfig": "tokenizer.native.model",
+    "StreamingEncoder": "tokenizer.native.streaming",
+    "StreamingDecoder": "tokenizer.native.streaming",
     "HiggsTokenizer": "tokenizer.higgs",
-    "AudioVAE": "tokenizer.continuous",
+    "AudioVAE": "tokenizer.continuous.model",
 }
 __all__ = [*_HOME]
 

@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from audiollm.data.delay import IGNORE
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.packing import pack
-from audiollm.data.template import Kind, Template, TokenStream
 
 KIND_NAMES = {
     Kind.TEXT: "text",

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audiollm.data.delay import IGNORE
-from audiollm.data.features import FeatureShape, PackedFeatures, silence
-from audiollm.data.template import Kind, TokenStream
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, TokenStream
+from audiollm.data.hearing.features import FeatureShape, PackedFeatures, silence
 from audiollm.models.attention import SegmentLayout
 
 Normalization = Literal["sequence", "token"]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from audiollm.config import ConfigError
+from audiollm.recipe.config import ConfigError
 
 
 def ask(
@@ -43,8 +43,8 @@ def ask(
         problem = "is a folder" if audio.is_dir() else "no such file"
         raise ConfigError(f"{audio}: {problem}", "AUDIO", "give a sound file")
 
-    from audiollm.generation.generator import Generator
-    from audiollm.generation.sampling import SamplingConfig
+    from audiollm.generation.engine.sampling import SamplingConfig
+    from audiollm.generation.speaking.generator import Generator
 
     sampling = SamplingConfig(temperature=temperature)
     generator = Generator.from_pretrained(model, codec)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from audiollm.config import ConfigError
+from audiollm.recipe.config import ConfigError
 
 if TYPE_CHECKING:
-    from audiollm.generation.defaults import Defaults
-    from audiollm.generation.speak import Speech
-    from audiollm.generation.speech_stream import SpeechStream
+    from audiollm.generation.engine.defaults import Defaults
+    from audiollm.generation.speaking.speak import Speech
+    from audiollm.generation.speaking.speech_stream import SpeechStream
 
 STDIO = Path("-")
 BAR_AFTER_S = 3.0
@@ -161,10 +161,10 @@ def generate(
 
     named = _references(reference or [], reference_text or [], words if dialogue else None)
 
-    from audiollm.generation.dialogue import converse, converse_together, parse_script
-    from audiollm.generation.generator import Generator
-    from audiollm.generation.speak import speak
-    from audiollm.generation.speech_stream import SpeechStream
+    from audiollm.generation.speaking.dialogue import converse, converse_together, parse_script
+    from audiollm.generation.speaking.generator import Generator
+    from audiollm.generation.speaking.speak import speak
+    from audiollm.generation.speaking.speech_stream import SpeechStream
 
     generator = Generator.from_pretrained(model, codec)
     drawn = generator.defaults.over(
@@ -258,7 +258,7 @@ def _check_out(out: Path, stream: bool) -> None:
 
 
 def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
-    from audiollm.generation.speak import LONGEST_S
+    from audiollm.generation.speaking.speak import LONGEST_S
 
     for option, value in {**numbers, "--max-duration-s": max_duration_s}.items():
         if value is not None and not math.isfinite(value):
@@ -274,7 +274,7 @@ def _references(
     references: Sequence[str], texts: Sequence[str], script: str | None
 ) -> dict[str, tuple[str, str | None]]:
     """(file, its words) by the name of the speaker; of a text, there is one without a name."""
-    from audiollm.generation.dialogue import parse_script
+    from audiollm.generation.speaking.dialogue import parse_script
 
     if len(texts) > len(references):
         raise ConfigError("more texts than references", "--reference-text", "give each after its --reference")
@@ -311,7 +311,7 @@ def _bar(words: str) -> Iterator[Callable[[float], None]]:
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from audiollm.generation.long_text import spoken_seconds
+    from audiollm.generation.speaking.long_text import spoken_seconds
 
     columns = (TextColumn("speaking"), BarColumn(), TextColumn("{task.completed:.1f} s"), TimeElapsedColumn())
     begun, started = time.perf_counter(), False
@@ -361,7 +361,7 @@ def _tell(
 
 
 def _write_stream(stream: SpeechStream, out: Path, drawn: Defaults) -> None:
-    from audiollm.generation.wav_stream import WavWriter
+    from audiollm.generation.speaking.wav_stream import WavWriter
 
     try:
         with WavWriter(None if out == STDIO else out, stream.sample_rate) as writer:

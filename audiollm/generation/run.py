@@ -12,14 +12,14 @@ from torch import Tensor
 
 from audiollm.audio import save
 from audiollm.codec import Codec
-from audiollm.data.conditions import is_spoken
-from audiollm.data.sample import AudioPart, Sample, TextPart, read_samples
-from audiollm.files import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
-from audiollm.generation.defaults import Defaults
-from audiollm.generation.generator import Generator
-from audiollm.generation.request import Answer, AnswerKind, Limits, Request
-from audiollm.generation.stage import GenerateConfig
-from audiollm.runner import Context, StageError
+from audiollm.data.chat.conditions import is_spoken
+from audiollm.data.records.sample import AudioPart, Sample, TextPart, read_samples
+from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
+from audiollm.generation.engine.defaults import Defaults
+from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
+from audiollm.generation.settings import GenerateConfig
+from audiollm.generation.speaking.generator import Generator
+from audiollm.recipe.runner import Context, StageError
 
 ROW_KEYS: Mapping[str, Kinds] = {
     "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,

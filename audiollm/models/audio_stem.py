@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.data.features import PackedFeatures
+from audiollm.data.hearing.features import PackedFeatures
 
 StemName = Literal["conv1d", "conv2d"]
 FRAMES_PER_POSITION: dict[StemName, int] = {"conv1d": 2, "conv2d": 8}

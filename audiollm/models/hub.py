@@ -15,11 +15,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from audiollm.files import write_json
+from audiollm.files.atomic import write_json
+from audiollm.files.json_files import read_json_file
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
-from audiollm.models.json_files import read_json_file
 from audiollm.models.layouts import (
     BOSON,
     HIGGS,

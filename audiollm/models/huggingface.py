@@ -20,10 +20,10 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForTextToWaveform, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from audiollm.data.delay import IGNORE
-from audiollm.data.features import FeatureShape, FeatureWindow
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, TokenStream
+from audiollm.data.hearing.features import FeatureShape, FeatureWindow
 from audiollm.data.packing import pack
-from audiollm.data.template import Kind, TokenStream
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import AudioEmbedding, DualFFN
 from audiollm.models.layouts import OURS, config_of, describe

@@ -14,12 +14,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from audiollm.config import ConfigError, nearest
-from audiollm.data import text_tokenizer as tokens
+from audiollm.data.text import tokenizer as tokens
+from audiollm.files.json_files import REMEDY
 from audiollm.models.attention import RopeScaling
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
-from audiollm.models.json_files import REMEDY
+from audiollm.recipe.config import ConfigError, nearest
 
 Values = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from audiollm.files import write_text
+from audiollm.files.atomic import write_text
 from audiollm.models.decoder import DualFFNConfig
 
 MARK = "<!-- Written by audiollm. Without this line it is kept when the model is saved again. -->"

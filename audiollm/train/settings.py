@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from audiollm.recipe import Size, StageConfig, chosen
+from audiollm.recipe.stages import Size, StageConfig, chosen
 from audiollm.train.options import (
     LoopConfig,
     LoRASettings,

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from audiollm.config import ConfigError, load_document, show_path
-from pipelines.annotate.presets import PRESETS
+from audiollm.recipe.config import ConfigError, load_document, show_path
+from pipelines.annotate.execution.presets import PRESETS
 
 if TYPE_CHECKING:
-    from pipelines.annotate.config import Config
+    from pipelines.annotate.execution.config import Config
 
 PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
 
@@ -109,8 +109,8 @@ def annotate(
 
     audiollm annotate raw -o corpus --preset audioverse --missing-scorer skip --set steps.events.model=yamnet.tflite
     """
-    from audiollm.recipe import Recipe
-    from audiollm.runner import Context
+    from audiollm.recipe.runner import Context
+    from audiollm.recipe.stages import Recipe
     from pipelines.annotate.stage import STAGE
 
     chosen = {
@@ -162,7 +162,7 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: naming the setting.
     """
-    from pipelines.annotate.config import Config
+    from pipelines.annotate.execution.config import Config
 
     for text in overrides:
         _override(given, text)
@@ -185,9 +185,9 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 def _nearest_setting(wrong: str) -> str:
     """What may have been meant: a setting that ends so, one whose last name is the same, or the most similar."""
-    from pipelines.annotate.chain import KINDS, config_class
-    from pipelines.annotate.config import Config
-    from pipelines.annotate.rules import Thresholds
+    from pipelines.annotate.execution.chain import KINDS, config_class
+    from pipelines.annotate.execution.config import Config
+    from pipelines.annotate.execution.rules import Thresholds
 
     known = [name for name in Config.model_fields if name not in ("steps", "thresholds")]
     known += [f"thresholds.{name}" for name in Thresholds.model_fields]
@@ -217,8 +217,8 @@ def _override(given: dict[str, Any], text: str) -> None:
 
 def _show(config: Config, console: Console) -> None:
     """Steps, thresholds, what there is and what it takes."""
-    from pipelines.annotate import chain as chains
-    from pipelines.annotate.plan import plan
+    from pipelines.annotate.execution import chain as chains
+    from pipelines.annotate.execution.plan import plan
 
     estimate = plan(config, {})
     console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)

@@ -9,30 +9,30 @@ from typing import Any
 
 from rich.progress import TaskID
 
-from audiollm.audio_files import AudioError
-from audiollm.data.text import recognition_form, spoken_form
-from audiollm.recipe import Stage
-from audiollm.runner import Context, StageError
-from pipelines.annotate import chain as chains
-from pipelines.annotate import synthetic
-from pipelines.annotate.chain import Chain, Missing
-from pipelines.annotate.columns import make_columns
-from pipelines.annotate.config import Config
-from pipelines.annotate.corpus import Verdicts, judge, kept_rows
-from pipelines.annotate.duplicates import DuplicateConfig
-from pipelines.annotate.facts import write_facts
-from pipelines.annotate.inputs import InputError, collect, digests
-from pipelines.annotate.output import segment_ids, write_output
-from pipelines.annotate.plan import plan
-from pipelines.annotate.rules import Thresholds
-from pipelines.annotate.run import Run, write_report, write_shards
-from pipelines.annotate.sources import Sources, match_sources, pattern_hint
-from pipelines.annotate.spool import Spool
-from pipelines.annotate.steps.recognizers import PocketsphinxConfig
-from pipelines.annotate.transcripts import TranscriptError
-from pipelines.annotate.trust import STRONGER
-from pipelines.engine import EngineError
-from pipelines.ledger import Ledger, LedgerError
+from audiollm.audio.discovery import AudioError
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import Stage
+from pipelines.annotate.execution import chain as chains
+from pipelines.annotate.execution.chain import Chain, Missing
+from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.corpus import Verdicts, judge, kept_rows
+from pipelines.annotate.execution.facts import write_facts
+from pipelines.annotate.execution.plan import plan
+from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.execution.run import Run, write_report, write_shards
+from pipelines.annotate.execution.spool import Spool
+from pipelines.annotate.execution.trust import STRONGER
+from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.inputs import InputError, collect, digests
+from pipelines.annotate.input.sources import Sources, match_sources, pattern_hint
+from pipelines.annotate.input.transcripts import TranscriptError
+from pipelines.annotate.measurements.duplicates import DuplicateConfig
+from pipelines.annotate.output.columns import make_columns
+from pipelines.annotate.output.rows import segment_ids, write_output
+from pipelines.annotate.recognizers.choice import PocketsphinxConfig
+from pipelines.execution.engine import EngineError
+from pipelines.execution.ledger import Ledger, LedgerError
 
 _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83
@@ -185,7 +185,7 @@ def _chain(config: Config, context: Context, sources: Sources) -> tuple[Threshol
 
 def _grammar(config: Config, sources: Sources, context: Context) -> tuple[str, ...] | None:
     """The closed grammar of pocketsphinx, proved to work; None is the open vocabulary."""
-    from audiollm.evaluate.recognizers import PocketsphinxRecognizer
+    from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
     if config.grammar == "open":
         return None

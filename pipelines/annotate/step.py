@@ -129,7 +129,7 @@ class Listener:
 
     def blocks(self, sample_rate: int) -> Iterator[NDArray[np.float32]]:
         """The whole file as mono pieces `[N]` at `sample_rate`, hours of it at constant memory."""
-        from audiollm.audio_stream import stream_mono
+        from audiollm.audio.streams import stream_mono
 
         if (whole := self._kept()) is not None:
             yield self.samples(0.0, whole.duration_s, sample_rate)

@@ -12,7 +12,7 @@ from pipelines.report.media import Clip, Gallery, shares
 from pipelines.report.scores import heat
 
 if TYPE_CHECKING:
-    from audiollm.data.sample import AudioPart
+    from audiollm.data.records.sample import AudioPart
 
     Asked = Mapping[str, tuple[str, AudioPart]]
     """Question and recording by the id of the sample."""
@@ -131,9 +131,9 @@ def _clip(part: AudioPart | None, gallery: Gallery) -> Clip:
 
 def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
     """Of the samples that the stage read, as far as they are still there."""
-    from audiollm.config import ConfigError
-    from audiollm.data.manifest import Manifest, audio_address
-    from audiollm.data.sample import BadSample
+    from audiollm.data.records.manifest import Manifest, audio_address
+    from audiollm.data.records.sample import BadSample
+    from audiollm.recipe.config import ConfigError
 
     path = Path(str(stage.result.settings.get("samples"))) if stage.result is not None else Path()
     left = set(ids)
@@ -162,7 +162,7 @@ def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
 
 def _by_question(rows: Sequence[Row]) -> list[Row]:
     """Of each question its score beside chance, and what was answered; the most asked first."""
-    from audiollm.evaluate.statistics import share
+    from audiollm.evaluate.report.statistics import share
 
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -180,7 +180,7 @@ def _by_question(rows: Sequence[Row]) -> list[Row]:
 
 def _by_answer(rows: Sequence[Row]) -> Row:
     """What was answered in place of what; where answers are many, or none names an option, the share of right ones."""
-    from audiollm.evaluate.statistics import confusion, shares_by
+    from audiollm.evaluate.report.statistics import confusion, shares_by
 
     asked = [row["asked"] for row in rows]
     named = [str(row["named"]) if row["named"] is not None else "" for row in rows]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiollm.files import DamagedFile, line_numbers, read_json, read_whole_lines
-from audiollm.recipe import Recipe
-from audiollm.runner import StageResult
+from audiollm.files.atomic import DamagedFile, line_numbers, read_json, read_whole_lines
+from audiollm.recipe.runner import StageResult
+from audiollm.recipe.stages import Recipe
 
 Row = dict[str, Any]
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")

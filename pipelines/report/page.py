@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from audiollm.files import write_json, write_text
-from audiollm.runner import Context
+from audiollm.files.atomic import write_json, write_text
+from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
@@ -23,7 +23,7 @@ from pipelines.report.media import Gallery
 from pipelines.report.recordings import recordings_section
 from pipelines.report.samples import samples_section
 from pipelines.report.scores import scores_section
-from pipelines.report.stage import Config
+from pipelines.report.settings import Config
 from pipelines.report.summary import seconds_and_memory, summarize
 from pipelines.report.training import training_section
 

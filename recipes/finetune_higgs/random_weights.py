@@ -22,8 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from audiollm.data.tasks import load_tasks
-from audiollm.data.text_tokenizer import AUDIO_DELAY, train_text_tokenizer
+from audiollm.data.chat.tasks import load_tasks
+from audiollm.data.text.tokenizer import AUDIO_DELAY, train_text_tokenizer
 
 CODES, BOOKS = 1024, 8
 

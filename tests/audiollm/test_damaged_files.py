@@ -13,14 +13,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_samples import write_shards
 
-from audiollm import cli
-from audiollm.files import DamagedFile, read_json, read_jsonl, read_record, read_whole_lines, write_json
-from audiollm.train.budget import steps_of_budget
-from audiollm.train.guard import LeftOut
+from audiollm.commands import cli
+from audiollm.files.atomic import (
+    DamagedFile,
+    read_json,
+    read_jsonl,
+    read_record,
+    read_whole_lines,
+    write_json,
+)
+from audiollm.train.loop.budget import steps_of_budget
+from audiollm.train.loop.guard import LeftOut
 from audiollm.train.options import LoopConfig
-from tokenizer.model import AudioTokenizer, TokenizerConfig
+from tests.audiollm.supervised.train_samples import write_shards
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 RECIPE = """
 name: any
@@ -251,7 +258,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence(pristine: Path, kilobytes: int) 
     if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a file system can be mounted by root alone")
     try:
-        call = [sys.executable, "-m", "audiollm.cli", *RUN]
+        call = [sys.executable, "-m", "audiollm.commands.cli", *RUN]
         result = subprocess.run(call, capture_output=True, text=True, check=False)
         output = result.stdout + result.stderr
         assert result.returncode == 1 and "Traceback" not in output, output
@@ -286,8 +293,8 @@ def test_a_damaged_budget_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "budget.json").write_text(content)
     from rich.console import Console
 
-    from audiollm.recipe import Recipe
-    from audiollm.runner import Context
+    from audiollm.recipe.runner import Context
+    from audiollm.recipe.stages import Recipe
 
     context = Context(tmp_path, Recipe("t", Path("t"), "tiny", 0, tmp_path, (), {}), Console(quiet=True), {})
     with pytest.raises(DamagedFile, match=r"budget\.json is damaged: .*\n.*measured again"):

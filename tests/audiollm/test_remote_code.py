@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 LOADERS = {
-    "chat": "from audiollm.evaluate.chat import PretrainedChat; PretrainedChat(folder, 9)",
-    "recognizer": "from audiollm.evaluate.pretrained_judges import PretrainedRecognizer as R; R(folder)",
-    "speaker judge": "from audiollm.evaluate.pretrained_judges import PretrainedSpeakerJudge as J; J(folder)",
-    "emotion judge": "from audiollm.evaluate.pretrained_judges import PretrainedEmotionJudge as J; J(folder)",
-    "tagger": "from pipelines.annotate.steps.taggers import TransformersTagger as T; T(folder)",
-    "CTC": "from pipelines.annotate.ctc import CtcModel; CtcModel(folder, 'cpu')",
-    "teacher": "from tokenizer.teacher import load_teacher; load_teacher(folder)",
+    "chat": "from audiollm.evaluate.subjects.chat import PretrainedChat; PretrainedChat(folder, 9)",
+    "recognizer": "from audiollm.evaluate.judges.pretrained import PretrainedRecognizer as R; R(folder)",
+    "speaker judge": "from audiollm.evaluate.judges.pretrained import PretrainedSpeakerJudge as J; J(folder)",
+    "emotion judge": "from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge as J; J(folder)",
+    "tagger": "from pipelines.annotate.measurements.taggers import TransformersTagger as T; T(folder)",
+    "CTC": "from pipelines.annotate.words.ctc import CtcModel; CtcModel(folder, 'cpu')",
+    "teacher": "from tokenizer.teacher.model import load_teacher; load_teacher(folder)",
 }
 
 
@@ -36,7 +36,7 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path, loader: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     call = f"from pathlib import Path; folder = Path({str(tmp_path)!r})\n{LOADERS[loader]}"
     tried = f"try:\n    exec({call!r})\nexcept ConfigError as error:\n    print('refused', error)"
-    script = f"from audiollm.config import ConfigError\n{tried}"
+    script = f"from audiollm.recipe.config import ConfigError\n{tried}"
     made = subprocess.run([sys.executable, "-c", script], input="y\n" * 9, capture_output=True, text=True)
     assert made.returncode == 0 and made.stdout.startswith("refused"), made.stdout + made.stderr[-2000:]
     assert not marker.exists() and "[y/N]" not in made.stdout

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from audiollm.files import write_json, write_jsonl
-from audiollm.recipe import Recipe
-from audiollm.runner import Context, StageError
+from audiollm.files.atomic import write_json, write_jsonl
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import Recipe
 from pipelines.compare_annotations import STAGE, Config
 
 

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from audiollm.audio import Waveform, save
-from audiollm.evaluate import subjects
-from audiollm.evaluate.subjects import Subject
-from audiollm.files import read_jsonl, write_jsonl
-from audiollm.recipe import Recipe
-from audiollm.runner import Context, StageError
+from audiollm.evaluate.subjects import protocols as subjects
+from audiollm.evaluate.subjects.protocols import Subject
+from audiollm.files.atomic import read_jsonl, write_jsonl
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import Recipe
 from pipelines import describe, harvest
-from pipelines.compose_rows import read_segments
+from pipelines.compose.rows import read_segments
 
 RATE = 16_000
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from tokenizer.balancer import GradientBalancer
+from tokenizer.training.balancer import GradientBalancer
 
 WEIGHTS = {"mel": 2.0, "adversarial": 4.0, "features": 0.5}
 

@@ -14,12 +14,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from audiollm.audio import load, save
-from audiollm.config import ConfigError
-from audiollm.data.sample import AudioPart, Message, Sample, TextPart, write_samples
-from audiollm.data.shards import read_index, read_shards
-from audiollm.runner import StageError
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.shards import read_index, read_shards
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import StageError
 from tokenizer import AudioTokenizer, TokenizerConfig
-from tokenizer.command import detokenize, read_inputs, tokenize
+from tokenizer.corpus.command import detokenize, read_inputs, tokenize
 
 TINY = TokenizerConfig(
     mel_hidden_size=16,
@@ -54,7 +54,7 @@ def recordings(tmp_path: Path) -> Path:
 
 
 def run(*arguments: Any) -> Result:
-    """The command's result; its errors come through, as they do to `audiollm.cli.main`."""
+    """The command's result; its errors come through, as they do to `audiollm.commands.cli.main`."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if isinstance(result.exception, (ConfigError, StageError)):
         raise result.exception

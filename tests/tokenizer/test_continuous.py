@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from audiollm.audio import save, set_channels
-from audiollm.config import ConfigError
-from audiollm.files import write_jsonl
-from audiollm.recipe import Recipe
-from audiollm.runner import Context
-from audiollm.train.loop import LoopConfig, step_generator, train
-from tokenizer.continuous import AudioVAE, Posterior, VAEConfig, stereo_views
-from tokenizer.continuous_data import GAIN_DB, StereoStore, stereo_crops
-from tokenizer.continuous_stage import SIZES, TRAIN_VAE, TrainVAEConfig, vae_parameters
-from tokenizer.continuous_training import VAETask, VAETaskConfig
-from tokenizer.data import Clip
-from tokenizer.discriminators import DiscriminatorConfig
-from tokenizer.layers import mel_filters
-from tokenizer.losses import MELS, WINDOWS, ReconstructionLoss
+from audiollm.files.atomic import write_jsonl
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from audiollm.train.loop.loop import LoopConfig, step_generator, train
+from tokenizer.clips import Clip
+from tokenizer.continuous.data import GAIN_DB, StereoStore, stereo_crops
+from tokenizer.continuous.model import AudioVAE, Posterior, VAEConfig, stereo_views
+from tokenizer.continuous.settings import SIZES, TRAIN_VAE, TrainVAEConfig, vae_parameters
+from tokenizer.continuous.task import VAETask, VAETaskConfig
+from tokenizer.native.layers import mel_filters
+from tokenizer.training.discriminators import DiscriminatorConfig
+from tokenizer.training.losses import MELS, WINDOWS, ReconstructionLoss
 
 HOP = 2048
 SMALL = VAEConfig(mel_hidden_size=24, hidden_size=32, encoder_layers=(1, 1), decoder_layers=(1, 1))

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from audiollm.audio import load, normalize_rms, save
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.config import ConfigError
-from audiollm.data.sample import AudioPart, Message, Sample
-from audiollm.data.shards import ShardWriter, read_index, read_shards
-from audiollm.runner import StageError
-from tokenizer import AudioTokenizer, TokenizerConfig, corpus
-from tokenizer.corpus import Coding, Corpus, check_record, tokenize_corpus
-from tokenizer.corpus_decoding import OutputNames, detokenize_shards, open_shards, safe_name
+from audiollm.data.records.sample import AudioPart, Message, Sample
+from audiollm.data.records.shards import ShardWriter, read_index, read_shards
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import StageError
+from tokenizer import AudioTokenizer, TokenizerConfig
+from tokenizer.corpus import encoding as corpus
+from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, safe_name
+from tokenizer.corpus.encoding import Coding, Corpus, check_record, tokenize_corpus
 
 TINY = TokenizerConfig(
     mel_hidden_size=16,

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiollm import decoding_process
-from audiollm.audio import save
+from audiollm.audio import decoding_process, save
 from audiollm.codec import load_codec
-from audiollm.data.sample import AudioPart, Message, Sample
-from tests.audiollm.crashing_decoder import CRASHES, install, write
+from audiollm.data.records.sample import AudioPart, Message, Sample
+from tests.audiollm.audio.crashing_decoder import CRASHES, install, write
 from tokenizer import AudioTokenizer, TokenizerConfig
-from tokenizer.continuous_data import StereoStore
-from tokenizer.corpus import Coding, Corpus, planned_seconds, tokenize_corpus
-from tokenizer.data import ClipStore, find_clips
+from tokenizer.clips import ClipStore, find_clips
+from tokenizer.continuous.data import StereoStore
+from tokenizer.corpus.encoding import Coding, Corpus, planned_seconds, tokenize_corpus
 
 TINY = TokenizerConfig(
     mel_hidden_size=16,

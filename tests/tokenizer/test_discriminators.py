@@ -10,7 +10,7 @@ from encodec.msstftd import MultiScaleSTFTDiscriminator as EncodecDiscriminator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.adversary import (
+from tokenizer.training.adversary import (
     DeadDiscriminatorWatch,
     discriminator_health,
     discriminator_loss,
@@ -18,7 +18,7 @@ from tokenizer.adversary import (
     frozen,
     generator_loss,
 )
-from tokenizer.discriminators import (
+from tokenizer.training.discriminators import (
     TINY,
     DiscriminatorOutput,
     Discriminators,

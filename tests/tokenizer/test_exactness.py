@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.streaming import StreamingDecoder, StreamingEncoder
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
 
 
 def build(**shape: object) -> AudioTokenizer:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenizer.finite_scalar import (
+from tokenizer.quantizers.finite_scalar import (
     FiniteScalarQuantizer,
     bound,
     grid_steps,

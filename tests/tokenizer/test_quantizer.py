@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenizer.codebooks import kmeans
-from tokenizer.quantizer import (
+from tokenizer.quantizers.codebooks import kmeans
+from tokenizer.quantizers.residual import (
     QUANTIZERS,
     Quantizer,
     ResidualVectorQuantizer,
@@ -162,7 +162,7 @@ def test_nearest_is_nearest_far_from_the_origin() -> None:
 def test_nearest_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x, vectors = torch.randn(203, 5), torch.randn(30, 5)
     whole = nearest_codes(x, vectors)
-    monkeypatch.setattr("tokenizer.codebooks.DISTANCES_AT_ONCE", 300)
+    monkeypatch.setattr("tokenizer.quantizers.codebooks.DISTANCES_AT_ONCE", 300)
     assert torch.equal(nearest_codes(x, vectors), whole)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from tokenizer.quantizer import QUANTIZERS
+from tokenizer.quantizers.residual import QUANTIZERS
 
 LEVELS, SIZE, DIM, FRAMES = 3, 16, 6, 40
 ITEMS_OF_RANK = (3, 2)

@@ -19,18 +19,18 @@ from transformers import (
 
 from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest, load_codec
-from audiollm.config import ConfigError
-from audiollm.data.sample import AudioPart, Message, Sample, write_samples
-from audiollm.data.shards import Shards, read_index
-from audiollm.files import read_json, read_jsonl
-from audiollm.recipe import load_recipe
-from audiollm.runner import Context, StageError, run_recipe
-from audiollm.set_aside import read_set_aside
-from tokenizer.data import ClipStore, find_clips
+from audiollm.data.records.sample import AudioPart, Message, Sample, write_samples
+from audiollm.data.records.shards import Shards, read_index
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.files.set_aside import read_set_aside
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import Context, StageError, run_recipe
+from audiollm.recipe.stages import load_recipe
+from tokenizer.clips import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
-from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.run import tokenize
-from tokenizer.stages import HIGGS_PARAMETERS, TokenizeConfig
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.training.run import tokenize
+from tokenizer.training.settings import HIGGS_PARAMETERS, TokenizeConfig
 
 TINY_HUBERT = HubertConfig(
     hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,

@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from audiollm.audio import save
-from audiollm.files import read_jsonl
-from audiollm.recipe import Recipe
-from audiollm.runner import Context
-from audiollm.train.distributed import Ranks
-from audiollm.train.loop import LoopConfig, train
-from audiollm.train.task import step_generator
-from tokenizer.data import Clip, ClipStore, random_crops
-from tokenizer.model import AudioTokenizer, TokenizerConfig
-from tokenizer.teacher import MelUnitConfig, MelUnitEncoder, SemanticTeacher
-from tokenizer.teacher_training import fit_statistics
-from tokenizer.training import TokenizerTask, TokenizerTaskConfig
+from audiollm.files.atomic import read_jsonl
+from audiollm.recipe.ranks import Ranks
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from audiollm.train.loop.loop import LoopConfig, train
+from audiollm.train.loop.task import step_generator
+from tokenizer.clips import Clip, ClipStore, random_crops
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.teacher.model import MelUnitConfig, MelUnitEncoder, SemanticTeacher
+from tokenizer.teacher.training import fit_statistics
+from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")
 SHAPE = TokenizerConfig(
@@ -140,7 +140,7 @@ def test_killed_in_every_phase_it_resumes_bit_for_bit(
             raise Killed
         return batch(step, generator)
 
-    from audiollm.train.loop import step_generator
+    from audiollm.train.loop.loop import step_generator
 
     draws = {index: step_generator(0, index, "kmeans").initial_seed() for index in range(2)}
     killed.batch = batch_until  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from tokenizer.higgs.kernels import (
     source_of,
     squared_sine,
 )
-from tokenizer.linear import linear, uses_onednn
+from tokenizer.native.linear import linear, uses_onednn
 
 LARGE_WEIGHTS = 1 << 22
 """A convolution with a stride and more weights than this is run as one matrix product: a convolution would

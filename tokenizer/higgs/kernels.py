@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.linear import uses_onednn
+from tokenizer.native.linear import uses_onednn
 
 Source = Callable[[int, int], Tensor]
 """`(start, stop)` to the signal there, `[1, C, stop - start]`, zeros outside of it."""

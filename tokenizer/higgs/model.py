@@ -27,8 +27,8 @@ from tokenizer.higgs.semantic import (
     teacher_features,
     teacher_frames,
 )
-from tokenizer.linear import linear
-from tokenizer.model import TokenizerOutput
+from tokenizer.native.linear import linear
+from tokenizer.native.model import TokenizerOutput
 
 
 class HiggsTokenizer(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from tokenizer.codebooks import Quantized, alive_share, kmeans, level_counts, usage_perplexity
+from tokenizer.quantizers.codebooks import Quantized, alive_share, kmeans, level_counts, usage_perplexity
 
 DECAY = 0.99
 SMOOTHING = 1e-5

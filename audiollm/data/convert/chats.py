@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audiollm.config import ConfigError
 from audiollm.data.convert.request import Request, Rows, bad_row
-from audiollm.data.sample import AudioPart, BadSample, Message, Part, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, BadSample, Message, Part, Sample, TextPart
+from audiollm.recipe.config import ConfigError
 
 AUDIO_MARK = "<audio>"
 ROLES = {

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.audio import AUDIO_EXTENSIONS
-from audiollm.config import ConfigError
+from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.request import Request, Rows, bad_row, find_columns
-from audiollm.data.sample import AudioPart, BadSample, Sample
-from audiollm.data.storage import write_bytes
-from audiollm.data.tasks import FieldValue
+from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.storage import write_bytes
+from audiollm.recipe.config import ConfigError
 
 _SPLIT = re.compile(r"(train|test|validation|valid|dev|eval)\b", re.IGNORECASE)
 _MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}

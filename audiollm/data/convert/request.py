@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from audiollm.config import ConfigError, nearest
-from audiollm.data.sample import AudioPart, BadSample, Sample
-from audiollm.data.tasks import FieldValue, TaskTemplate, render
+from audiollm.data.chat.tasks import FieldValue, TaskTemplate, render
+from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.recipe.config import ConfigError, nearest
 
 USUAL_COLUMNS = {
     "audio": ("audio", "path", "file", "file_name", "filename", "wav"),

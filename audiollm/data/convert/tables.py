@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.audio import AudioError, find_audio
-from audiollm.config import ConfigError
+from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.request import USUAL_COLUMNS, Request, Rows, bad_row, find_columns
-from audiollm.data.sample import BadSample, Sample
-from audiollm.data.tasks import FieldValue
+from audiollm.data.records.sample import BadSample, Sample
+from audiollm.recipe.config import ConfigError
 
 SIDE_FILES = (".txt", ".lab", ".json")
 """Where the text of `a.wav` is looked for: `a.txt`, then `a.lab`, then `a.json`."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from audiollm.data.text import language_of
+from audiollm.data.text.forms import language_of
 from pipelines.annotate.report.folder import Row, named, number, said
 from pipelines.annotate.report.numbers import Numbers
 from pipelines.annotate.report.survey import Survey
-from pipelines.annotate.written_words import Written, written_words
+from pipelines.annotate.words.written_words import Written, written_words
 
 WORDS_SHOWN = 20
 MOST_RECOGNIZERS = 8

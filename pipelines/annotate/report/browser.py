@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from audiollm.data.text import language_of
+from audiollm.data.text.forms import language_of
 from pipelines.annotate.report.agreement import Marked, marked
 from pipelines.annotate.report.folder import Row, file_name, found, measured, named, number, said, seconds_of
 from pipelines.annotate.report.numbers import TITLES, Rule, shown, title_of, unit_of

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipelines.annotate.execution.trust import STRONGER
 from pipelines.annotate.report.folder import Folder, Row, file_name, found, named, number, said
 from pipelines.annotate.report.numbers import Rule, shown
 from pipelines.annotate.report.survey import Survey
-from pipelines.annotate.trust import STRONGER
 from pipelines.report.formats import duration, percent
 from pipelines.report.material import without_home
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from audiollm.files import write_text
+from audiollm.files.atomic import write_text
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
 from pipelines.annotate.report.folder import Folder, Row, named

@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from audiollm.data.text import language_of
+from audiollm.data.text.forms import language_of
+from pipelines.annotate.recognizers.value import missing_folder
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
-from pipelines.annotate.steps.recognizers_value import missing_folder
-from pipelines.annotate.written_words import Written, written_words
+from pipelines.annotate.words.written_words import Written, written_words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipelines.annotate.ctc import CtcModel
+    from pipelines.annotate.words.ctc import CtcModel
 
 POCKETSPHINX_RATE = 16000
 _FILES = ("config.json", "preprocessor_config.json")
@@ -81,7 +81,7 @@ class Alignment:
         if self._config.model is None:
             self._aligner = _PocketsphinxAligner()
         else:
-            from pipelines.annotate.ctc import CtcModel
+            from pipelines.annotate.words.ctc import CtcModel
 
             self._aligner = _CtcAligner(CtcModel(self._config.model, "cuda" if self._config.gpus else "cpu"))
 
@@ -167,7 +167,7 @@ class _PocketsphinxAligner:
     sample_rate = POCKETSPHINX_RATE
 
     def __init__(self) -> None:
-        from audiollm.evaluate.recognizers import PocketsphinxRecognizer
+        from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
         self._recognizer = PocketsphinxRecognizer()
 

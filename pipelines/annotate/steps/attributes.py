@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from audiollm.config import ConfigError
+from audiollm.recipe.config import ConfigError
+from pipelines.annotate.measurements.taggers import AudioClassifier, probabilities
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
-from pipelines.annotate.steps.taggers import AudioClassifier, probabilities
 
 NAMES = ("age", "gender", "emotion")
 _SHORTEST_S = 0.1

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.rover import Confidences, Heard, vote
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.words.rover import Confidences, Heard, vote
 
 
 class ConfidencesConfig(StepConfig):
@@ -29,7 +29,7 @@ class ConsensusConfig(StepConfig):
 
 
 class Consensus:
-    """ROVER over the recognizers' texts (`pipelines.annotate.rover`).
+    """ROVER over the recognizers' texts (`pipelines.annotate.words.rover`).
 
     Value: `text`; `words: [{word, share, confidence}]`, each with the share of the recognizers that have it; the mean
     `pairwise_wer` between recognizers and the mean `vote_share` of the slots, both None where there is one recognizer;

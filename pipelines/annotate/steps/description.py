@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from pipelines.annotate.measurements.description_gate import ClapGate, Gate, SelfGate, Verdict
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
-from pipelines.annotate.steps.description_gate import ClapGate, Gate, SelfGate, Verdict
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
@@ -112,7 +112,7 @@ class Description:
 
     def setup(self) -> None:
         """Raises: ConfigError: a model that does not load."""
-        from audiollm.evaluate.subjects import load_answerer
+        from audiollm.evaluate.subjects.protocols import load_answerer
 
         config = self._config
         self._model = load_answerer(str(config.model), config.codec, config.max_tokens).model
@@ -178,7 +178,7 @@ def _model_folder(given: Path) -> Path | None:
 
 
 def _is_own(folder: Path) -> bool:
-    from audiollm.evaluate.subjects import OWN_MODELS
-    from audiollm.models.json_files import read_json_file
+    from audiollm.evaluate.subjects.protocols import OWN_MODELS
+    from audiollm.files.json_files import read_json_file
 
     return read_json_file(folder / "config.json", dict).get("model_type") in OWN_MODELS

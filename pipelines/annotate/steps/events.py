@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from audiollm.config import ConfigError
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
-from pipelines.annotate.steps.taggers import (
+from audiollm.recipe.config import ConfigError
+from pipelines.annotate.measurements.taggers import (
     AskedTagger,
     Heard,
     OnnxTagger,
@@ -24,6 +23,7 @@ from pipelines.annotate.steps.taggers import (
     TfliteTagger,
     TransformersTagger,
 )
+from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
 FILES = (".tflite", ".onnx")
 SILENCE = "Silence"

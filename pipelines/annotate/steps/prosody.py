@@ -97,7 +97,7 @@ def _activity(samples_N: NDArray[np.float32], min_pause_s: float) -> _Activity |
 
 
 def _pitch(samples_N: NDArray[np.float32]) -> Value:
-    from pipelines.annotate.pitch import track_pitch
+    from pipelines.annotate.voice.pitch import track_pitch
 
     names = ("pitch_hz", "pitch_deviation_semitones", "pitch_range_semitones")
     pitch_hz_F, voiced_F = track_pitch(samples_N)
@@ -113,7 +113,7 @@ def _pitch(samples_N: NDArray[np.float32]) -> Value:
 
 def _tempo(item: Segment, activity: _Activity | None) -> Value:
     """Syllables of the text that is given, or else of the recognizers', over the seconds in which it is spoken."""
-    from pipelines.annotate.syllables import count_syllables
+    from pipelines.annotate.words.syllables import count_syllables
 
     text = item.given.text or (item.values.get("consensus") or {}).get("text") or ""
     language = item.given.language or (item.values.get("language") or {}).get("language")

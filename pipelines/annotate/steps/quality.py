@@ -11,7 +11,7 @@ from pydantic import Field
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
 if TYPE_CHECKING:
-    from pipelines.annotate.quality import Dnsmos, Sigmos, Utmos
+    from pipelines.annotate.measurements.quality import Dnsmos, Sigmos, Utmos
 
 
 class QualityConfig(StepConfig):
@@ -63,7 +63,7 @@ class Quality:
 
     def setup(self) -> None:
         """Load the models that are asked for."""
-        from pipelines.annotate.quality import Dnsmos, Sigmos, Utmos
+        from pipelines.annotate.measurements.quality import Dnsmos, Sigmos, Utmos
 
         self._dnsmos = Dnsmos() if self._config.dnsmos else None
         self._utmos = Utmos(self._config.utmos) if self._config.utmos else None
@@ -75,7 +75,7 @@ class Quality:
         return self._estimates(item) | bandwidth | self._scores(item)
 
     def _estimates(self, item: Segment) -> Value:
-        from pipelines.annotate import acoustics
+        from pipelines.annotate.measurements import acoustics
 
         value: Value = {}
         if not (self._config.snr or self._config.reverberation):
@@ -91,7 +91,7 @@ class Quality:
         return value
 
     def _scores(self, item: Segment) -> Value:
-        from pipelines.annotate.quality import SAMPLE_RATE, SIGMOS_RATE, WINDOW_S
+        from pipelines.annotate.measurements.quality import SAMPLE_RATE, SIGMOS_RATE, WINDOW_S
 
         value: Value = {}
         if self._dnsmos is not None:
@@ -108,7 +108,7 @@ class Quality:
 
 
 def _bandwidth(item: Segment) -> Value:
-    from pipelines.annotate.acoustics import bandwidth_hz
+    from pipelines.annotate.measurements.acoustics import bandwidth_hz
 
     waveform = item.waveform().mono()
     return {"bandwidth_hz": bandwidth_hz(waveform.samples_CN[0].numpy(), waveform.sample_rate)}

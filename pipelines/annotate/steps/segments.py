@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipelines.annotate.step import Recording, Resources, StepConfig, Value
 from pipelines.annotate.steps.voice_activity import unpack
-from pipelines.annotate.voice_activity import Span, cut
+from pipelines.annotate.voice.activity import Span, cut
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3

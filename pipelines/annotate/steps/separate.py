@@ -15,7 +15,7 @@ from pipelines.annotate.step import Recording, Resources, StepConfig, Value
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.annotate.separation import Separator
+    from pipelines.annotate.voice.separation import Separator
 
 
 class MdxConfig(StepConfig):
@@ -73,8 +73,8 @@ class Separate:
 
     def setup(self) -> None:
         """Load the model."""
-        from audiollm.files import file_digest
-        from pipelines.annotate.separation import MdxModel, load_separator
+        from audiollm.files.atomic import file_digest
+        from pipelines.annotate.voice.separation import MdxModel, load_separator
 
         if (missing := self.missing()) is not None or self._config.model is None:
             raise FileNotFoundError(missing)
@@ -86,8 +86,8 @@ class Separate:
 
     def process(self, item: Recording) -> Value:
         """`path` of the voices, 16-bit FLAC, and their `sample_rate`. What is there already is not made again."""
-        from audiollm.audio_stream import save_stream
-        from audiollm.files import file_digest
+        from audiollm.audio.streams import save_stream
+        from audiollm.files.atomic import file_digest
 
         if self._separator is None or self._config.folder is None:
             raise RuntimeError("separate: `setup` comes before `process`")

@@ -34,7 +34,7 @@ class Signal:
 
     def process(self, item: Segment) -> Value:
         """`loudness_lufs` by ITU-R BS.1770; null where the segment is too short or too quiet for it."""
-        from audiollm.audio_samples import integrated_loudness_lufs, peak_dbfs, rms_dbfs
+        from audiollm.audio.samples import integrated_loudness_lufs, peak_dbfs, rms_dbfs
 
         waveform = item.waveform()
         samples_CN = waveform.samples_CN

@@ -76,8 +76,8 @@ class Speakers:
 
     def setup(self) -> None:
         """Load the embedder."""
-        from pipelines.annotate.voice_activity import package_file
-        from pipelines.annotate.voice_embedders import Ge2eVoices, Voices, XVectorVoices
+        from pipelines.annotate.voice.activity import package_file
+        from pipelines.annotate.voice.embedders import Ge2eVoices, Voices, XVectorVoices
 
         self._voices: Voices
         if isinstance(self.config.embedder, Path):
@@ -87,7 +87,7 @@ class Speakers:
 
     def process(self, recording: Recording) -> Value:
         """Turns and speakers of the recording; none of either where there is no speech."""
-        from pipelines.annotate.diarization import COSTS, diarize
+        from pipelines.annotate.voice.diarization import COSTS, diarize
 
         found = diarize(
             self._voices.embed,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.annotate.step import Recording, Resources, StepConfig, Value
-from pipelines.annotate.voice_activity import FRAME, FRAME_S, SAMPLE_RATE, VoiceActivity, speech_spans
+from pipelines.annotate.voice.activity import FRAME, FRAME_S, SAMPLE_RATE, VoiceActivity, speech_spans
 
 _PADDING_FRAMES = 10
 _DITHER = 1e-3

@@ -1,0 +1,1 @@
+"""The console script and the commands that belong to no single package."""

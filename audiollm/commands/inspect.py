@@ -1,0 +1,336 @@
+"""The command `inspect`: what is trained on, token by token."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from audiollm.recipe.config import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from audiollm.data.chat.template import Template
+    from audiollm.data.hearing.features import FeatureShape
+    from audiollm.data.inspection import StreamRow
+    from audiollm.data.records.source import LoadedSample, Source
+
+FRAME_RATE, NUM_CODEBOOKS, CODEBOOK_SIZE = 25.0, 8, 1024
+"""The tokenizer's, where samples have no codes yet."""
+VOCABULARY, VOCABULARY_SAMPLES = 1024, 2000
+"""Of the vocabulary that is trained where none is given, and how many samples it is trained on."""
+ON, OFF = "●", "·"
+
+
+def inspect(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of shards, a .jsonl of samples, or the folder of a run's stage "
+            "(compose, tokenize, train).",
+            metavar="TARGET",
+            show_default=False,
+        ),
+    ],
+    sample: Annotated[str, typer.Option(help="Its id, or its number from 0.")] = "0",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with a tokenizer.json: a trained model's, or a Hugging Face one.",
+            show_default="a train stage's own, else one trained on the samples",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show the first so many rows only.", show_default="all")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a row, the summary last.")] = False,
+) -> None:
+    """Show what is trained on, row by row: kind, token, target or masked, weight.
+
+    The table leaves out the middle of long audio and counts it; --json has every row.
+    Weights are those of the sample packed alone: text adds up to 1, and so does audio.
+
+    Examples:
+
+    audiollm inspect runs/quickstart/tokenize
+
+    audiollm inspect runs/quickstart/train --sample eight_anna_0
+
+    audiollm inspect samples.jsonl --sample 17 --tokenizer models/llama --json
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    view = _open(target, sample, tokenizer)
+    for line in _json_lines(view, limit) if as_json else ():
+        print(line)
+    if not as_json:
+        _print_table(view, limit, console)
+
+
+@dataclass(frozen=True)
+class _View:
+    """A sample compiled, and what was assumed for it."""
+
+    heading: str
+    notes: list[str]
+    template: Template
+    rows: list[StreamRow]
+    summary: list[dict[str, Any]]
+    has_codes: bool
+
+
+def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
+    from audiollm.data.chat.template import Template
+    from audiollm.data.hearing.features import heard_parts, part_audio
+    from audiollm.data.inspection import stream_rows, summarize
+    from audiollm.data.records.sample import BadSample
+    from audiollm.data.records.source import open_source
+    from audiollm.data.text.tokenizer import header_style_of
+
+    address, own_tokenizer, encoder = _find(target)
+    source = open_source(address)
+    number, loaded = _pick(source, sample)
+    notes = [f"set aside: {bad}" for bad in source.bad]
+    vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
+    codec = _codec(source, loaded)
+    codes = loaded.encodings[0] if loaded.encodings else []
+    if not codes and not (encoder is not None and all(heard_parts(loaded.sample))):
+        codes = _stand_ins(loaded, codec, notes)
+    template = Template(
+        vocabulary, int(codec["num_codebooks"]), int(codec["codebook_size"]), header_style_of(vocabulary)
+    )
+    try:
+        stream = template.compile(loaded.sample.messages, part_audio(loaded, codes, encoder))
+    except (BadSample, ValueError) as error:
+        raise ConfigError(f"sample {loaded.sample.id}: {error}", source.name) from None
+    return _View(
+        heading=f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}",
+        notes=notes,
+        template=template,
+        rows=stream_rows(template, stream),
+        summary=[asdict(summary) for summary in summarize(template, stream)],
+        has_codes=bool(loaded.encodings),
+    )
+
+
+# ------------------------------------------------------------------------------------- what is looked at
+
+
+def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
+    """Where the samples of `target` are, and of a train stage its vocabulary (even if cut short) and what it hears.
+
+    The last is None where what is heard is given as codes.
+    """
+    import yaml
+
+    folder = Path(target)
+    for inner in ("shards", "samples.jsonl"):
+        if (folder / inner).exists():
+            return str(folder / inner), None, None
+    if (folder / "config.yaml").is_file():
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        for stage in settings.values() if isinstance(settings, dict) else ():
+            shards = stage.get("shards") if isinstance(stage, dict) else None
+            if shards:  # of several sources the first; the others can be given by their own paths
+                learned = [folder / name for name in ("model", "vocabulary")]
+                with_one = [each for each in learned if (each / "tokenizer.json").exists()]
+                found = with_one[0] if with_one else None
+                return str(shards[0]["path"]), found, _features(folder, stage)
+        raise ConfigError(
+            "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
+        )
+    return target, None, None
+
+
+def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
+    """What the audio encoder of a train stage takes: by its model, by what it began from, or by its settings."""
+    from audiollm.data.hearing.features import FeatureShape
+    from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
+    from audiollm.models.hub import read_config
+    from audiollm.models.layouts import LANGUAGE_MODELS, config_of
+    from audiollm.models.pretrained import model_folder
+
+    if stage.get("audio_in") != "features":
+        return None
+    for candidate in (folder, Path(stage.get("start") or folder)):
+        if any((each / "config.json").exists() for each in (candidate, candidate / "model")):
+            data = read_config(model_folder(candidate))
+            known = (
+                None
+                if data.get("model_type") in LANGUAGE_MODELS
+                else config_of(data, str(candidate)).audio_encoder
+            )
+            if known is not None:
+                return known.features
+    settings = (stage.get("model") or {}).get("audio_encoder") or {}
+    stem = settings.get("stem", "conv1d")
+    stride = settings.get("stride") or DEFAULT_STRIDE[stem]
+    return FeatureShape(stride=stride, frames_per_position=FRAMES_PER_POSITION[stem])
+
+
+def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
+    from audiollm.data.records.sample import BadSample
+
+    if not len(source):
+        raise ConfigError("there is no sample in it", source.name, "; ".join(str(bad) for bad in source.bad))
+    try:
+        if wanted.isdecimal() and int(wanted) < len(source):
+            return int(wanted), source[int(wanted)]
+    except BadSample as error:
+        raise ConfigError(str(error), "", "give another --sample") from None
+    for number, loaded in _readable(source):
+        if loaded.sample.id == wanted:
+            return number, loaded
+    raise ConfigError(
+        f"--sample {wanted}: no such id, and no such number",
+        source.name,
+        f"numbers are 0 to {len(source) - 1}; the first id is {next(iter(_readable(source)))[1].sample.id}",
+    )
+
+
+def _readable(source: Source) -> Iterator[tuple[int, LoadedSample]]:
+    from audiollm.data.records.sample import BadSample
+
+    for number in range(len(source)):
+        try:
+            yield number, source[number]
+        except BadSample:
+            continue
+
+
+def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokenizer:
+    from audiollm.data.records.sample import TextPart
+    from audiollm.data.text.tokenizer import load_text_tokenizer, train_text_tokenizer
+
+    if folder is not None:
+        inner = folder / "model"
+        return load_text_tokenizer(inner if (inner / "tokenizer.json").exists() else folder)
+    texts: list[str] = []
+    for number, loaded in _readable(source):
+        if number >= VOCABULARY_SAMPLES:
+            break
+        for message in loaded.sample.messages:
+            texts += [message.role, *(part.text for part in message.content if isinstance(part, TextPart))]
+    notes.append(
+        "no --tokenizer is given: the text is shown in a vocabulary that was trained on these samples"
+    )
+    return train_text_tokenizer(texts, VOCABULARY)
+
+
+def _codec(source: Source, loaded: LoadedSample) -> dict[str, Any]:
+    """What the shards say of their codec, else what the codes show, else the tokenizer's."""
+    facts = getattr(source, "facts", {}).get("codec") or {}
+    books = [codes_KT.shape[0] for row in loaded.encodings for codes_KT in row]
+    known = {"num_codebooks": books[0] if books else NUM_CODEBOOKS}
+    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": FRAME_RATE, **known, **facts}
+
+
+def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) -> list[Tensor]:
+    """Codes of the length that the audio will have."""
+    import torch
+
+    from audiollm.data.records.sample import BadSample
+
+    codes = []
+    for clip in loaded.audio:
+        try:
+            duration_s = clip.load().duration_s if clip.end_s is None else clip.end_s - clip.start_s
+        except BadSample as error:
+            raise ConfigError(str(error), "", "give a sample whose audio is there") from None
+        frames = max(1, math.ceil(duration_s * codec["frame_rate"] - 1e-6))
+        codes.append(torch.zeros(codec["num_codebooks"], frames, dtype=torch.long))
+    if codes:
+        rate, books = codec["frame_rate"], codec["num_codebooks"]
+        notes.append(f"no codes yet: audio is counted at {rate:g} frames a second of {books} codebooks")
+    return codes
+
+
+# ----------------------------------------------------------------------------------------------- output
+
+
+def _json_lines(view: _View, limit: int | None) -> Iterable[str]:
+    for row in view.rows[:limit]:
+        record = asdict(row)
+        if row.codes and not view.has_codes:
+            record["codes"] = None
+        yield json.dumps(record, ensure_ascii=False)
+    yield json.dumps(
+        {"sample": view.heading, "notes": view.notes, "summary": view.summary}, ensure_ascii=False
+    )
+
+
+def _print_table(view: _View, limit: int | None, console: Console) -> None:
+    from audiollm.data.inspection import elide
+
+    books = view.template.num_codebooks
+    width = max(24, 5 * books - 1)
+    console.print(Text(view.heading, style="bold"))
+    for note in view.notes:
+        console.print(Text(note, style="yellow"))
+    console.print(
+        Text(
+            f"{'row':>6}  {'kind':<9}  {'token or codes':<{width}}  {'target':<{max(books, 6)}}  weight",
+            "bold",
+        )
+    )
+    # both ends of a span are the triangles of the delay pattern, K rows each; without codes they say nothing
+    ends = books + 1 if view.has_codes else 0
+    shown = 0
+    for item in elide(view.rows, ends):
+        if limit is not None and shown >= limit:
+            console.print(Text(f"{'':>6}  {len(view.rows) - shown} more rows (--limit)", style="dim"))
+            break
+        if isinstance(item, list):
+            console.print(_left_out(item, view, width))
+            shown += len(item)
+        else:
+            console.print(_line(item, width, books))
+            shown += 1
+    console.print(Text(f"\n{ON} target   {OFF} masked", style="dim"))
+    for summary in view.summary:
+        console.print(_total(summary))
+
+
+def _line(row: StreamRow, width: int, books: int) -> Text:
+    line = Text(f"{row.position:>6}  ", style="dim")
+    line.append(f"{row.kind:<9}  ", style={"text": "cyan", "audio in": "magenta"}.get(row.kind, "blue"))
+    if row.codes:
+        for place, (code, is_target) in enumerate(zip(row.codes, row.is_target, strict=True)):
+            line.append(" " * (place > 0) + f"{code:>4}", style="green" if is_target else "dim")
+        line.append(" " * (width - (5 * books - 1)))
+    else:
+        line.append(f"{row.token:<{width}}", style="green" if row.is_target[0] else "")
+    line.append("  ")
+    for is_target in row.is_target:
+        line.append(ON if is_target else OFF, style="green" if is_target else "dim")
+    line.append(" " * (max(books, 6) - len(row.is_target)))
+    weight = sum(row.weights)
+    return line.append(f"  {weight:.4f}" if weight else f"  {OFF}", style="green" if weight else "dim")
+
+
+def _left_out(rows: list[StreamRow], view: _View, width: int) -> Text:
+    weight = sum(sum(row.weights) for row in rows)
+    books = view.template.num_codebooks
+    trained = all(all(row.is_target) for row in rows)
+    masked = not any(any(row.is_target) for row in rows)
+    state = "all targets" if trained else "all masked" if masked else "targets"
+    frames = "" if view.has_codes or not rows[0].codes else f" for {len(rows) - books - 1} frames"
+    text = f"… {len(rows)} rows of {rows[0].kind}{frames}, {state}"
+    line = Text(f"{'':>6}  {'':<9}  {text:<{width}}  {'':<{max(books, 6)}}", style="dim")
+    return line.append(f"  {weight:.4f}" if weight else f"  {OFF}")
+
+
+def _total(summary: dict[str, Any]) -> Text:
+    ends = f", {summary['eos_targets']} of them EOS" if summary["eos_targets"] else ""
+    return Text(
+        f"{summary['kind']:<9}  {summary['rows']} rows, {summary['targets']} targets{ends}, "
+        f"weight {summary['weight']:.4f}"
+    )

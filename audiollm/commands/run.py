@@ -1,0 +1,232 @@
+"""The commands `run` and `plan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.ranks import Ranks, join, launch, leave
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
+
+DEVICE_TFLOPS = {"tiny": 0.14}
+"""What one device reaches in training, by size, in 10^12 operations a second. Two CPU cores with bf16 matrix units:
+as measured on the quickstart."""
+NOTE_WIDTH = 28
+"""The narrowest column for what a stage does."""
+H100_TFLOPS = 400.0
+"""Of all other sizes: an H100 in bf16 at 40 % of its peak."""
+
+RecipeArgument = Annotated[
+    Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Changes to it: key=value, stage.key=value.", metavar="[KEY=VALUE]...", show_default=False
+    ),
+]
+Name = Annotated[str | None, typer.Option(help="Name of the run, in place of the recipe's.")]
+Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
+
+
+def run(
+    recipe: RecipeArgument = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    start: Annotated[str | None, typer.Option("--from", help="Redo this stage and all after it.")] = None,
+    only: Annotated[str | None, typer.Option(help="Run this stage alone.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--launch", min=1, help="Train on so many processes of this machine, one a GPU."),
+    ] = None,
+    help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and end.")] = None,
+) -> None:
+    """Run a recipe, from its first unfinished stage on.
+
+    What is done is skipped, what was cut short is resumed, and a stage whose settings or inputs changed is
+    run afresh with all that depends on it.
+
+    Several processes train together with --launch, or when torchrun or SLURM's srun starts them.
+
+    Example: audiollm run recipes/quickstart.yaml --name mine audio=~/recordings transcripts=texts.csv
+    """
+    console = Console()
+    if help_stage:
+        _print_settings(help_stage, console)
+        return
+    loaded = load_recipe(_required(recipe), overrides or [], name, runs)
+    if processes and processes > 1:
+        arguments = sys.argv[1:]
+        raise typer.Exit(launch(processes, "audiollm.commands.cli", without_option(arguments, "--launch")))
+    ranks = _joined()
+    run_recipe(loaded, console if ranks.first else Console(quiet=True), start, only, ranks)
+    leave(ranks)
+    if not ranks.first:
+        return
+    for report in sorted(loaded.folder.glob("*.html")):
+        console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
+
+
+def plan(
+    recipe: RecipeArgument = None,
+    overrides: Overrides = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    devices: Annotated[
+        int, typer.Option("--launch", min=1, help="As for `run`: the devices that train together.")
+    ] = 1,
+    tflops: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-3,
+            help="What one of them reaches in training, in 10^12 operations a second.",
+            show_default="0.14 for tiny (2 CPU cores), else 400 (H100)",
+        ),
+    ] = None,
+) -> None:
+    """Show what a recipe would do: stages, parameters, tokens, memory of a device, time and disk. Nothing runs.
+
+    The figures are estimates from the settings and from the headers of files; inputs need not be there yet.
+
+    Example: audiollm plan recipes/tts/full.yaml language_model=~/models/Llama-3.2-3B --launch 64
+    """
+    absent: list[Path] = []
+    loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
+    console = Console()
+    rate = tflops or DEVICE_TFLOPS.get(loaded.size, H100_TFLOPS)
+    print_plan(plan_table(loaded, devices, rate), console)
+    notes = [
+        f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
+        f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:g} TFLOP/s "
+        "(--launch, --tflops); an empty cell is not known",
+    ]
+    notes += [f"not there yet: {path}" for path in dict.fromkeys(absent)]
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def without_option(arguments: Sequence[str], option: str) -> list[str]:
+    """The arguments of a command without an option and its value, written either way."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == option:
+            next(rest, None)
+        elif not argument.startswith(f"{option}="):
+            kept.append(argument)
+    return kept
+
+
+def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
+    """One row a stage and one of totals.
+
+    Args:
+        devices: that train together.
+        tflops: operations a second of one of them, in 10^12.
+    """
+    plans: dict[str, StagePlan] = {}
+    table = Table(title=f"{recipe.name} ({recipe.path})", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for heading in ("parameters", "tokens", "memory a device", "time", "disk"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("what", min_width=NOTE_WIDTH)
+    for stage in recipe.stages:
+        made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
+        if made.seconds is None and made.flops:
+            made = replace(made, seconds=made.flops / (devices * tflops * 1e12))
+        if made.memory_mb_on is not None:
+            made = replace(made, memory_mb=made.memory_mb_on(devices))
+        plans[stage.name] = made = replace(made, artifacts=stage.artifacts)
+        table.add_row(stage.name, *_cells(made), made.note or stage.stage.help)
+    known = [plan.seconds for plan in plans.values() if plan.seconds is not None]
+    total = StagePlan(
+        tokens=sum(p.tokens for p in plans.values()),
+        memory_mb=max(p.memory_mb for p in plans.values()),
+        seconds=sum(known) if known else None,
+        disk_mb=sum(p.disk_mb for p in plans.values()),
+    )
+    table.add_section()
+    table.add_row("all", *_cells(total), "peak memory, summed tokens, known times and disk")
+    return table
+
+
+def print_plan(table: Table, console: Console) -> None:
+    """The table where it fits; on a narrower terminal, a few lines for each stage. Nothing is cut."""
+    widths = [max(map(len, map(str, (column.header, *column.cells)))) for column in table.columns[:-1]]
+    if sum(widths) + NOTE_WIDTH + 3 * len(table.columns) + 1 <= console.width:
+        console.print(table)
+        return
+    console.print(str(table.title), highlight=False, soft_wrap=True)
+    names, *figures, what = ([str(cell) for cell in column.cells] for column in table.columns)
+    headings = [str(column.header) for column in table.columns][1:-1]
+    for row, name in enumerate(names):
+        known = [f"{head} {cells[row]}" for head, cells in zip(headings, figures, strict=True) if cells[row]]
+        console.print(f"[bold]{name}[/bold]: {what[row]}", highlight=False)
+        if known:
+            console.print(Padding(", ".join(known), (0, 0, 0, 2)), highlight=False)
+
+
+def _cells(plan: StagePlan) -> list[str]:
+    def number(value: float, unit: str = "") -> str:
+        if not value:
+            return ""
+        for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+            if value >= factor:
+                return f"{value / factor:.1f}{suffix}{unit}"
+        return f"{value:.0f} {unit}".rstrip()
+
+    memory, disk = (number(mb * 2**20, "B") if mb else "" for mb in (plan.memory_mb, plan.disk_mb))
+    time = "" if plan.seconds is None else _duration(plan.seconds)
+    return [number(plan.parameters), number(plan.tokens), memory, time, disk]
+
+
+def _duration(seconds: float) -> str:
+    for factor, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * factor:
+            return f"{seconds / factor:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
+
+
+def _joined() -> Ranks:
+    try:
+        return join()
+    except ValueError as error:
+        raise ConfigError(str(error), "environment", "start it with --launch, torchrun or srun") from None
+
+
+def _required(recipe: Path | None) -> Path:
+    if recipe is None:
+        raise ConfigError("no recipe given", "command line", "example: audiollm run recipes/quickstart.yaml")
+    if not recipe.exists() and recipe.parts[0] == "recipes":
+        installed = files("recipes").joinpath(*recipe.parts[1:])
+        if installed.is_file():  # outside of a checkout: the recipe that was installed with the package
+            return Path(str(installed))
+    return recipe
+
+
+def _print_settings(kind: str, console: Console) -> None:
+    stage = find_stage(kind, "--help-stage")
+    console.print(f"[bold]{kind}[/bold]: {stage.help}", highlight=False)
+    table = Table("setting", "type", "default", "meaning", box=None)
+    for key, field in stage.config.model_fields.items():
+        default: Any = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        table.add_row(key, _type_name(field.annotation), str(default), field.description or "")
+    console.print(table)
+    console.print(f"makes: {', '.join(stage.artifacts)}", highlight=False)
+
+
+def _type_name(annotation: Any) -> str:
+    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
+    return name or str(annotation).replace("typing.", "").replace("pathlib.", "")

@@ -1,0 +1,1 @@
+"""From a sample to a token stream: tasks, templates, conditions, fitting, the delay pattern."""

@@ -1,0 +1,76 @@
+"""What of a sample the model is shown: conditions hidden now and then, for guidance, and input codes corrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+
+from audiollm.data.chat.template import Kind, TokenStream
+from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+
+Audio = TypeVar("Audio")
+
+
+def is_spoken(messages: Sequence[Message]) -> bool:
+    """Whether the last message is speech of the assistant's."""
+    last = messages[-1]
+    return last.role == "assistant" and any(isinstance(part, AudioPart) for part in last.content)
+
+
+def hide_conditions(
+    messages: Sequence[Message], audio: Sequence[Audio], no_text: bool, no_speaker: bool
+) -> tuple[list[Message], list[Audio]]:
+    """A training sample without what is to be said and/or without the speaker, and the audio of its parts.
+
+    A conversation whose answer is written stays as it is: what it is asked is no condition of a voice.
+    """
+    if not is_spoken(messages):
+        return list(messages), list(audio)
+    return without_conditions(messages, audio, no_text, no_speaker)
+
+
+def without_conditions(
+    messages: Sequence[Message], audio: Sequence[Audio], no_text: bool, no_speaker: bool
+) -> tuple[list[Message], list[Audio]]:
+    """A prompt for speech as the unconditional side of the guidance sees it, and the audio of the parts that stay.
+
+    What is dropped leaves its turn in place, empty: of the user the text, of the system prompt the speaker's line and
+    every reference recording. A reference that is a turn of the assistant's stays.
+    """
+    kept_messages, kept_audio, rest = [], [], iter(audio)
+    for message in messages:
+        parts: list[Part] = []
+        for part in message.content:
+            heard = list(islice(rest, 1)) if isinstance(part, AudioPart) else []
+            if shown := _shown(part, message.role, no_text, no_speaker):
+                parts.append(shown)
+                kept_audio += heard
+        kept_messages.append(message.model_copy(update={"content": parts or [TextPart(text="")]}))
+    return kept_messages, kept_audio
+
+
+def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: torch.Generator) -> TokenStream:
+    """Replace a share of the spoken input codes (never BOS or EOS, never a target) by random ones."""
+    codes_SK = stream.codes_SK
+    dice_SK = torch.rand(codes_SK.shape, generator=generator)
+    random_SK = torch.randint(codebook_size, codes_SK.shape, generator=generator)
+    chosen = (dice_SK < share) & (codes_SK < codebook_size) & (stream.kinds_S == Kind.AUDIO_OUT)[:, None]
+    fields: dict[str, Any] = {**stream.__dict__, "codes_SK": torch.where(chosen, random_SK, codes_SK)}
+    return TokenStream(**fields)
+
+
+def _shown(part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
+    """The part as it is shown; None: not at all."""
+    if role == "user" and no_text:
+        return part if isinstance(part, AudioPart) else None
+    if role == "system" and no_speaker:
+        return None if isinstance(part, AudioPart) else _without_speaker(part)
+    return part
+
+
+def _without_speaker(part: TextPart) -> TextPart:
+    lines = [line for line in part.text.split("\n") if not line.startswith("Speaker:")]
+    return TextPart(text="\n".join(lines).rstrip("\n"))

@@ -1,0 +1,133 @@
+"""Samples longer than the context: cut in a way that teaches nothing false, or refused. The caller counts.
+
+A stream that is cut is a beginning of the true one, so every target that is left is right, but for one: the EOS
+of an audio part whose end is gone. Those are left out, so that a cut clip never teaches a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from torch import Tensor
+
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Kind, Span, Template, TokenStream
+from audiollm.data.hearing.features import FeatureWindow, PartAudio, PartSize, size_of
+from audiollm.data.records.sample import AudioPart, Message
+
+Policy = Literal["cut", "refuse"]
+
+
+class Fitting(str, Enum):
+    """What was done to a sample."""
+
+    WHOLE = "whole"
+    FEWER_TURNS = "fewer turns"
+    CUT_SHORT = "cut short"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How a sample fits; `rows` is 0 where it is refused."""
+
+    fitting: Fitting
+    rows: int
+    num_messages: int
+    """The messages that are kept, from the first on."""
+
+
+def plan_fit(
+    template: Template,
+    messages: Sequence[Message],
+    sizes: Sequence[PartSize],
+    max_length: int,
+    policy: Policy,
+) -> FitPlan:
+    """How the sample fits into `max_length` rows, from its text and the sizes of its audio parts alone.
+
+    `cut` first leaves out whole turns from the end, up to the end of an assistant's turn. Where its first turn
+    is too long already, the rows end at `max_length`. What has nothing left to learn is refused.
+    """
+    spans = template.layout(messages, sizes)
+    rows = sum(span.rows for span in spans)
+    if rows <= max_length:
+        return FitPlan(Fitting.WHOLE, rows, len(messages))
+    if policy == "refuse":
+        return FitPlan(Fitting.REFUSED, 0, 0)
+    ends = _turn_ends(messages, spans)
+    short = [number for number, end in ends.items() if end <= max_length]
+    if short:
+        return FitPlan(Fitting.FEWER_TURNS, ends[short[-1]], short[-1] + 1)
+    if not _teaches(spans, max_length, template.num_codebooks):
+        return FitPlan(Fitting.REFUSED, 0, 0)
+    return FitPlan(Fitting.CUT_SHORT, max_length, min(ends, default=len(messages) - 1) + 1)
+
+
+def fit(
+    template: Template,
+    messages: Sequence[Message],
+    audio: Sequence[PartAudio],
+    max_length: int,
+    policy: Policy,
+) -> tuple[TokenStream | None, FitPlan]:
+    """The stream of `template.compile` in at most `max_length` rows, and what was done; None where it is refused.
+
+    Raises:
+        ValueError: as `Template.compile`.
+    """
+    plan = plan_fit(template, messages, [size_of(part) for part in audio], max_length, policy)
+    if plan.fitting == Fitting.REFUSED:
+        return None, plan
+    kept = messages[: plan.num_messages]
+    parts = sum(isinstance(part, AudioPart) for message in kept for part in message.content)
+    stream = template.compile(kept, audio[:parts])
+    return (_cut(stream, plan.rows, template.audio_eos) if len(stream) > plan.rows else stream), plan
+
+
+def _cut(stream: TokenStream, rows: int, audio_eos: int) -> TokenStream:
+    """The first rows; where they end inside of an audio part, its EOS are no targets."""
+    cut = {name: value[:rows].clone() for name, value in stream.__dict__.items() if isinstance(value, Tensor)}
+    heard = int((stream.kinds_S[:rows] == Kind.FEATURE).sum())
+    kept = TokenStream(**cut, features=_first_windows(stream.features, heard))
+    if int(stream.kinds_S[rows]) == Kind.AUDIO_OUT == int(stream.kinds_S[rows - 1]):
+        others = (kept.kinds_S != Kind.AUDIO_OUT).nonzero()
+        start = int(others[-1]) + 1 if len(others) else 0
+        part_FK = kept.audio_targets_SK[start:]
+        part_FK[part_FK == audio_eos] = IGNORE
+    return kept
+
+
+def _first_windows(windows: Sequence[FeatureWindow], rows: int) -> tuple[FeatureWindow, ...]:
+    """The windows of the first rows; of the last one, its first rows alone are given to the model."""
+    kept: list[FeatureWindow] = []
+    for window in windows:
+        if rows > 0:
+            kept.append(window._replace(rows=min(window.rows, rows)))
+            rows -= window.rows
+    return tuple(kept)
+
+
+def _turn_ends(messages: Sequence[Message], spans: Sequence[Span]) -> dict[int, int]:
+    """Message number -> rows up to its end, for the last message of every turn of the assistant."""
+    ends: dict[int, int] = {}
+    end = 0
+    for span in spans:
+        end += span.rows
+        ends[span.message] = end
+    roles = [*(message.role for message in messages), None]
+    return {n: rows for n, rows in ends.items() if roles[n] == "assistant" and roles[n + 1] != "assistant"}
+
+
+def _teaches(spans: Sequence[Span], rows: int, num_codebooks: int) -> bool:
+    """Whether the first rows hold a target that is no mark: a text token, or a code of every codebook."""
+    start = 0
+    for span in spans:
+        least = 1 if span.kind == Kind.TEXT else num_codebooks + 1
+        if span.is_target and span.is_content and span.rows and start + least <= rows:
+            return True
+        start += span.rows
+    return False

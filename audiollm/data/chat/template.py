@@ -1,0 +1,280 @@
+"""A sample compiled to a token stream: one row a position, inputs and targets made in one place.
+
+Targets are the assistant's turns only: its text with `<|eot_id|>`, every audio code, and exactly one EOS a
+codebook; BOS never. A target stands at its own position; the shift by one happens once, inside `pack`.
+
+Shapes: S positions, K codebooks, T code frames, F delayed frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from audiollm.data.chat.delay import IGNORE, delay, delay_targets, delayed_length
+from audiollm.data.hearing.features import (
+    ClipFeatures,
+    FeatureRows,
+    FeatureWindow,
+    PartAudio,
+    PartSize,
+    size_of,
+)
+from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.text import tokenizer as tokens
+from audiollm.recipe.config import ConfigError
+
+ROLES = ("system", "user", "assistant")
+
+
+class Kind(IntEnum):
+    """What a position is."""
+
+    TEXT = 0
+    AUDIO_IN = 1
+    AUDIO_OUT = 2
+    FEATURE = 3
+    """Heard audio through an encoder, as continuous features."""
+
+
+@dataclass(frozen=True)
+class TokenStream:
+    """One row a position."""
+
+    text_ids_S: Tensor
+    codes_SK: Tensor
+    """Model input at audio positions, zero elsewhere."""
+    kinds_S: Tensor
+    text_targets_S: Tensor
+    audio_targets_SK: Tensor
+    features: tuple[FeatureWindow, ...] = ()
+    """The windows whose rows are those of the kind `FEATURE`, in their order."""
+
+    def __len__(self) -> int:
+        return len(self.text_ids_S)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one kind in succession: a piece of text, the delayed frames or the features of an audio part."""
+
+    kind: Kind
+    ids: list[int]
+    """Of the text; of audio, its placeholder alone."""
+    rows: int
+    is_target: bool
+    is_content: bool
+    """A part's own text or frames, and not a mark around it."""
+    message: int
+    """The number of the message that it belongs to."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Headers of a style with Higgs's audio tokens around the delayed codes.
+
+    The published form of Higgs Audio V2 (boson-ai/higgs-audio, `prepare_chatml_sample`): heard audio is
+    `<|audio_bos|><|AUDIO|>…<|audio_eos|>` in system and user turns, spoken audio
+    `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself. A heard part is given
+    as codes or as features of an encoder (`audiollm.data.hearing.features`), which have no rows of delay.
+
+    Args:
+        tokenizer: the text vocabulary, special tokens included.
+        num_codebooks, codebook_size: of the codec; BOS is `codebook_size`, EOS the one after.
+        header_style: a name of `HEADER_STYLES`.
+
+    Raises:
+        ConfigError: no such style, or a vocabulary without its special tokens.
+    """
+
+    tokenizer: Tokenizer
+    num_codebooks: int
+    codebook_size: int
+    header_style: str = "llama3"
+
+    def __post_init__(self) -> None:
+        missing = tokens.missing_tokens(self.tokenizer, self.header_style)
+        if missing:
+            raise ConfigError(
+                f"the vocabulary lacks {' '.join(missing)}",
+                f"header style {self.header_style}",
+                "see audiollm.data.text.tokenizer.add_special_tokens",
+            )
+
+    @property
+    def audio_bos(self) -> int:
+        return self.codebook_size
+
+    @property
+    def audio_eos(self) -> int:
+        return self.codebook_size + 1
+
+    def check_codes(self, codes_KT: Tensor) -> None:
+        """Raises: ValueError: of another shape or range than this codec's."""
+        if codes_KT.ndim != 2 or codes_KT.shape[0] != self.num_codebooks or codes_KT.shape[1] == 0:
+            raise ValueError(f"codes must be [{self.num_codebooks}, frames >= 1], not {list(codes_KT.shape)}")
+        low, high = torch.aminmax(codes_KT)
+        if int(low) < 0 or int(high) >= self.codebook_size:
+            raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
+
+    def layout(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> list[Span]:
+        """What rows the messages take, without their codes and features.
+
+        Args:
+            sizes: of each audio part, in order of appearance: its code frames T, or the rows of its features.
+
+        Raises:
+            ValueError: not as many as audio parts, none in one of them, features of what the assistant says, or a
+                text that holds a control token.
+        """
+        style, remaining = self._style, list(sizes)
+        spans = [self._mark(style.begin, 0)] if style.begin else []
+        for number, message in enumerate(messages):
+            speaking = message.role == "assistant"
+            spans.append(self._mark(style.header(message.role), number))
+            for part in message.content:
+                if isinstance(part, TextPart):
+                    ids = self._content_ids(part.text, message.role)
+                    spans.append(Span(Kind.TEXT, ids, len(ids), speaking, True, number))
+                    continue
+                if not remaining:
+                    raise ValueError("more audio parts than codes or features")
+                spans += self._audio(remaining.pop(0), speaking, number)
+            spans.append(self._mark(self._ending(messages, number), number, speaking))
+            if style.after_turn:
+                spans.append(self._mark(style.after_turn, number))
+        if remaining:
+            raise ValueError("more codes or features than audio parts")
+        return spans
+
+    def length(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> int:
+        """Rows that `compile` would make, from the text and the sizes of the audio parts alone."""
+        return sum(span.rows for span in self.layout(messages, sizes))
+
+    def compile(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> TokenStream:
+        """All messages, with the codes `[K, T]` or features of their audio parts in order of appearance.
+
+        Raises:
+            ValueError: not as many as audio parts, codes of another shape or range, features of what the assistant
+                says, or a text that holds a control token.
+        """
+        return self._fill(self._checked_layout(messages, audio), audio)
+
+    def prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
+        """The messages, then an opened assistant turn that is about to speak: ends with `<|audio_out_bos|>`."""
+        return self._opened(messages, audio, tokens.AUDIO_OUT_BOS)
+
+    def text_prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
+        """The messages, then an opened assistant turn that is about to write: ends with its header."""
+        return self._opened(messages, audio, "")
+
+    def _opened(self, messages: Sequence[Message], audio: Sequence[PartAudio], opening: str) -> TokenStream:
+        spans = self._checked_layout(messages, audio)
+        opened = [self._style.header("assistant"), *([opening] if opening else [])]
+        return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
+
+    def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[Span]:
+        for part in audio:
+            if not isinstance(part, ClipFeatures):
+                self.check_codes(part)
+        return self.layout(messages, [size_of(part) for part in audio])
+
+    def _fill(self, spans: Iterable[Span], audio: Sequence[PartAudio]) -> TokenStream:
+        spans, remaining = list(spans), list(audio)
+        features: list[FeatureWindow] = []
+        text_ids: list[int] = []
+        text_targets: list[int] = []
+        for span in spans:
+            is_text = span.kind == Kind.TEXT
+            text_ids += span.ids if is_text else span.ids * span.rows
+            text_targets += span.ids if is_text and span.is_target else [IGNORE] * span.rows
+        kinds_S = torch.zeros(len(text_ids), dtype=torch.long)
+        codes_SK = torch.zeros(len(text_ids), self.num_codebooks, dtype=torch.long)
+        audio_targets_SK = torch.full_like(codes_SK, IGNORE)
+        start = 0
+        for span in spans:
+            end = start + span.rows
+            part = None if span.kind == Kind.TEXT else remaining.pop(0)
+            kinds_S[start:end] = int(span.kind)
+            if isinstance(part, ClipFeatures):
+                features += part.windows
+            elif part is not None:
+                codes_SK[start:end] = delay(part, self.audio_bos, self.audio_eos)
+                if span.is_target:
+                    audio_targets_SK[start:end] = delay_targets(part, self.audio_eos)
+            start = end
+        text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
+        return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features))
+
+    def _audio(self, size: PartSize, speaking: bool, message: int) -> list[Span]:
+        featured = isinstance(size, FeatureRows)
+        frames = size.rows if isinstance(size, FeatureRows) else size
+        if frames < 1:
+            raise ValueError("an audio part has no frames")
+        if speaking and featured:
+            raise ValueError("what the assistant says is given as codes, never as features")
+        if speaking:
+            opening, kind, placeholder = tokens.AUDIO_OUT_BOS, Kind.AUDIO_OUT, tokens.AUDIO_OUT
+        else:
+            kind = Kind.FEATURE if featured else Kind.AUDIO_IN
+            opening, placeholder = tokens.AUDIO_BOS, tokens.AUDIO_IN
+        rows = frames if featured else delayed_length(frames, self.num_codebooks)
+        return [
+            self._mark(opening, message, speaking),
+            Span(kind, self._mark_ids[placeholder], rows, speaking, True, message),
+            self._mark(tokens.AUDIO_EOS, message, speaking),
+        ]
+
+    def _ending(self, messages: Sequence[Message], number: int) -> str:
+        """An assistant's message that is followed by another of its own ends the message and not the turn."""
+        style = self._style
+        goes_on = [message.role for message in messages[number : number + 2]] == ["assistant", "assistant"]
+        return (
+            style.end_of_message if goes_on and style.end_of_message in self._mark_ids else style.end_of_turn
+        )
+
+    def _mark(self, text: str, message: int, is_target: bool = False) -> Span:
+        ids = self._mark_ids[text]
+        return Span(Kind.TEXT, ids, len(ids), is_target, False, message)
+
+    def _content_ids(self, text: str, role: str) -> list[int]:
+        held = self._control.search(text) if "<|" in text else None
+        if held:
+            raise ValueError(f"the {role}'s text holds the control token {held[0]}; take it out of the data")
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @property
+    def _style(self) -> tokens.HeaderStyle:
+        return tokens.HEADER_STYLES[self.header_style]
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        """What forges a turn or an audio part where a text holds it."""
+        style = self._style
+        known = [
+            *style.special_tokens,
+            tokens.AUDIO_DELAY,
+            *([style.end_of_message] if style.end_of_message else []),
+        ]
+        return re.compile("|".join(re.escape(token) for token in known))
+
+    @cached_property
+    def _mark_ids(self) -> dict[str, list[int]]:
+        """The ids of everything between the parts: encoded once."""
+        style = self._style
+        marks = [style.begin, style.end_of_turn, style.after_turn, *tokens.AUDIO_TOKENS]
+        marks += [style.header(role) for role in ROLES]
+        if style.end_of_message and self.tokenizer.token_to_id(style.end_of_message) is not None:
+            marks.append(style.end_of_message)
+        return {mark: self._encode(mark) for mark in marks if mark}

@@ -1,0 +1,1 @@
+"""Recordings as input features of an audio encoder, and their augmentation."""

@@ -1,0 +1,73 @@
+"""What is heard, varied in training: level, tilt, place in time, and masks of time and of mel bins.
+
+Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. What is
+drawn depends on the generator alone.
+
+Shapes: M mel bins, F mel frames of a clip.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from audiollm.data.hearing.augmentation import Augmentation
+from audiollm.data.hearing.features import FRAMES_A_SECOND, ClipFeatures, FeatureShape
+
+UNITS_A_DB = 1 / 40
+"""Log-mels are (log10 of the power + 4) / 4."""
+
+
+def augment(
+    clip: ClipFeatures, config: Augmentation, shape: FeatureShape, generator: torch.Generator
+) -> ClipFeatures:
+    """The clip as it is heard this time: as many windows, frames and rows.
+
+    Args:
+        shape: what the windows were made for; silence that fills a window up stays behind the sound.
+    """
+    mel_MF = torch.cat([window.mel_MF for window in clip.windows], dim=1)
+    sound = min(mel_MF.shape[1], clip.rows * shape.frames_per_row)
+    mel_MF = mel_MF + _level_M1(len(mel_MF), config, generator)
+    mel_MF[:, :sound] = _moved(mel_MF[:, :sound], config, generator)
+    _mask(mel_MF, sound, config, generator)
+    edges = accumulate((window.mel_MF.shape[1] for window in clip.windows), initial=0)
+    parts = [mel_MF[:, start:end].contiguous() for start, end in pairwise(edges)]
+    windows = [window._replace(mel_MF=part) for window, part in zip(clip.windows, parts, strict=True)]
+    return ClipFeatures(tuple(windows))
+
+
+# Private
+
+
+def _level_M1(bins: int, config: Augmentation, generator: torch.Generator) -> Tensor:
+    gain, tilt = (2 * torch.rand(2, generator=generator) - 1).tolist()
+    slope_M = torch.linspace(-1, 1, bins)
+    return UNITS_A_DB * (gain * config.gain_db + tilt * config.tilt_db * slope_M)[:, None]
+
+
+def _moved(sound_MF: Tensor, config: Augmentation, generator: torch.Generator) -> Tensor:
+    share = torch.rand((), generator=generator).item() * config.shift
+    return sound_MF.roll(int(share * sound_MF.shape[1]), dims=1)
+
+
+def _mask(mel_MF: Tensor, sound: int, config: Augmentation, generator: torch.Generator) -> None:
+    """In place; all masks with one value, the mean of the sound."""
+    mean = mel_MF[:, :sound].mean()
+    widest = min(config.time_mask_s * FRAMES_A_SECOND, config.time_mask_share * sound)
+    for _ in range(config.time_masks):
+        start, end = _stretch(widest, sound, generator)
+        mel_MF[:, start:end] = mean
+    for _ in range(config.mel_masks):
+        start, end = _stretch(config.mel_mask_share * len(mel_MF), len(mel_MF), generator)
+        mel_MF[start:end, :sound] = mean
+
+
+def _stretch(widest: float, room: int, generator: torch.Generator) -> tuple[int, int]:
+    """Somewhere in the room, from 0 up to the widest, every whole width as likely."""
+    width, start = torch.rand(2, generator=generator).tolist()
+    size = int(width * (int(widest) + 1))
+    first = int(start * (room - size + 1))
+    return first, first + size

@@ -1,0 +1,308 @@
+"""Sound as a Whisper-class encoder takes it: log-mel windows, and how many rows of the model each of them fills.
+
+The mel spectrogram is that of transformers' `WhisperFeatureExtractor` (100 frames a second). The encoder's stem makes a
+position of `frames_per_position` of them (Whisper's of 2: 50 positions a second), and `stride` positions make a row: 25
+rows a second with a stride of 2.
+
+Shapes: N samples at 16 kHz, M mel bins, F mel frames of a window, X mel frames of several windows end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.data.records.storage import is_url
+
+if TYPE_CHECKING:
+    from transformers import WhisperFeatureExtractor
+
+SAMPLE_RATE = 16_000
+FRAMES_A_SECOND = 100
+SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_A_SECOND
+TAIL_FRAMES = 3
+"""Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
+
+
+@dataclass(frozen=True)
+class FeatureShape:
+    """What an encoder wants to be given."""
+
+    num_mel_bins: int = 80
+    max_positions: int = 1500
+    """Positions of a window, at most; longer clips are cut into windows. Whisper's 30 s are 1500."""
+    stride: int = 2
+    """Positions of a row."""
+    padded: bool = False
+    """Windows are filled up with silence to their full length, as published Whisper weights expect it."""
+    frames_per_position: int = 2
+    """Mel frames that the encoder's stem makes one position of."""
+
+    def __post_init__(self) -> None:
+        least = min(self.num_mel_bins, self.stride, self.frames_per_position)
+        if least < 1 or self.max_positions < self.stride:
+            raise ValueError(f"mel bins, stride, frames and positions must be 1 or more, not {self}")
+        if self.max_positions % self.stride:
+            raise ValueError(f"a window of {self.max_positions} positions is no multiple of {self.stride}")
+
+    @property
+    def window_rows(self) -> int:
+        return self.max_positions // self.stride
+
+    @property
+    def frames_per_row(self) -> int:
+        return self.frames_per_position * self.stride
+
+    @property
+    def samples_per_row(self) -> int:
+        return SAMPLES_PER_FRAME * self.frames_per_row
+
+    @property
+    def rows_a_second(self) -> float:
+        return FRAMES_A_SECOND / self.frames_per_row
+
+    def rows(self, num_samples: int) -> int:
+        """Rows that so many samples at 16 kHz take: `ceil(seconds * 25)` with a stride of 2, at least one."""
+        return max(1, -(-num_samples // self.samples_per_row))
+
+
+class FeatureWindow(NamedTuple):
+    """The mel frames of one window of a clip, and the rows that it fills."""
+
+    mel_MF: Tensor
+    rows: int
+
+
+@dataclass(frozen=True)
+class ClipFeatures:
+    """A heard recording for the model's audio encoder: stands in for the codes of an audio part."""
+
+    windows: tuple[FeatureWindow, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(window.rows for window in self.windows)
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """The size of `ClipFeatures`, where the size of codes is their number of frames."""
+
+    rows: int
+
+
+PartAudio = Tensor | ClipFeatures
+"""What an audio part is given to the model as: codes `[K, T]`, or features."""
+PartSize = int | FeatureRows
+
+
+@dataclass(frozen=True)
+class PackedFeatures:
+    """The windows of a pack, end to end."""
+
+    mel_MX: Tensor
+    frames: tuple[int, ...]
+    """Of each window. On the host, as `rows`: a loop over windows waits for no device."""
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, windows: Sequence[FeatureWindow]) -> PackedFeatures | None:
+        """None of none."""
+        if not windows:
+            return None
+        mels = [window.mel_MF for window in windows]
+        frames = tuple(mel_MF.shape[1] for mel_MF in mels)
+        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in windows))
+
+    def to(self, device: torch.device) -> PackedFeatures:
+        return PackedFeatures(self.mel_MX.to(device), self.frames, self.rows)
+
+
+def size_of(part: PartAudio) -> PartSize:
+    return FeatureRows(part.rows) if isinstance(part, ClipFeatures) else part.shape[1]
+
+
+def mel_features(samples_1N: Tensor, shape: FeatureShape, rows: int | None = None) -> ClipFeatures:
+    """The windows of a mono recording at 16 kHz.
+
+    Args:
+        rows: cut it, or fill it up with silence, to so many; None: as many as it takes.
+
+    Raises:
+        ValueError: not mono.
+    """
+    if samples_1N.ndim != 2 or len(samples_1N) != 1:
+        raise ValueError(f"features are made of mono [1, samples], not of {list(samples_1N.shape)}")
+    rows = rows or shape.rows(samples_1N.shape[1])
+    per_row = shape.samples_per_row
+    missing = max(0, rows * per_row - samples_1N.shape[1])
+    samples_N = functional.pad(samples_1N[0, : rows * per_row], (0, missing))
+    edges = [*range(0, rows, shape.window_rows), rows]
+    return ClipFeatures(
+        tuple(
+            FeatureWindow(_log_mel(samples_N[start * per_row : end * per_row], shape), end - start)
+            for start, end in pairwise(edges)
+        )
+    )
+
+
+def silence(rows: int, shape: FeatureShape) -> tuple[FeatureWindow, ...]:
+    """Windows of silence, for rows that nobody listens to."""
+    return mel_features(torch.zeros(1, rows * shape.samples_per_row), shape).windows
+
+
+def clip_rows(clip: AudioClip, shape: FeatureShape) -> int:
+    """Rows of the features of a clip: from its header where that tells, so that a survey decodes little.
+
+    Raises:
+        BadSample: it has to be decoded for this and cannot be.
+    """
+    seconds = _declared_s(clip)
+    samples = (
+        clip.load(SAMPLE_RATE, mono=True).num_samples if seconds is None else round(seconds * SAMPLE_RATE)
+    )
+    return shape.rows(samples)
+
+
+def clip_features(clip: AudioClip, shape: FeatureShape) -> ClipFeatures:
+    """The features of a clip, always of `clip_rows` rows: what a header misses of a sound, or adds, is left out.
+
+    Raises:
+        BadSample: there is no sound, or none that can be decoded.
+    """
+    samples_1N = clip.load(SAMPLE_RATE, mono=True).samples_CN
+    seconds = _declared_s(clip)
+    return mel_features(
+        samples_1N, shape, None if seconds is None else shape.rows(round(seconds * SAMPLE_RATE))
+    )
+
+
+class HeardClips:
+    """Features of clips that come again and again, made once and kept as far as there is room for them.
+
+    What is kept stays: when all clips are gone through in turn, dropping the oldest would drop those that come next.
+    """
+
+    def __init__(self, shape: FeatureShape, room_bytes: int) -> None:
+        self._shape, self._room = shape, room_bytes
+        self._kept: dict[Hashable, ClipFeatures] = {}
+
+    def __call__(self, key: Hashable, clip: AudioClip) -> ClipFeatures:
+        """`clip_features` of what goes by this key.
+
+        Raises:
+            BadSample: there is no sound, or none that can be decoded.
+        """
+        if key in self._kept:
+            return self._kept[key]
+        made = clip_features(clip, self._shape)
+        size = sum(window.mel_MF.nbytes for window in made.windows)
+        if size <= self._room:
+            self._kept[key] = made
+            self._room -= size
+        return made
+
+
+def part_audio(
+    loaded: LoadedSample,
+    codes: Sequence[Tensor],
+    shape: FeatureShape | None,
+    hear: Callable[[int, AudioClip], ClipFeatures] | None = None,
+) -> list[PartAudio]:
+    """What each audio part is given to the model as: its codes, or features of what is heard.
+
+    Args:
+        codes: one of the sample's encodings; empty where it has none.
+        shape: what the model's encoder takes; None: all parts are given as codes.
+        hear: what makes features of a part, by its number and clip; None: `clip_features`.
+
+    Raises:
+        BadSample: a part that needs codes has none, or one that needs its sound cannot be read.
+    """
+    made: list[PartAudio] = []
+    for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
+        if heard and shape is not None:
+            made.append(clip_features(clip, shape) if hear is None else hear(number, clip))
+        elif number < len(codes):
+            made.append(codes[number])
+        else:
+            raise no_codes(clip)
+    return made
+
+
+def heard_parts(sample: Sample) -> list[bool]:
+    """Of each audio part, whether it is heard and not said by the assistant."""
+    return [
+        message.role != "assistant"
+        for message in sample.messages
+        for part in message.content
+        if isinstance(part, AudioPart)
+    ]
+
+
+def no_codes(clip: AudioClip) -> BadSample:
+    """The error of a part that has to have codes."""
+    return BadSample(
+        clip.place, clip.sample_id, "has audio and no codes: `tokenize` it first", "missing codes"
+    )
+
+
+# Private
+
+
+def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
+    """`[M, F]`; of a window that is to be filled up, with the beginning of the silence and not all of it."""
+    window = shape.max_positions * shape.frames_per_position * SAMPLES_PER_FRAME
+    length = window if shape.padded else len(samples_N)
+    made = _extractor(shape.num_mel_bins)(
+        samples_N.numpy(),
+        sampling_rate=SAMPLE_RATE,
+        padding="max_length",
+        max_length=length,
+        return_tensors="np",
+    )
+    mel_MF = np.asarray(made["input_features"][0], np.float32)
+    frames = len(samples_N) // SAMPLES_PER_FRAME + TAIL_FRAMES if shape.padded else mel_MF.shape[1]
+    return torch.from_numpy(np.ascontiguousarray(mel_MF[:, :frames]))
+
+
+@cache
+def _extractor(num_mel_bins: int) -> WhisperFeatureExtractor:
+    from transformers import WhisperFeatureExtractor  # takes a second, and most models need none
+
+    return WhisperFeatureExtractor(feature_size=num_mel_bins)
+
+
+def _declared_s(clip: AudioClip) -> float | None:
+    """The length of the clip by its file's header, or by its span where the file is far away; None: unknown."""
+    if isinstance(clip.content, str) and is_url(clip.content):
+        return None if clip.end_s is None else clip.end_s - clip.start_s
+    total_s = _file_s(clip.content)
+    if total_s is None:
+        return None
+    end_s = total_s if clip.end_s is None else min(clip.end_s, total_s)
+    return end_s - clip.start_s if end_s > clip.start_s else None
+
+
+def _file_s(content: bytes | str | None) -> float | None:
+    """Seconds of a local file, or of the content of one, by its header; None where it does not tell for sure."""
+    from audiollm.audio import AudioError, probe
+    from audiollm.audio.decoding import read_info
+
+    if content is None:
+        return None
+    try:
+        info = read_info(content, "<bytes>") if isinstance(content, bytes) else probe(content)
+    except (AudioError, OSError):  # reading it will say what is wrong
+        return None
+    return None if info.num_samples is None else info.num_samples / info.sample_rate

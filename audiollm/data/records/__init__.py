@@ -1,0 +1,1 @@
+"""Samples and where they lie: manifests, shards, storage, mixtures, the loader."""

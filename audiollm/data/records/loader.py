@@ -1,0 +1,127 @@
+"""What a step trains on, made ahead of time in other processes; order and content do not depend on their number.
+
+A step is a pure function of its number, so there is no state to keep: a run that goes on asks for its next step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import torch
+import torch.utils.data
+
+from audiollm.processes import end_with_parent
+
+T = TypeVar("T")
+
+
+class Loader(Generic[T]):
+    """`loader[step]` is `make(step)`, made ahead of time as long as steps are asked for one after the other.
+
+    Any other step (a run that goes on, a trial, a roll-back) is taken too: what is under way is dropped, and the
+    reading ahead goes on from there.
+
+    Args:
+        make: what to do in a worker. It has to survive pickling where there are workers (no lambda). Tensors come
+            back through shared memory and cost a file descriptor each: give few and large ones.
+        workers: processes; 0 makes each step here, when it is asked for.
+        ahead: steps made before they are asked for, at least one a worker.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    def __init__(self, make: Callable[[int], T], workers: int = 0, ahead: int = 4) -> None:
+        if workers < 0 or ahead < 0:
+            raise ValueError(f"workers and ahead must be 0 or more, not {workers} and {ahead}")
+        self._make = make
+        self._steps = _StepsFrom()
+        self._loader = _start(make, self._steps, workers, ahead) if workers else None
+        self._iterator: Iterator[T] | None = None
+        self._next = -1
+
+    def __getitem__(self, step: int) -> T:
+        """`make(step)`.
+
+        Raises:
+            Exception: what `make` raised; from a worker, of the same type where it can be built from a text, else a
+                RuntimeError, with the worker's traceback in its text.
+        """
+        if self._loader is None:
+            return self._make(step)
+        if step != self._next or self._iterator is None:
+            self._steps.start = step
+            self._iterator = iter(self._loader)
+        self._next = -1  # an error leaves no one knows where
+        made = next(self._iterator)
+        self._next = step + 1
+        return made
+
+    def close(self) -> None:
+        """End the workers; they start anew when a step is asked for."""
+        self._iterator, self._next = None, -1
+        if self._loader is not None:
+            self._loader._iterator = None  # torch has no public way to end them
+
+
+# Private
+
+
+class _Steps(torch.utils.data.Dataset[T]):
+    """`make` as torch's DataLoader wants it."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self._make = make
+
+    def __getitem__(self, step: int) -> T:
+        return self._make(step)
+
+
+class _StepsFrom(torch.utils.data.Sampler[int]):
+    """Consecutive steps without end."""
+
+    def __init__(self) -> None:
+        self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count(self.start)
+
+
+def _start(
+    make: Callable[[int], T], steps: _StepsFrom, workers: int, ahead: int
+) -> torch.utils.data.DataLoader[T]:
+    # not fork: that of a process with threads can hang. The server loads the modules once, for all workers.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "audiollm.fork_server",
+            "audiollm.data.records.loader",
+            "audiollm.audio",
+            "audiollm.data.records.shards",
+            make.__module__,
+        ]
+    )
+    return torch.utils.data.DataLoader(
+        _Steps(make),
+        sampler=steps,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=max(1, -(-ahead // workers)),
+        persistent_workers=True,
+        multiprocessing_context=context,
+        worker_init_fn=_end_with_parent,
+        generator=torch.Generator(),  # else it draws from the global one, and dropout after it is another
+    )
+
+
+def _end_with_parent(worker: int) -> None:
+    """Torch looks after its parent between steps alone: handing one over that nobody takes, a worker would stay."""
+    end_with_parent()
+
+
+def _as_it_is(made: T) -> T:
+    return made

@@ -1,0 +1,151 @@
+"""A JSONL file of samples by number: a million open in a second, and each is read when it is asked for.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from audiollm.data.records.sample import BadSample, Sample, parse_sample
+from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.data.records.storage import is_url, join, parent, read_blocks, read_range
+from audiollm.recipe.config import ConfigError
+
+_NEWLINE = 10
+_SHORT_BYTES = 64
+"""A line shorter than this may be empty; no sample is as short."""
+
+
+class Manifest:
+    """The samples of a JSONL file, by number; empty lines are not counted.
+
+    Args:
+        url: a local path or any fsspec URL.
+
+    Attributes:
+        digest: of the whole content.
+
+    Raises:
+        ConfigError: it cannot be read at all.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self.url = str(url)
+        try:
+            self._ends_N, self._empty, self.digest = _scan(self.url)
+        except OSError as error:
+            reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            raise ConfigError(reason, self.url, "give a .jsonl of samples") from error
+
+    def __len__(self) -> int:
+        return len(self._ends_N) - len(self._empty)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Sample `index`, parsed now.
+
+        Raises:
+            BadSample: the line holds no usable sample, or the file has changed.
+            IndexError: there is none of this number.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.url}: no sample {index} among {len(self)}")
+        line = self._line(index)
+        place = f"{self.url}:{line + 1}"
+        start, end = (int(self._ends_N[line - 1]) if line else 0), int(self._ends_N[line])
+        try:
+            content = read_range(self.url, start, end - start)
+        except OSError as error:
+            raise BadSample(place, "", f"cannot be read ({error})", "unreadable file") from error
+        if len(content) < end - start:
+            raise BadSample(
+                place, "", "the file has been cut short since it was opened", "truncated manifest"
+            )
+        return parse_sample(content.removeprefix(b"\xef\xbb\xbf") if line == 0 else content, place)
+
+    def place(self, index: int) -> str:
+        """The file and the line of sample `index`."""
+        return f"{self.url}:{self._line(index) + 1}"
+
+    def _line(self, index: int) -> int:
+        """Counted from 0, with the empty ones: the first line with `index` others that are not empty before it."""
+        # the j-th empty line e_j has e_j - j samples before it
+        before = np.searchsorted(self._empty - np.arange(len(self._empty)), index, side="right")
+        return index + int(before)
+
+
+class ManifestSource:
+    """A manifest as a `Source`.
+
+    The path of an audio part is relative to the manifest's folder; where there is no such file, to the working
+    directory, as stages write them.
+    """
+
+    bad: tuple[BadSample, ...] = ()
+
+    def __init__(self, url: str | Path) -> None:
+        self._manifest = Manifest(url)
+        self._folder = parent(self._manifest.url)
+
+    @property
+    def name(self) -> str:
+        return self._manifest.url
+
+    @property
+    def digest(self) -> str:
+        return self._manifest.digest
+
+    def __len__(self) -> int:
+        return len(self._manifest)
+
+    def __getitem__(self, index: int) -> LoadedSample:
+        sample = self._manifest[index]
+        place = self._manifest.place(index)
+        clips = tuple(
+            AudioClip(
+                f"{place} {part.path}",
+                sample.id,
+                audio_address(self._folder, part.path),
+                part.start_s,
+                part.end_s,
+            )
+            for part in sample.audio_parts()
+        )
+        return LoadedSample(sample, [], clips)
+
+
+def audio_address(folder: str, path: str) -> str:
+    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
+    beside = join(folder, path)
+    is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
+    return beside if is_there else path
+
+
+def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """Where each line ends (behind its newline), the numbers of the empty ones, and a digest of the content."""
+    digest = hashlib.sha256()
+    ends: list[np.ndarray] = []
+    empty: list[int] = []
+    position, lines, last_end, tail = 0, 0, 0, b""
+    for block in read_blocks(url):
+        digest.update(block)
+        ends_L = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + (position + 1)
+        sizes_L = np.diff(ends_L, prepend=last_end)
+        known, known_from = tail + block, position - len(tail)
+        for n in np.flatnonzero(sizes_L < _SHORT_BYTES):
+            end = int(ends_L[n]) - known_from
+            if not known[end - int(sizes_L[n]) : end].strip():
+                empty.append(lines + int(n))
+        ends.append(ends_L)
+        position, lines, tail = position + len(block), lines + len(ends_L), known[-_SHORT_BYTES:]
+        last_end = int(ends_L[-1]) if len(ends_L) else last_end
+    if position > last_end:  # no newline behind the last one
+        ends.append(np.array([position], np.int64))
+        if position - last_end < _SHORT_BYTES and not tail[last_end - position :].strip():
+            empty.append(lines)
+    ends_N = np.concatenate([*ends, np.zeros(0, np.int64)])
+    return ends_N, np.array(empty, np.int64), digest.hexdigest()

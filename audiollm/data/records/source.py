@@ -1,0 +1,155 @@
+"""Where samples come from: what manifests and shards look like alike, and the sample that they give.
+
+Nothing is decoded that is not used: audio stays a path or the bytes of a file until `AudioClip.load`.
+
+Shapes: K codebooks, T frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiollm.data.records.sample import BadSample, Sample
+from audiollm.data.records.storage import file_size, is_url, list_sizes, read_all
+from audiollm.recipe.config import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+
+__all__ = ["AudioClip", "BadSample", "LoadedSample", "Source", "open_source"]
+
+
+@dataclass(frozen=True)
+class AudioClip:
+    """The sound of one audio part, not decoded yet."""
+
+    place: str
+    """For errors: the file, or the shard and the member."""
+    sample_id: str
+    content: bytes | str | None
+    """The content of a sound file, the path or URL of one, or None: there are codes of it alone."""
+    start_s: float = 0.0
+    end_s: float | None = None
+
+    def load(self, sample_rate: int | None = None, mono: bool = False) -> Waveform:
+        """Decode the part's span: float32 [channels, samples] in [-1, 1] and its rate.
+
+        Args:
+            sample_rate: resample to this rate in Hz; None keeps the file's.
+            mono: the mean of the channels.
+
+        Raises:
+            BadSample: there is no sound, or none that can be decoded.
+        """
+        from audiollm.audio import AudioError, load, load_bytes
+
+        try:
+            if self.content is None:
+                raise self._bad(
+                    "there are codes of it, and no sound (`tokenize` keeps it with sound: true)",
+                    "missing audio",
+                )
+            if isinstance(self.content, str) and not is_url(self.content):
+                return load(self.content, self.start_s, self.end_s, sample_rate, mono)
+            content = read_all(self.content) if isinstance(self.content, str) else self.content
+            return load_bytes(content, self.place, self.start_s, self.end_s, sample_rate, mono)
+        except AudioError as error:
+            raise self._bad(error.reason, "undecodable audio") from error
+        except (OSError, ValueError) as error:  # an address that cannot be reached, a name no system takes
+            raise self._bad(f"cannot be read ({error})", "missing audio") from error
+
+    def _bad(self, reason: str, kind: str) -> BadSample:
+        return BadSample(self.place, self.sample_id, f"audio: {reason}", kind)
+
+
+@dataclass(frozen=True)
+class LoadedSample:
+    """A sample with the codes of its audio parts, in one or more encodings, and with their sound."""
+
+    sample: Sample
+    encodings: list[list[Tensor]]
+    """int64 `[K, T]` each, one an audio part; no encoding where there are no codes."""
+    audio: tuple[AudioClip, ...] = ()
+    """One an audio part."""
+
+    @property
+    def frames(self) -> int:
+        return sum(codes_KT.shape[1] for encoding in self.encodings[:1] for codes_KT in encoding)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
+        arrays = [[codes_KT.numpy() for codes_KT in encoding] for encoding in self.encodings]
+        return _restore, (self.sample, arrays, self.audio)
+
+
+class Source(Protocol):
+    """Samples by number. What is found bad when it is opened is in `bad`, and is not numbered.
+
+    An opened source survives pickling, and goes to other processes without being opened or looked through again.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bad(self) -> Sequence[BadSample]: ...
+
+    @property
+    def digest(self) -> str:
+        """Changes when a number no longer stands for the same sample: what was noted by number holds no more."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> LoadedSample:
+        """Sample `index`.
+
+        Raises:
+            BadSample: it cannot be used.
+            IndexError: there is none of this number.
+        """
+
+
+def open_source(address: str | Path, max_codes_mb: float | None = None) -> Source:
+    """A JSONL manifest, a folder of shards or a single tar, at a local path or any fsspec URL.
+
+    Args:
+        max_codes_mb: see `Shards`; None: its default.
+
+    Raises:
+        ConfigError: it is none of these, or cannot be reached.
+    """
+    # here and not above: both give what this module defines
+    from audiollm.data.records.manifest import ManifestSource
+    from audiollm.data.records.shards import Shards
+
+    limits = {} if max_codes_mb is None else {"max_codes_mb": max_codes_mb}
+    address = str(address).rstrip("/") if str(address) != "/" else "/"
+    remedy = "give a .jsonl of samples, or a folder of shards (.tar)"
+    try:
+        files = list_sizes(address)
+        if files is None:
+            file_size(address)  # raises where there is nothing
+            if address.endswith(".tar"):
+                return Shards(address, **limits)
+            if address.endswith(".jsonl"):
+                return ManifestSource(address)
+            raise ConfigError("neither a manifest nor shards", address, remedy)
+        if "index.json" in files or any(name.endswith(".tar") for name in files):
+            return Shards(address, **limits)
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise ConfigError(reason, address, remedy) from error
+    manifests = sorted(name for name in files if name.endswith(".jsonl"))
+    hint = f"give {manifests[0]} in it" if manifests else remedy
+    raise ConfigError("a folder without shards", address, hint)
+
+
+def _restore(sample: Sample, arrays: list[list[np.ndarray]], audio: tuple[AudioClip, ...]) -> LoadedSample:
+    return LoadedSample(sample, [[torch.from_numpy(codes) for codes in row] for row in arrays], audio)

@@ -1,0 +1,1 @@
+"""Text: the spoken and written forms, normalization, and the text tokenizer."""

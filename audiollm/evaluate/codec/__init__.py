@@ -1,0 +1,1 @@
+"""Suites on codecs: signal metrics, judges, bitrate and cost."""

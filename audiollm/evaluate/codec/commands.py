@@ -1,0 +1,271 @@
+"""The command `evaluate codec`; another one joins the group through the entry points, as `evaluate.NAME`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from audiollm.evaluate.report.suite import bar, spread, step
+from audiollm.files.atomic import folder_digest
+from audiollm.recipe.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from audiollm.codec import Codec
+    from audiollm.evaluate.codec.evaluation import EvaluationClip, Kind
+    from audiollm.evaluate.judges.choosing import Chosen
+
+
+def codec(
+    codecs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of codecs, as FOLDER or NAME=FOLDER.", metavar="CODEC", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for results.json, rows.jsonl and report.html.")
+    ],
+    audio: Annotated[
+        list[Path] | None, typer.Option(help="A sound file, or a folder of them; give it again for more.")
+    ] = None,
+    listing: Annotated[
+        Path | None, typer.Option("--list", help="CSV with the columns path and, if known, kind and text.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="Of clips without one: speech, sound, music or unknown.")
+    ] = "unknown",
+    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
+    recognizer: Annotated[
+        str | None, typer.Option(help="Judge of words: pocketsphinx, or the folder of a Hugging Face model.")
+    ] = None,
+    speaker_judge: Annotated[
+        str | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
+    ] = None,
+    codebooks: Annotated[
+        str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clips, spread over all.")] = None,
+    max_seconds: Annotated[
+        float,
+        typer.Option(min=1.0, max=600.0, help="Longer clips are cut into equal pieces of at most this."),
+    ] = 30.0,
+    examples: Annotated[int, typer.Option(min=0, help="Clips to listen to in the report.")] = 4,
+) -> None:
+    """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
+
+    What is done is not done again: the same command goes on, and another codec joins the table.
+
+    Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
+    """
+    console = Console()
+    chosen = _metrics(metrics)
+    prefixes = _numbers(codebooks)
+    clips = spread(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
+    if not clips:
+        raise ConfigError("no sound to score", "--audio", "give files or folders with --audio, or a --list")
+    folders = name_codecs(codecs)
+
+    from audiollm.codec import load_codec
+    from audiollm.evaluate.codec.evaluation import Evaluation, evaluate_codec, split_clips
+    from audiollm.evaluate.codec.measures import Judges
+    from audiollm.evaluate.codec.report import write_report
+    from audiollm.evaluate.codec.scores import CodecRows
+    from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
+    from audiollm.files.atomic import write_json
+
+    loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
+    words, voices = choose_recognizer(recognizer), choose_speaker_judge(speaker_judge)
+    judges = Judges(words.judge if words else None, voices.judge if voices else None)
+    fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
+    fingerprints[""] = _surroundings(words, voices)
+    pieces, unreadable = split_clips(clips, max_seconds)
+    evaluation = Evaluation(chosen, judges, prefixes)
+    store = CodecRows(out / "rows.jsonl", fingerprints)
+    with bar(console, "scoring", len(pieces) * (len(loaded) + 1)) as progress:
+        result = evaluate_codec(loaded, pieces, evaluation, store, lambda what: step(progress, what))
+    result["set_aside"] = [*(vars(item) for item in unreadable), *result["set_aside"]]
+    result["judges"] = {
+        "recognizer": judges.recognizer.name if judges.recognizer else None,
+        "speaker": judges.speaker.name if judges.speaker else None,
+    }
+    write_json(out / "results.json", result)
+    _print(result, console)
+    with console.status("writing the report"):
+        report = write_report(out / "report.html", result, loaded, pieces, examples)
+    console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------------- inputs
+
+
+def read_clips(audio: Sequence[Path], listing: Path | None, kind: Kind) -> list[EvaluationClip]:
+    """The clips of files, of folders (all sound below them) and of a list, without a file twice.
+
+    Raises:
+        ConfigError: nothing there, or a list without a `path` column or with an unknown kind.
+    """
+    from audiollm.audio import AudioError, find_audio
+    from audiollm.evaluate.codec.evaluation import EvaluationClip
+
+    clips: dict[Path, EvaluationClip] = {}
+    for clip in _listed(listing, kind) if listing else ():
+        clips.setdefault(clip.path.resolve(), clip)
+    for place in audio:
+        if not place.exists():
+            raise ConfigError(f"no such file or folder: {place}", "--audio", "check the path")
+        try:
+            paths = find_audio(place)[0] if place.is_dir() else [place]
+        except AudioError as error:
+            raise ConfigError(str(error), "--audio") from error
+        for path in paths:
+            clips.setdefault(path.resolve(), EvaluationClip(path, kind=kind))
+    return list(clips.values())
+
+
+def _listed(listing: Path, kind: Kind) -> Iterator[EvaluationClip]:
+    import csv
+
+    from audiollm.evaluate.codec.evaluation import EvaluationClip
+
+    try:
+        with listing.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
+    for number, row in enumerate(rows, start=2):
+        where = f"{listing}:{number}"
+        if not row.get("path"):
+            raise ConfigError("no path", where, "the list needs a column path, and one in each row")
+        if None in row:
+            raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
+        path = listing.parent / row["path"]
+        own = _kind(row["kind"], where) if row.get("kind") else kind
+        yield EvaluationClip(path, kind=own, text=row.get("text") or None)
+
+
+def name_codecs(given: Sequence[str]) -> dict[str, Path]:
+    """Names and folders of codecs; a name that is not given is the end of the path that tells it apart.
+
+    Raises:
+        ConfigError: no model there, or a name given twice.
+    """
+    from audiollm.models.pretrained import model_folder
+
+    named: dict[str, Path] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        path = Path(folder if equals else text)
+        others = [Path(other.rpartition("=")[2]) for other in given if other != text]
+        label = name if equals else _short_name(path, others)
+        if label in named:
+            raise ConfigError(f"{label}: two codecs of that name", "CODEC", "tell them apart: NAME=FOLDER")
+        named[label] = model_folder(path)
+    return named
+
+
+def _short_name(path: Path, others: Sequence[Path]) -> str:
+    parts = path.resolve().parts
+    for length in range(1, len(parts)):
+        if all(other.resolve().parts[-length:] != parts[-length:] for other in others):
+            return "/".join(parts[-length:])
+    return str(path)
+
+
+def _metrics(given: str | None) -> list[str]:
+    from audiollm.evaluate.codec.scores import METRICS
+
+    names = list(METRICS) if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError(f"{name}: no such metric", "--metrics", nearest(name, METRICS))
+    return [name for name in METRICS if name in names]
+
+
+def _numbers(given: str | None) -> list[int]:
+    try:
+        numbers = [int(part) for part in given.split(",")] if given else []
+    except ValueError:
+        numbers = [0]
+    if any(number < 1 for number in numbers):
+        raise ConfigError(f"{given}: not numbers of codebooks", "--codebooks", "give for example 1,2,4,8")
+    return numbers
+
+
+def _kind(given: str, where: str) -> Kind:
+    from audiollm.evaluate.codec.evaluation import Kind
+
+    if given not in get_args(Kind):
+        raise ConfigError(f"{given}: no such kind of clip", where, nearest(given, get_args(Kind)))
+    return cast("Kind", given)
+
+
+def _surroundings(*judges: Chosen | None) -> str:
+    """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
+    known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
+    return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"
+
+
+# ------------------------------------------------------------------------------------------------ console
+
+
+def _print(result: dict[str, Any], console: Console) -> None:
+    """A table for each kind of clip, one of the codecs themselves, and what was set aside."""
+    from audiollm.evaluate.codec.scores import METRICS
+
+    for kind, size in result["clips"].items():
+        title = f"{kind}: {size['clips']} clips, {size['seconds']:.0f} s, means"
+        table = Table("metric", title=title, title_justify="left")
+        originals = result["original"].get(kind, {})
+        heard = any(cell["n"] for cell in originals.values())
+        for heading in [*(["original"] if heard else []), *result["codecs"]]:
+            table.add_column(heading, justify="right")
+        for name in result["metrics"]:
+            metric = METRICS[name]
+            cells = [scores["kinds"].get(kind, {}).get(name) for scores in result["codecs"].values()]
+            cells = [originals.get(name), *cells] if heard else cells
+            arrow = "↑" if metric.higher_is_better else "↓"
+            table.add_row(f"{metric.title} {arrow}", *(_cell(cell, metric.digits) for cell in cells))
+        console.print(table)
+    _print_codecs(result, console)
+    for item in result["set_aside"]:
+        line = f"set aside  {item['path']}: {item['reason']}"
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_codecs(result: dict[str, Any], console: Console) -> None:
+    table = Table("", title="codebooks and cost", title_justify="left")
+    rows: dict[str, list[str]] = {}
+    for label, scores in result["codecs"].items():
+        table.add_column(label, justify="right")
+        usage, perplexity = scores["codebooks"]["usage"], scores["codebooks"]["perplexity"]
+        cells = {
+            "kbps": f"{scores['bitrate_bps'] / 1000:.2f}",
+            "codebooks": f"{scores['num_codebooks']} × {scores['codebook_size']}, {scores['frame_rate']:g} Hz",
+            "codes used": f"{min(usage):.0%} to {max(usage):.0%}",
+            "perplexity": f"{min(perplexity):.0f} to {max(perplexity):.0f}",
+            "frames": str(scores["codebooks"]["frames"]),
+            "failed clips": str(scores["failed_clips"]),
+        }
+        for what in ("encode", "decode"):
+            seconds = scores["speed"][f"{what}_cpu_s_per_audio_s"]
+            cells[f"{what}, CPU-s a second"] = "n/a" if seconds is None else f"{seconds:.4f}"
+        for heading, cell in cells.items():
+            rows.setdefault(heading, []).append(cell)
+    for heading, row in rows.items():
+        table.add_row(heading, *row)
+    console.print(table)
+
+
+def _cell(table: dict[str, Any] | None, digits: int) -> str:
+    if table is None:
+        return ""
+    if table["mean"] is None:
+        return "n/a: " + next(iter(table["reasons"]), "no clip")
+    number = f"{table['mean']:.{digits}f}"
+    return f"{number} (n={table['n']})" if table["not_available"] else number

@@ -1,0 +1,307 @@
+"""The page of a codec evaluation: one self-contained HTML file with tables, charts, players and spectrograms.
+
+Shapes: N samples, M mel bands, T frames.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from markupsafe import Markup, escape
+
+from audiollm.audio import AudioError, Waveform, load
+from audiollm.codec import Codec
+from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, fit
+from audiollm.evaluate.codec.scores import METRICS
+from audiollm.evaluate.report.page import MOST_SOUND_BYTES, loudest_db, player, render
+from audiollm.files.atomic import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EXAMPLE_S = 8.0
+COLOURS = 6
+"""Codecs with a colour of their own; they repeat after that."""
+_INK, _LINE = "#010203", "#010204"
+_SERIES = tuple(f"#0105{index:02d}" for index in range(COLOURS))
+_PAGE_COLOURS = {_INK: "currentColor", _LINE: "var(--line)"} | {
+    stand_in: f"var(--c{index})" for index, stand_in in enumerate(_SERIES)
+}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "audiollm",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.parse_math": False,  # names are shown as they are written: `$\\x$` is no formula
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "figure.facecolor": "none",
+}
+
+
+def write_report(
+    path: Path,
+    result: Mapping[str, Any],
+    codecs: Mapping[str, Codec],
+    clips: Sequence[EvaluationClip],
+    num_examples: int,
+) -> Path:
+    """Write the page of `results.json`; the first clips of each kind in turn can be heard in it.
+
+    Args:
+        result: what `evaluate_codec` returned.
+        clips: those that were scored; up to `num_examples` of them are coded again, 8 s of each.
+    """
+    colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
+    page = render(
+        "codec_report.html",
+        result=result,
+        colours=colours,
+        tables=[score_table(result, kind) for kind in result["clips"]],
+        metric_charts=metric_charts(result),
+        codebook_charts=codebook_charts(result),
+        prefix_charts=prefix_charts(result),
+        examples=_examples(codecs, clips, num_examples),
+        seconds=EXAMPLE_S,
+    )
+    write_text(path, page)
+    return path
+
+
+def score_table(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The metrics that have a value for this kind of clip, as rows of cells; the others with their reasons."""
+    own = {name: scores["kinds"].get(kind, {}) for name, scores in result["codecs"].items()}
+    original = result["original"].get(kind, {})
+    everyone = [original, *own.values()]
+    shown = [m for m in result["metrics"] if any(tables.get(m, {}).get("n") for tables in everyone)]
+    rows = []
+    if any(table["n"] for table in original.values()):
+        rows.append({"name": "original", "codec": False, "cells": [_cell(original.get(m), m) for m in shown]})
+    best = {metric: _best([tables.get(metric) for tables in own.values()], metric) for metric in shown}
+    for name, tables in own.items():
+        cells = [_cell(tables.get(metric), metric, best[metric]) for metric in shown]
+        rows.append({"name": name, "codec": True, "cells": cells})
+    absent: dict[str, list[str]] = {}
+    for metric in (m for m in result["metrics"] if m not in shown):
+        reasons = {reason for tables in own.values() for reason in tables.get(metric, {}).get("reasons", ())}
+        absent.setdefault("; ".join(sorted(reasons)) or "no clip", []).append(METRICS[metric].title)
+    headings = [(METRICS[m].title, METRICS[m].higher_is_better, METRICS[m].unit) for m in shown]
+    return {"kind": kind, **result["clips"][kind], "headings": headings, "rows": rows, "absent": absent}
+
+
+def _best(tables: Sequence[Mapping[str, Any] | None], metric: str) -> float | None:
+    means = [table["mean"] for table in tables if table and table["mean"] is not None]
+    if len(means) < 2:
+        return None
+    return max(means) if METRICS[metric].higher_is_better else min(means)
+
+
+def _cell(table: Mapping[str, Any] | None, metric: str, best: float | None = None) -> dict[str, Any]:
+    if table is None:
+        return {"text": "", "note": "", "best": False, "missing": ""}
+    digits = METRICS[metric].digits
+    missing = "; ".join(f"{count} × {reason}" for reason, count in table["reasons"].items())
+    if table["mean"] is None:
+        return {"text": "n/a", "note": "", "best": False, "missing": missing}
+    return {
+        "text": f"{table['mean']:.{digits}f}",
+        "note": f"median {table['median']:.{digits}f}",
+        "best": table["mean"] == best,
+        "missing": f"n {table['n']}; n/a: {missing}" if missing else "",
+    }
+
+
+# ------------------------------------------------------------------------------------------------- charts
+
+
+def metric_charts(result: Mapping[str, Any]) -> list[Markup]:
+    """For each metric that has a value, its mean by kind of clip, a bar for each codec."""
+    charts = []
+    for metric in result["metrics"]:
+        kinds = [
+            kind
+            for kind in result["clips"]
+            if any(_mean(scores["kinds"], kind, metric) is not None for scores in result["codecs"].values())
+        ]
+        if not kinds:
+            continue
+        bars = {
+            name: [_mean(scores["kinds"], kind, metric) for kind in kinds]
+            for name, scores in result["codecs"].items()
+        }
+        charts.append(
+            _chart(_title(metric), lambda axes, bars=bars, kinds=kinds: _draw_bars(axes, bars, kinds))
+        )
+    return charts
+
+
+def codebook_charts(result: Mapping[str, Any]) -> list[Markup]:
+    """Share of used codes and perplexity, by codebook."""
+    charts = []
+    for key, title in (("usage", "share of codes used"), ("perplexity", "perplexity")):
+        lines = {
+            name: list(enumerate(scores["codebooks"][key], start=1))
+            for name, scores in result["codecs"].items()
+        }
+        charts.append(
+            _chart(title, lambda axes, lines=lines: _draw_lines(axes, lines, "codebook", floor=True))
+        )
+    return charts
+
+
+def prefix_charts(result: Mapping[str, Any]) -> list[Markup]:
+    """Where codecs were scored with fewer codebooks: each metric against the bitrate, by kind."""
+    charts = []
+    if all(len(scores["prefixes"]) < 2 for scores in result["codecs"].values()):
+        return []
+    for metric in result["metrics"]:
+        for kind in result["clips"]:
+            lines = {}
+            for name, scores in result["codecs"].items():
+                points = [
+                    (scores["prefix_bitrates_bps"][number] / 1000, mean)
+                    for number, kinds in scores["prefixes"].items()
+                    if (mean := _mean(kinds, kind, metric)) is not None
+                ]
+                if points:
+                    lines[name] = points
+            if lines:
+                charts.append(
+                    _chart(
+                        f"{_title(metric)}, {kind}",
+                        lambda axes, lines=lines: _draw_lines(axes, lines, "kbps"),
+                    )
+                )
+    return charts
+
+
+def _mean(kinds: Mapping[str, Any], kind: str, metric: str) -> float | None:
+    table = kinds.get(kind, {}).get(metric)
+    return None if table is None else table["mean"]
+
+
+def _title(metric: str) -> str:
+    known = METRICS[metric]
+    return f"{known.title}{f' ({known.unit})' if known.unit else ''} {'↑' if known.higher_is_better else '↓'}"
+
+
+def _draw_bars(axes: Axes, bars: Mapping[str, Sequence[float | None]], kinds: Sequence[str]) -> None:
+    width = 0.8 / len(bars)
+    for index, values in enumerate(bars.values()):
+        places = [at - 0.4 + (index + 0.5) * width for at in range(len(kinds))]
+        heights = [0.0 if value is None else value for value in values]
+        axes.bar(places, heights, width * 0.9, color=_SERIES[index % COLOURS])
+    axes.set_xticks(range(len(kinds)), kinds)
+    axes.tick_params(length=0)
+
+
+def _draw_lines(
+    axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], x_label: str, floor: bool = False
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for index, points in enumerate(lines.values()):
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=_SERIES[index % COLOURS], marker="o", markersize=3.4, linewidth=1.5)
+    if floor:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=x_label == "codebook"))
+    axes.tick_params(length=3, width=0.6)
+
+
+def _chart(title: str, draw: Any) -> Markup:
+    """An inline SVG that takes the page's colours, under its title."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(3.3, 2.2), layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue().decode()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    view_box = re.search(r'viewBox="([^"]*)"', svg)
+    assert view_box is not None
+    head = f'<svg viewBox="{view_box.group(1)}" role="img" aria-label="{escape(title)}">'
+    svg = head + svg[svg.index(">") + 1 :]
+    # ids are local to a figure and would clash on one page
+    prefix = re.sub(r"\W", "", title)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    for stand_in, colour in _PAGE_COLOURS.items():
+        svg = svg.replace(stand_in, colour)
+    return Markup(f'<figure class="card"><figcaption>{escape(title)}</figcaption>{svg}</figure>')
+
+
+# ----------------------------------------------------------------------------------------------- examples
+
+
+def _examples(
+    codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int
+) -> list[dict[str, Any]]:
+    """Clips with the sound and the spectrogram of the original and of each codec, until the page has its fill."""
+    shown: list[dict[str, Any]] = []
+    size = 0
+    for clip in _in_turns(clips):
+        if len(shown) == number or size > MOST_SOUND_BYTES:
+            break
+        try:
+            end_s = clip.start_s + EXAMPLE_S
+            recording = load(
+                clip.path, clip.start_s, end_s if clip.end_s is None else min(end_s, clip.end_s), mono=True
+            )
+        except AudioError:  # named among those set aside
+            continue
+        sounds = _sounds(recording, codecs)
+        size += sum(len(sound.get("audio", "")) for sound in sounds)
+        span = f"{recording.duration_s:.1f} s from {clip.start_s:.1f} s"
+        shown.append(
+            {"name": clip.path.name, "kind": clip.kind, "text": clip.text, "span": span, "sounds": sounds}
+        )
+    return shown
+
+
+def _in_turns(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
+    """The first of each kind, then the second of each, ..."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for clip in clips:
+        seen[clip.kind] = seen.get(clip.kind, 0) + 1
+        ranked.append((seen[clip.kind], clip))
+    return [clip for _, clip in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _sounds(recording: Waveform, codecs: Mapping[str, Codec]) -> list[dict[str, Any]]:
+    reference = recording.resample(COMPARISON_RATE)
+    loudest = loudest_db(reference.samples_CN)
+    sounds: list[dict[str, Any]] = [
+        {"name": "original", **player(reference.samples_CN, COMPARISON_RATE, loudest)}
+    ]
+    for name, codec in codecs.items():
+        try:
+            with torch.no_grad():
+                codes_KT = codec.encode(recording.resample(codec.sample_rate).samples_CN)
+                decoded_1N = fit(codec.decode(codes_KT).cpu(), codec.sample_rate, reference)
+            sounds.append({"name": name, **player(decoded_1N, COMPARISON_RATE, loudest)})
+        except Exception as error:  # counted in the scores, too
+            sounds.append({"name": name, "problem": f"{type(error).__name__}: {error}"})
+    return sounds

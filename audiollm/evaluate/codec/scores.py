@@ -1,0 +1,188 @@
+"""Rows of measurements, kept in a file so that none is taken twice, and their summary.
+
+Shapes: K codebooks, V codebook size, T frames.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audiollm.evaluate.report.statistics import metric_table
+from audiollm.evaluate.report.store import Row, RowStore
+
+KINDS = ("speech", "sound", "music", "unknown")
+VERSION = 1
+"""Of the rows: raise it when a metric's definition changes, so that old rows are not taken for new ones."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown and read."""
+
+    title: str
+    higher_is_better: bool
+    digits: int
+    speech_only: bool = False
+    needs_reference: bool = True
+    unit: str = ""
+
+
+METRICS: dict[str, Metric] = {
+    "mel_distance": Metric("mel distance", False, 3),
+    "stft_distance": Metric("STFT distance", False, 3),
+    "si_sdr": Metric("SI-SDR", True, 2, unit="dB"),
+    "pesq": Metric("PESQ", True, 2, speech_only=True),
+    "stoi": Metric("STOI", True, 3, speech_only=True),
+    "dnsmos": Metric("DNSMOS", True, 2, speech_only=True, needs_reference=False),
+    "speaker_similarity": Metric("speaker similarity", True, 3, speech_only=True),
+    "word_error_rate": Metric("word error rate", False, 3, speech_only=True, needs_reference=False),
+}
+
+
+class CodecRows:
+    """Rows by codec and clip, kept in a `RowStore`; `path=None` keeps nothing.
+
+    Args:
+        path: the file of rows.
+        fingerprints: of each codec and, as `""`, of everything else that rows depend on (the judges).
+    """
+
+    def __init__(self, path: Path | None, fingerprints: Mapping[str, str]) -> None:
+        self.path, self._store, self._fingerprints = path, RowStore(path), fingerprints
+
+    def get(self, codec: str, content: str, prefixes: Sequence[int]) -> Row | None:
+        """The finished row, under the codec's present name; None where it is not there."""
+        row = self._store.get(*self._depends_on(codec, content, prefixes))
+        return None if row is None else {**row, "codec": codec}
+
+    def add(self, codec: str, content: str, prefixes: Sequence[int], row: Row) -> None:
+        self._store.add(row, *self._depends_on(codec, content, prefixes))
+
+    def _depends_on(self, codec: str, content: str, prefixes: Sequence[int]) -> list[Any]:
+        return [VERSION, self._fingerprints.get(codec), self._fingerprints.get(""), content, list(prefixes)]
+
+
+def count_codes(codes_KT: Tensor, codebook_size: int) -> NDArray[np.int64]:
+    """How often each code of each codebook occurs, `[K, V]`."""
+    rows = [torch.bincount(codes_T.long(), minlength=codebook_size) for codes_T in codes_KT]
+    counts_KV: NDArray[np.int64] = torch.stack(rows).numpy()
+    return counts_KV
+
+
+def pack_counts(counts_KV: NDArray[np.int64]) -> dict[str, Any]:
+    """For a line of JSON: mostly zeros, a few kilobytes."""
+    data = base64.b64encode(zlib.compress(counts_KV.astype("<u4").tobytes())).decode()
+    return {"shape": list(counts_KV.shape), "zlib": data}
+
+
+def unpack_counts(packed: Mapping[str, Any]) -> NDArray[np.int64]:
+    data = zlib.decompress(base64.b64decode(packed["zlib"]))
+    counts_KV: NDArray[np.int64] = np.frombuffer(data, dtype="<u4").reshape(packed["shape"]).astype(np.int64)
+    return counts_KV
+
+
+def codebook_statistics(counts_KV: NDArray[np.int64]) -> dict[str, Any]:
+    """Of each codebook: the share of its codes that occur, and the perplexity, exp of the entropy in nats.
+
+    Over few frames both are bounded by their number, which is there as `frames`.
+    """
+    totals_K1 = counts_KV.sum(axis=1, keepdims=True)
+    share_KV = counts_KV / np.maximum(totals_K1, 1)
+    logs_KV = np.log(share_KV, out=np.zeros_like(share_KV), where=share_KV > 0)
+    return {
+        "frames": int(totals_K1.max(initial=0)),
+        "usage": [float(value) for value in (counts_KV > 0).mean(axis=1)],
+        "perplexity": [float(value) for value in np.exp(-(share_KV * logs_KV).sum(axis=1))],
+    }
+
+
+def summarize(
+    rows: Sequence[Row],
+    facts: Mapping[str, Mapping[str, Any]],
+    metrics: Sequence[str],
+    set_aside: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """The content of `results.json`.
+
+    Args:
+        rows: of all clips and codecs; those of a codec that is not in `facts` are of the originals.
+        facts: what is known of each codec without a clip.
+
+    Returns:
+        `clips` (number and seconds by kind), `original` (by kind, the metrics without a reference),
+        `codecs` (each with its facts, `kinds`, `prefixes`, `codebooks`, `speed`) and `set_aside`. A metric
+        is a table of `mean`, `median`, `n`, `not_available` and `reasons`; the mean of the word error rate
+        is that of the whole: all errors over all words.
+    """
+    of_codec: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        of_codec[row["codec"]].append(row)
+    originals = [row for name, own in of_codec.items() if name not in facts for row in own]
+    own_metrics = [name for name in metrics if not METRICS[name].needs_reference]
+    return {
+        "clips": _clips(originals),
+        "metrics": list(metrics),
+        "original": _by_kind(originals, "0", own_metrics),
+        "codecs": {name: _codec(of_codec[name], known, metrics) for name, known in facts.items()},
+        "set_aside": list(set_aside),
+    }
+
+
+def _codec(rows: Sequence[Row], facts: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    full = str(facts["num_codebooks"])
+    prefixes = {number: _by_kind(rows, number, metrics) for number in facts["prefix_bitrates_bps"]}
+    coded = [row for row in rows if "counts" in row]
+    seconds = sum(row["duration_s"] for row in coded)
+    counts_KV = np.zeros((facts["num_codebooks"], facts["codebook_size"]), dtype=np.int64)
+    for row in coded:
+        counts_KV += unpack_counts(row["counts"])
+    return {
+        **facts,
+        "kinds": prefixes[full],
+        "prefixes": prefixes,
+        "codebooks": codebook_statistics(counts_KV),
+        "speed": {
+            "audio_s": seconds,
+            "encode_cpu_s_per_audio_s": _ratio(sum(row["encode_cpu_s"] for row in coded), seconds),
+            "decode_cpu_s_per_audio_s": _ratio(sum(row["decode_cpu_s"] for row in coded), seconds),
+        },
+        "failed_clips": len(rows) - len(coded),
+    }
+
+
+def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[str, Any]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["kind"]].append(row)
+    return {kind: {name: _table(groups[kind], prefix, name) for name in metrics} for kind in _ordered(groups)}
+
+
+def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
+    """Of a row, `scores[prefix][metric]` is a number, or the reason why there is none."""
+    weights = [row["words"] for row in rows] if name == "word_error_rate" else None
+    return metric_table([row["scores"][prefix][name] for row in rows], weights)
+
+
+def _clips(rows: Sequence[Row]) -> dict[str, Any]:
+    kinds = _ordered({row["kind"] for row in rows})
+    lengths = {kind: [row["duration_s"] for row in rows if row["kind"] == kind] for kind in kinds}
+    return {kind: {"clips": len(own), "seconds": sum(own)} for kind, own in lengths.items()}
+
+
+def _ordered(kinds: Iterable[str]) -> list[str]:
+    return sorted(kinds, key=KINDS.index)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

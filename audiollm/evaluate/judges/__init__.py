@@ -1,0 +1,1 @@
+"""Judges that share nothing with the model: recognizers, classifiers, pretrained models."""

@@ -1,0 +1,81 @@
+"""Judges as a command names them: the embedded ones by name, folders of models, or `package.module:factory`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from audiollm.evaluate.judges.hearing import Recognizer, VoiceJudge
+from audiollm.evaluate.judges.pretrained import (
+    ClassifierSpeakerJudge,
+    PretrainedEmotionJudge,
+    PretrainedRecognizer,
+    PretrainedSpeakerJudge,
+)
+from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
+from audiollm.evaluate.subjects.protocols import is_import_path, plug_in
+from audiollm.files.atomic import folder_digest
+
+POCKETSPHINX = "pocketsphinx"
+Judge = TypeVar("Judge", covariant=True)
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[Judge]):
+    """A judge, and what stands for it in the rows."""
+
+    judge: Judge
+    fingerprint: str
+
+
+def choose_recognizer(given: str | None, language: str | None = None) -> Chosen[Recognizer] | None:
+    """`pocketsphinx` (English, open vocabulary), the folder of a Hugging Face recognizer, or an import path.
+
+    Raises:
+        ConfigError: no recognizer there.
+    """
+    if given is None:
+        return None
+    if given == POCKETSPHINX:
+        return Chosen(PocketsphinxRecognizer(), POCKETSPHINX)
+    if is_import_path(given):
+        return _plugged(given, Recognizer, "name and recognize(samples_CN, sample_rate)")
+    judge = PretrainedRecognizer(Path(given), language)
+    return Chosen(judge, f"{folder_digest(Path(given))} {language}")
+
+
+def choose_speaker_judge(given: str | None) -> Chosen[VoiceJudge] | None:
+    """The folder of a Hugging Face x-vector model, or of a classifier of speakers of ours, or an import path.
+
+    Raises:
+        ConfigError: no judge there.
+    """
+    if given is None:
+        return None
+    if is_import_path(given):
+        return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
+    folder = Path(given)
+    if (folder / "classifier.json").exists():
+        return Chosen(ClassifierSpeakerJudge(folder), folder_digest(folder))
+    return Chosen(PretrainedSpeakerJudge(folder), folder_digest(folder))
+
+
+def choose_emotion_judge(given: str | None) -> Chosen[VoiceJudge] | None:
+    """The folder of a Hugging Face audio classifier, or an import path (emotion2vec, for example).
+
+    What is plugged in needs `embed`; with `labels` and `classify(samples_1N, sample_rate)` it names emotions, too.
+
+    Raises:
+        ConfigError: no judge there.
+    """
+    if given is None:
+        return None
+    if is_import_path(given):
+        return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
+    return Chosen(PretrainedEmotionJudge(Path(given)), folder_digest(Path(given)))
+
+
+def _plugged(path: str, protocol: Any, needs: str) -> Chosen[Any]:
+    judge = plug_in(path, (protocol,), needs)
+    return Chosen(judge, f"{path} {getattr(judge, 'fingerprint', '')}")

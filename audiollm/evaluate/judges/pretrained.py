@@ -1,0 +1,167 @@
+"""Judges of speech given by path: recognizers, voices and emotions of Hugging Face, and our own trained classifier of
+speakers. Nothing is downloaded, nothing pickled is read.
+
+Shapes: C channels, N samples, T frames, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.audio import resample, to_mono
+from audiollm.files.json_files import OFFLINE
+from audiollm.recipe.config import ConfigError
+
+
+class PretrainedRecognizer:
+    """A speech recognizer of transformers (CTC or Whisper-like) in a local folder.
+
+    Args:
+        language: of what is said (`en`, `zh`), for a model of many languages that can be told; None: it finds out.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path, language: str | None = None) -> None:
+        from transformers import pipeline
+
+        self.name = folder.name
+        try:
+            if not folder.is_dir():  # else the name would be looked up on the hub
+                raise OSError("no such folder")
+            self._pipeline = pipeline(
+                "automatic-speech-recognition",
+                model=str(folder),
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _not_a_judge(folder, "speech recognizer", error) from error
+        self._rate = int(self._pipeline.feature_extractor.sampling_rate)
+        known = getattr(getattr(self._pipeline.model, "generation_config", None), "lang_to_id", None) or {}
+        told = language is not None and f"<|{language}|>" in known
+        self._told: dict[str, Any] = (
+            {"generate_kwargs": {"language": language, "task": "transcribe"}} if told else {}
+        )
+
+    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+        """What is said, as the model writes it."""
+        mono_1N = resample(to_mono(samples_CN), sample_rate, self._rate)
+        sound = {"raw": mono_1N[0].numpy(), "sampling_rate": self._rate}
+        return str(self._pipeline(sound, **self._told)["text"])
+
+
+class PretrainedSpeakerJudge:
+    """A speaker verification model of transformers (WavLM-SV and other x-vector heads) in a local folder.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForAudioXVector
+
+        self.name = folder.name
+        self._model, self._inputs = _pretrained(
+            folder, AutoModelForAudioXVector, "speaker judge (an x-vector model)"
+        )
+
+    @torch.no_grad()
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The voice, float32 `[D]`."""
+        embedding_D: Tensor = self._model(**self._inputs(samples_1N, sample_rate)).embeddings[0].float()
+        return embedding_D
+
+
+class ClassifierSpeakerJudge:
+    """A classifier of speakers that the stage `evaluate` trained (`judges/speaker`), as a judge of voices.
+
+    A voice is where it lies among the training speakers: it knows the likeness of a new voice only as far as those
+    few span it.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from audiollm.evaluate.judges.classifier import ClipClassifier
+
+        self.name = f"{folder.parent.parent.name}/{folder.name}"
+        try:
+            self._classifier = ClipClassifier.load(folder)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise _not_a_judge(folder, "trained classifier", error) from error
+
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The voice, float32 `[K]`, K training speakers: the logits, less their mean.
+
+        Raises:
+            ValueError: the clip is silent.
+        """
+        logits_K = self._classifier.logits(samples_1N, sample_rate)
+        return logits_K - logits_K.mean()
+
+
+class PretrainedEmotionJudge:
+    """An audio classifier of transformers in a local folder: its labels, and its encoder's mean over time.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForAudioClassification
+
+        self.name = folder.name
+        what = "emotion judge (an audio classifier)"
+        self._model, self._inputs = _pretrained(folder, AutoModelForAudioClassification, what)
+        self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]
+
+    def classify(self, samples_1N: Tensor, sample_rate: int) -> str:
+        """The likeliest of `labels`."""
+        return self.labels[int(self._forward(samples_1N, sample_rate).logits[0].argmax())]
+
+    def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
+        """The mean over time of the last hidden states, float32 `[D]` (emotion2vec's utterance embedding)."""
+        hidden_TD: Tensor = self._forward(samples_1N, sample_rate).hidden_states[-1][0].float()
+        return hidden_TD.mean(dim=0)
+
+    @torch.no_grad()
+    def _forward(self, samples_1N: Tensor, sample_rate: int) -> Any:
+        return self._model(**self._inputs(samples_1N, sample_rate), output_hidden_states=True)
+
+
+def _pretrained(folder: Path, model_class: Any, what: str) -> tuple[Any, Callable[[Tensor, int], Any]]:
+    """The model in a folder, and what makes its inputs of a mono waveform `[1, N]` and its sample rate.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+    from transformers import AutoFeatureExtractor
+
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
+        model = model_class.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _not_a_judge(folder, what, error) from error
+    rate = int(extractor.sampling_rate)
+
+    def inputs(samples_1N: Tensor, sample_rate: int) -> Any:
+        mono_1N = resample(samples_1N, sample_rate, rate)
+        return extractor(mono_1N[0].numpy(), sampling_rate=rate, return_tensors="pt")
+
+    return model, inputs
+
+
+def _not_a_judge(folder: Path, what: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"no {what} loads from {folder}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        str(folder),
+        "give a folder that transformers' from_pretrained reads, with safetensors weights",
+    )

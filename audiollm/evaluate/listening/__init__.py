@@ -1,0 +1,1 @@
+"""Suites on audio understanding: transcripts and questions."""

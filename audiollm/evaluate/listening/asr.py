@@ -1,0 +1,240 @@
+"""Suite `asr`: how much of what is said is written down rightly, by speaker and by condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from audiollm.data.records.sample import BadSample, Sample
+from audiollm.evaluate.listening.replies import Inquiry, Reply
+from audiollm.evaluate.report.lists import need_unique, read_rows
+from audiollm.evaluate.report.store import Row
+from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound
+from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
+from audiollm.evaluate.speech.clips import compare, error_summary, rate_of
+from audiollm.evaluate.speech.tts import error_rows
+from audiollm.recipe.config import ConfigError, nearest
+
+QUESTION = "Transcribe the speech."
+"""As in `data/tasks.yaml`."""
+MOST_GROUPS = 40
+"""Of one table; results.json has all."""
+_OWN = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is said in a recording, or in a span of it."""
+
+    id: str
+    path: Path
+    text: str
+    language: str
+    start_s: float = 0.0
+    end_s: float | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Speaker, condition and whatever else the manifest knows."""
+
+    def inquiry(self) -> Inquiry:
+        return Inquiry(self.id, self.path, QUESTION, self.start_s, self.end_s)
+
+
+def read_recordings(path: Path, language: str, split: str | None = None) -> list[Recording]:
+    """A manifest: CSV, JSON or JSON lines with `path` (or `audio`) and `text`, or samples of this project.
+
+    Of `id` (by default the path), `language`, `start_s` and `end_s` it may have each; other columns are conditions.
+    Paths are relative to the manifest. Of a sample, the recording is the user's first and the text the assistant's.
+
+    Args:
+        language: of those that name none.
+        split: of samples, only those of this split.
+
+    Raises:
+        ConfigError: what is wrong with the manifest, and where.
+    """
+    found = []
+    for where, values in read_rows(path):
+        if not isinstance(values, dict):
+            raise ConfigError("not a record", where, "a record has the keys path and text")
+        if split is not None and _about(values).get("split") != split:
+            continue
+        made = (
+            _of_sample(values, where, path.parent)
+            if "messages" in values
+            else _of_row(values, where, path.parent)
+        )
+        found.append(made(language))
+    if not found:
+        raise ConfigError(
+            f"no recordings{f' of the split {split}' if split else ''}", str(path), "look at the manifest"
+        )
+    need_unique([recording.id for recording in found], path)
+    return found
+
+
+def evaluate_asr(
+    recordings: Sequence[Recording],
+    replies: Mapping[str, Reply],
+    form: str,
+    by: Sequence[str] = (),
+    about: str = "",
+    spelling: Path | None = None,
+) -> Outcome:
+    """Compare what was written with what is said.
+
+    Args:
+        form: how texts are compared, one of `text_errors.FORMS`, in each recording's language.
+        by: conditions to tell apart (`speaker`, ...).
+
+    Raises:
+        ConfigError: a condition that no recording has, or no such form.
+    """
+    known = {key for recording in recordings for key in recording.about}
+    for key in by:
+        if key not in known:
+            raise ConfigError(f"{key}: no recording has it", "--by", nearest(key, known))
+    languages = sorted({recording.language for recording in recordings})
+    forms = {each: choose_form(form, each, spelling if each == "en" else None) for each in languages}
+    rows = [_row(recording, replies[recording.id], forms[recording.language]) for recording in recordings]
+    sets = {each: [row for row in rows if row["language"] == each] for each in languages}
+    words = {each: error_summary(sets[each], forms[each]) for each in languages}
+    groups = {key: {each: _grouped(sets[each], key, forms[each]) for each in languages} for key in by}
+    result = {
+        "suite": "asr",
+        "recordings": len(rows),
+        "words": words,
+        "characters": {each: _by_character(sets[each]) for each in languages if forms[each].unit == "word"},
+        "by": groups,
+    }
+    tables = [error_rows({each: words[each]}) for each in languages]
+    for key, of_language in groups.items():
+        for each, group in of_language.items():
+            worst = sorted(group, key=lambda name: -(group[name]["rate"] or 0.0))[:MOST_GROUPS]
+            if worst:
+                shown = error_rows({name: group[name] for name in worst})
+                tables.append(ScoreTable(f"{each} by {key}, the worst first", shown.headings, shown.rows))
+    return Outcome(
+        "Speech recognition",
+        [line for line in (about, f"texts are compared in the form {form}") if line],
+        result,
+        tables,
+        [_example(row, each) for row, each in sorted(zip(rows, recordings, strict=True), key=_badness)],
+        [(row["id"], row["errors"]) for row in rows if isinstance(row["errors"], str)],
+        rows,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _about(values: Mapping[str, Any]) -> dict[str, str]:
+    """The conditions of a record: its other columns, or a sample's metadata."""
+    source = values.get("metadata") or {} if "messages" in values else values
+    if not isinstance(source, dict):
+        return {}
+    return {
+        key: str(value)
+        for key, value in source.items()
+        if key not in _OWN and isinstance(value, str | int | float)
+    }
+
+
+class _Made:
+    """A recording that lacks the language of those that name none."""
+
+    def __init__(self, language: str | None, **values: Any) -> None:
+        self._language, self._values = language, values
+
+    def __call__(self, default: str) -> Recording:
+        return Recording(language=self._language or default, **self._values)
+
+
+def _of_row(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
+    path, text = values.get("path") or values.get("audio"), values.get("text")
+    if not path or text is None:
+        raise ConfigError("no path, or no text", where, "a record has the keys path and text")
+    try:
+        start_s = float(values.get("start_s") or 0.0)
+        end_s = float(values["end_s"]) if values.get("end_s") else None
+    except (TypeError, ValueError):
+        raise ConfigError("start_s or end_s is no number", where, "give seconds") from None
+    language = str(values["language"]) if values.get("language") else None
+    id = str(values.get("id") or path)
+    about = _about(values)
+    return _Made(
+        language, id=id, path=folder / str(path), text=str(text), start_s=start_s, end_s=end_s, about=about
+    )
+
+
+def _of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
+    import json
+
+    from audiollm.data.records.sample import parse_sample
+
+    try:
+        sample: Sample = parse_sample(json.dumps(values).encode(), where)
+    except BadSample as error:
+        raise ConfigError(error.reason, where, "mend or remove it") from None
+    heard, texts = sample.audio("user"), sample.texts("assistant")
+    if not heard or not texts:
+        raise ConfigError(
+            f"sample {sample.id}: no recording of the user's, or no text", where, "give samples of asr"
+        )
+    part = heard[0]
+    path = folder / part.path
+    about = _about(values) | ({"speaker": part.speaker} if part.speaker else {})
+    language = sample.metadata.get("language")
+    return _Made(
+        str(language) if language else None,
+        id=sample.id,
+        path=path if path.exists() else Path(part.path),
+        text=texts[-1],
+        start_s=part.start_s,
+        end_s=part.end_s,
+        about=about,
+    )
+
+
+def _row(recording: Recording, reply: Reply, form: TextForm) -> Row:
+    about = {
+        "id": recording.id,
+        "text": recording.text,
+        "language": recording.language,
+        "about": recording.about,
+    }
+    if reply.problem:
+        return {**about, "heard": None, "errors": reply.problem, "missing": True}
+    compared = {"text_form": form.apply(recording.text), "heard_form": form.apply(reply.text)}
+    return {**about, "heard": reply.text, **compared, "errors": compare(recording.text, reply.text, form)}
+
+
+def _by_character(rows: Sequence[Row]) -> dict[str, Any]:
+    """Errors by characters, spaces left out, of the same forms."""
+    errors: list[Errors] = []
+    for row in rows:
+        if isinstance(row["errors"], dict):
+            both = [" ".join(row[key].replace(" ", "")) for key in ("text_form", "heard_form")]
+            errors.append(count_errors(*both))
+    return error_table(errors)
+
+
+def _grouped(rows: Sequence[Row], key: str, form: TextForm) -> dict[str, Any]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["about"].get(key, "(unknown)"), []).append(row)
+    return {name: error_summary(groups[name], form) for name in sorted(groups)}
+
+
+def _badness(pair: tuple[Row, Recording]) -> float:
+    return -rate_of(pair[0])
+
+
+def _example(row: Row, recording: Recording) -> Example:
+    wrong = row["errors"] if isinstance(row["errors"], str) else f"{rate_of(row):.0%} wrong"
+    lines = [("said", recording.text), ("written", row["heard"] or "(nothing)"), ("errors", wrong)]
+    lines += [(key, value) for key, value in recording.about.items()][:4]
+    return Example(
+        recording.id, lines, [Sound("recording", recording.path, recording.start_s, recording.end_s)]
+    )

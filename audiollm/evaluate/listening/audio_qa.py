@@ -1,0 +1,250 @@
+"""Suite `audio-qa`: multiple choice about recordings, in MMAU's layout (arXiv 2410.19168).
+
+Two scores stand side by side: that of the option which the answer names (by its text or its letter, where exactly one
+is named), and MMAU's own string match, which its leaderboard shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from audiollm.data.text.forms import recognition_form
+from audiollm.evaluate.listening.replies import Inquiry, Reply
+from audiollm.evaluate.report.lists import need_unique, read_records
+from audiollm.evaluate.report.statistics import share
+from audiollm.evaluate.report.store import Row
+from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound, percent, with_interval
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+GROUPS = ("task", "difficulty", "category", "sub_category")
+REPLY_KEYS = ("model_output", "model_prediction", "reply")
+"""Where replies stand: MMAU's script reads the first, its instructions name the second."""
+
+
+class Question(BaseModel):
+    """A record of the list; the audio's path is relative to the list or to another folder."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str = Field(min_length=1)
+    audio_id: str = Field(min_length=1)
+    start_s: float = Field(default=0.0, ge=0)
+    end_s: float | None = None
+    """Seconds from the file's beginning, of what is asked about; None: to its end."""
+    question: str
+    choices: tuple[str, ...] = Field(min_length=2, max_length=len(LETTERS))
+    answer: str
+    task: str = "(unknown)"
+    difficulty: str = "(unknown)"
+    category: str = "(unknown)"
+    sub_category: str = Field(default="(unknown)", alias="sub-category")
+
+    @model_validator(mode="after")
+    def _answer_is_a_choice(self) -> Question:
+        if self.answer not in self.choices:
+            raise ValueError(f"the answer {self.answer!r} is none of the choices")
+        return self
+
+    @model_validator(mode="after")
+    def _span_is_positive(self) -> Question:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"the span ends at {self.end_s} s, not after its start at {self.start_s} s")
+        return self
+
+    @field_validator("category", "sub_category", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        """The published list has a few categories as lists."""
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return ", ".join(dict.fromkeys(value)) or "(unknown)"
+        return value
+
+    def prompt(self) -> str:
+        """The question with its options, as a model is asked."""
+        options = "\n".join(
+            f"({letter}) {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False)
+        )
+        return f"{self.question}\n{options}\nAnswer with the text of the right option and nothing else."
+
+    def inquiry(self, folder: Path) -> Inquiry:
+        return Inquiry(self.id, folder / self.audio_id, self.prompt(), self.start_s, self.end_s)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """
+    Raises:
+        ConfigError: what is wrong with the list, and where.
+    """
+    questions = read_records(path, Question)
+    need_unique([question.id for question in questions], path)
+    return questions
+
+
+def evaluate_audio_qa(
+    questions: Sequence[Question], replies: Mapping[str, Reply], folder: Path, about: str = ""
+) -> Outcome:
+    """Score replies.
+
+    A reply that names no option, or several, is wrong, and so is a question that the model failed on; a recording
+    that is not there leaves the question out.
+    """
+    rows = [_row(question, replies[question.id]) for question in questions]
+    asked = [row for row in rows if not row["left_out"]]
+    result = {
+        "suite": "audio-qa",
+        "questions": len(rows),
+        "left_out": len(rows) - len(asked),
+        **_scores(asked),
+        **{f"by_{group}": _grouped(asked, group) for group in GROUPS},
+    }
+    return Outcome(
+        "Questions about sound",
+        [about] if about else [],
+        result,
+        _tables(result),
+        [_example(row, q, folder) for row, q in sorted(zip(rows, questions, strict=True), key=_badness)],
+        [(row["id"], row["problem"]) for row in rows if row["problem"]],
+        rows,
+    )
+
+
+def read_choice(reply: str, choices: Sequence[str]) -> int | None:
+    """Which option a reply names; None where it is none or more than one.
+
+    In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
+    says that the answer is a letter; it holds one marked letter; it holds the text of one option as whole words, an
+    option within a longer one aside. What a model thought (`<think>...</think>`) is not looked at.
+    """
+    text = reply.rpartition("</think>")[2].strip()
+    for rule in _RULES:
+        found = {choices.index(choices[place]) for place in rule(text, choices)}  # options may be there twice
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+def mmau_match(reply: str, answer: str, choices: Sequence[str]) -> bool:
+    """MMAU's score: all words of the answer are in the reply, and none of another option that the answer has not."""
+    words, wanted = _words(reply), _words(answer)
+    others = {word for choice in choices if _words(choice) != wanted for word in _words(choice) - wanted}
+    return bool(words) and wanted <= words and not words & others
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\b\w+\b", text.lower()))
+
+
+def _is_text(text: str, choices: Sequence[str]) -> set[int]:
+    form = recognition_form(text)
+    return {place for place, choice in enumerate(choices) if form and recognition_form(choice) == form}
+
+
+def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
+    match = re.fullmatch(r"\(?([A-Z])\)?[.:]?", text.upper()) or re.match(r"\(?([A-Z])[).:](?=\s|$)", text)
+    return _places([match[1]], choices) | _marked_letter(text, choices) if match else set()
+
+
+def _says_letter(text: str, choices: Sequence[str]) -> set[int]:
+    said = r"\b(?:answer|option|choice)\b(?:\s+is)?[\s:]*\(?([A-Z])(?:\)|(?=[.,;:\s]|$))"
+    found = [match[1] for match in re.finditer(said, text, re.IGNORECASE) if match[1].isupper()]
+    return _places(found, choices)
+
+
+def _marked_letter(text: str, choices: Sequence[str]) -> set[int]:
+    return _places(re.findall(r"\(([A-Z])\)", text), choices)
+
+
+def _holds_text(text: str, choices: Sequence[str]) -> set[int]:
+    left = f" {recognition_form(text)} "
+    found: set[int] = set()
+    forms = [recognition_form(choice) for choice in choices]
+    for place in sorted(range(len(choices)), key=lambda at: -len(forms[at])):
+        if forms[place] and f" {forms[place]} " in left:
+            found.add(place)
+            left = left.replace(f" {forms[place]} ", " | ")
+    return found
+
+
+def _places(letters: Sequence[str], choices: Sequence[str]) -> set[int]:
+    return {LETTERS.index(letter) for letter in letters if LETTERS.index(letter) < len(choices)}
+
+
+_RULES: tuple[Callable[[str, Sequence[str]], set[int]], ...] = (
+    _is_text, _is_letter, _says_letter, _marked_letter, _holds_text,
+)  # fmt: skip
+
+
+def _row(question: Question, reply: Reply) -> Row:
+    chosen = None if reply.problem else read_choice(reply.text, question.choices)
+    return {
+        "id": question.id,
+        **{group: getattr(question, group) for group in GROUPS},
+        "choices": len(question.choices),
+        "question": question.question,
+        "answer": question.answer,
+        "reply": reply.text,
+        "problem": reply.problem,
+        "left_out": reply.problem.startswith("cannot be heard"),
+        "chosen": chosen,
+        "named": None if chosen is None else question.choices[chosen],
+        "right": chosen is not None and question.choices[chosen] == question.answer,
+        "matched": not reply.problem and mmau_match(reply.text, question.answer, question.choices),
+    }
+
+
+def _scores(rows: Sequence[Row]) -> dict[str, Any]:
+    n = len(rows)
+    return {
+        **share([row["right"] for row in rows]),
+        "mmau_string_match": share([row["matched"] for row in rows]),
+        "chance": sum(1 / row["choices"] for row in rows) / n if n else None,
+        "no_usable_answer": sum(row["chosen"] is None for row in rows) / n if n else None,
+    }
+
+
+def _grouped(rows: Sequence[Row], group: str) -> dict[str, Any]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[group], []).append(row)
+    return {name: _scores(groups[name]) for name in sorted(groups)}
+
+
+def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
+    headings = ["", "accuracy ↑ (95 %)", "MMAU's string match ↑", "chance", "no usable answer", "n"]
+    tables = [ScoreTable("all questions", headings, [_cells("all", result)], _left_out(result))]
+    for group in GROUPS:
+        found = result[f"by_{group}"]
+        if set(found) - {"(unknown)"}:
+            rows = [_cells(name, table) for name, table in found.items()]
+            tables.append(ScoreTable(f"by {group.replace('_', '-')}", headings, rows))
+    return tables
+
+
+def _left_out(result: Mapping[str, Any]) -> str:
+    return f"{result['left_out']} left out: the recording cannot be heard." if result["left_out"] else ""
+
+
+def _cells(name: str, table: Mapping[str, Any]) -> list[str]:
+    matched = with_interval(table["mmau_string_match"], "accuracy")
+    rest = [percent(table[key], 1) for key in ("chance", "no_usable_answer")]
+    return [name, with_interval(table, "accuracy"), matched, *rest, str(table["n"])]
+
+
+def _badness(pair: tuple[Row, Question]) -> tuple[bool, bool]:
+    return pair[0]["right"], pair[0]["chosen"] is None
+
+
+def _example(row: Row, question: Question, folder: Path) -> Example:
+    reply = row["problem"] or row["reply"] or "(nothing)"
+    lines = [("question", question.question), ("options", " · ".join(question.choices))]
+    lines += [("right", question.answer), ("reply", reply)]
+    heard = Sound("recording", folder / question.audio_id, question.start_s, question.end_s)
+    return Example(f"{question.id} · {question.task}", lines, [heard])

@@ -1,0 +1,304 @@
+"""The commands `evaluate asr`, `evaluate audio-qa` and `evaluate judge`: what models hear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.evaluate.report.suite import bar, conclude, spread, step
+from audiollm.evaluate.speech.commands import (
+    Codec,
+    Examples,
+    Form,
+    Language,
+    Limit,
+    MaxDuration,
+    Model,
+    RecognizerOption,
+    Seed,
+    Spelling,
+    clips_of,
+    speaker_of,
+)
+from audiollm.recipe.config import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
+    from audiollm.evaluate.speech.clips import Clip, SpeechRequest
+    from audiollm.evaluate.subjects.chat import Chat, EndpointChat
+    from audiollm.evaluate.subjects.protocols import Subject
+
+Listener = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="What listens: a folder (ours, or an audio LLM of Hugging Face), or module:factory.",
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(help="In place of a folder: an OpenAI-compatible address, http://localhost:8000/v1."),
+]
+EndpointModel = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
+KeyVariable = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="The longest reply.")]
+
+
+@dataclass(frozen=True)
+class ListenerSource:
+    """Where a model that listens comes from: a folder or an import path, or an endpoint."""
+
+    model: str | None
+    codec: Path | None
+    endpoint: str | None
+    endpoint_model: str | None
+    key_variable: str
+    max_tokens: int
+
+
+def asr(
+    listing: Annotated[
+        Path, typer.Option("--list", help="CSV or JSON lines with path and text, or samples.jsonl.")
+    ],
+    model: Listener = None,
+    codec: Codec = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    recognizer: RecognizerOption = None,
+    hypotheses: Annotated[
+        Path | None, typer.Option(help="In place of a model: CSV or JSON lines with id and text.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/asr"
+    ),
+    language: Language = "en",
+    split: Annotated[str | None, typer.Option(help="Of samples, only this split.")] = None,
+    by: Annotated[str, typer.Option(help="Conditions to tell apart: speaker,condition.")] = "",
+    form: Form = "whisper",
+    spelling: Spelling = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 256,
+    examples: Examples = 8,
+) -> None:
+    """Score speech recognition: word or character errors by kind, by speaker and by condition, with intervals.
+
+    What was written down is not asked for again: the same command goes on.
+
+    Example: audiollm evaluate asr --list test.csv --model runs/understanding/train --by speaker
+    """
+    console = Console()
+    from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
+    from audiollm.evaluate.listening.replies import by_recognizer, read_replies
+
+    recordings = spread(read_recordings(listing, language, split), limit)
+    inquiries = [recording.inquiry() for recording in recordings]
+    _one_of(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
+    chosen = choose_recognizer(recognizer, language)
+    if hypotheses is not None:
+        replies, about = (
+            read_replies(hypotheses, _ids(inquiries), ("text", "hypothesis")),
+            f"from {hypotheses}",
+        )
+    elif chosen is not None:
+        replies = _ask(by_recognizer(chosen.judge), chosen.fingerprint, inquiries, out, console)
+        about = f"recognizer: {chosen.judge.name}"
+    else:
+        source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
+        replies, about = _replies(source, inquiries, out, console)
+    names = [name.strip() for name in by.split(",") if name.strip()]
+    conclude(evaluate_asr(recordings, replies, form, names, about, spelling), out, examples, console)
+
+
+def audio_qa(
+    listing: Annotated[Path, typer.Option("--list", help="JSON or JSON lines in MMAU's layout.")],
+    model: Listener = None,
+    codec: Codec = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    replies_file: Annotated[
+        Path | None, typer.Option("--replies", help="In place of a model: a list with id and model_output.")
+    ] = None,
+    audio: Annotated[
+        Path | None,
+        typer.Option(help="The folder that the audio's paths are relative to; by default the list's."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/audio-qa"
+    ),
+    limit: Limit = None,
+    max_tokens: MaxTokens = 64,
+    examples: Examples = 8,
+) -> None:
+    """Score multiple choice about recordings: accuracy by task, difficulty and category, chance beside it.
+
+    Example: audiollm evaluate audio-qa --list mmau-test-mini.json --audio mmau --model ~/models/Qwen2-Audio-7B-Instruct
+    """
+    console = Console()
+    from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions
+    from audiollm.evaluate.listening.replies import read_replies
+
+    questions = spread(read_questions(listing), limit)
+    folder = audio or listing.parent
+    inquiries = [question.inquiry(folder) for question in questions]
+    _one_of(model=model, endpoint=endpoint, replies=replies_file)
+    if replies_file is not None:
+        replies, about = read_replies(replies_file, _ids(inquiries), REPLY_KEYS), f"from {replies_file}"
+    else:
+        source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
+        replies, about = _replies(source, inquiries, out, console)
+    conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
+
+
+def judge(
+    listing: Annotated[Path, typer.Option("--list", help="emergent_tts_eval_data.jsonl, or a list like it.")],
+    against: Annotated[Path, typer.Option(help="The other system's clips: a folder with 0.wav, 1.wav, ...")],
+    model: Model = None,
+    codec: Codec = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="In place of a model: a folder with 0.wav, 1.wav, ...")
+    ] = None,
+    judge_model: Annotated[
+        str | None,
+        typer.Option("--judge", help="What judges: an audio LLM's folder, ours or Hugging Face's."),
+    ] = None,
+    judge_codec: Annotated[Path | None, typer.Option(help="The codec's folder of a judge of ours.")] = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    categories: Annotated[str, typer.Option(help="Some of the list's: Emotions,Questions.")] = "",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/judge"
+    ),
+    limit: Limit = None,
+    seed: Seed = 0,
+    max_duration_s: MaxDuration = None,
+    max_tokens: MaxTokens = 2048,
+    examples: Examples = 8,
+) -> None:
+    """Have an audio LLM say which of two systems speaks better, in both orders: win rate, ties, its consistency.
+
+    Example: audiollm evaluate judge --list emergent_tts_eval_data.jsonl --audio ours --against baseline_audios
+    --endpoint http://localhost:8000/v1 --endpoint-model Qwen3-Omni
+    """
+    console = Console()
+    from audiollm.evaluate.report.store import RowStore
+    from audiollm.evaluate.speech.clips import find_clips
+    from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
+    from audiollm.evaluate.speech.verdicts import ChatJudge
+
+    _one_of(model=model, audio=audio)
+    _one_of(judge=judge_model, endpoint=endpoint)
+    names = [name.strip() for name in categories.split(",") if name.strip()]
+    items = spread(read_pairs(listing, names), limit)
+    source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
+    chat, fingerprint = _chat(source)
+    ours = _spoken(
+        model, codec, audio, [item.request() for item in items], out, seed, max_duration_s, console
+    )
+    theirs = find_clips(against, [item.id for item in items])
+    with bar(console, "judging", len(items)) as progress:
+        bench = PairBench(
+            ChatJudge(chat, seed=seed),
+            f"{fingerprint} {seed}",
+            RowStore(out / "kept.jsonl"),
+            lambda what: step(progress, what),
+        )
+        outcome = evaluate_pairs(items, ours, theirs, bench, f"{model or audio} against {against}")
+    conclude(outcome, out, examples, console)
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _one_of(**given: object) -> None:
+    """
+    Raises:
+        ConfigError: none of the options is given, or more than one.
+    """
+    options = ", ".join(f"--{name}" for name in given)
+    if sum(value is not None for value in given.values()) != 1:
+        raise ConfigError("one is needed, and one alone", options, f"give one of {options}")
+
+
+def _ids(inquiries: list[Inquiry]) -> list[str]:
+    return [inquiry.id for inquiry in inquiries]
+
+
+def _replies(
+    source: ListenerSource, inquiries: list[Inquiry], out: Path, console: Console
+) -> tuple[dict[str, Reply], str]:
+    """What the model or the endpoint replies, and who that is."""
+    from audiollm.evaluate.listening.replies import by_answerer
+
+    subject = _listener(source)
+    return _ask(by_answerer(subject), subject.fingerprint, inquiries, out, console), f"model: {subject.name}"
+
+
+def _ask(
+    write: Write,
+    fingerprint: str,
+    inquiries: list[Inquiry],
+    out: Path,
+    console: Console,
+) -> dict[str, Reply]:
+    from audiollm.evaluate.listening.replies import ask_all
+    from audiollm.evaluate.report.store import RowStore
+
+    with bar(console, "listening", len(inquiries)) as progress:
+        store = RowStore(out / "kept.jsonl")
+        return ask_all(write, fingerprint, inquiries, store, lambda what: step(progress, what))
+
+
+def _listener(source: ListenerSource) -> Subject:
+    """An `Answerer`: the model of a folder or an import path, or that of an endpoint."""
+    from audiollm.evaluate.subjects.chat import ChatAnswerer
+    from audiollm.evaluate.subjects.protocols import Subject, load_answerer
+
+    if source.model is not None:
+        return load_answerer(source.model, source.codec, source.max_tokens)
+    chat = _endpoint_chat(source)
+    return Subject(chat.name, _endpoint_fingerprint(source), ChatAnswerer(chat))
+
+
+def _chat(source: ListenerSource) -> tuple[Chat, str]:
+    """What judges pairs, and what stands for it. A model that hears one recording gets both in one."""
+    from audiollm.evaluate.subjects.chat import ChatAnswerer, OneClipChat
+
+    if source.model is None:
+        return _endpoint_chat(source), _endpoint_fingerprint(source)
+    subject = _listener(source)
+    if isinstance(subject.model, ChatAnswerer):
+        return subject.model.chat, subject.fingerprint
+    return OneClipChat(subject.model, subject.name), subject.fingerprint
+
+
+def _endpoint_chat(source: ListenerSource) -> EndpointChat:
+    from audiollm.evaluate.subjects.chat import EndpointChat
+
+    if source.endpoint is None or source.endpoint_model is None:
+        raise ConfigError("no model named", "--endpoint-model", "give the name that the endpoint knows it by")
+    return EndpointChat(source.endpoint, source.endpoint_model, source.key_variable, source.max_tokens)
+
+
+def _endpoint_fingerprint(source: ListenerSource) -> str:
+    return f"{source.endpoint} {source.endpoint_model} {source.max_tokens}"
+
+
+def _spoken(
+    model: str | None,
+    codec: Path | None,
+    audio: Path | None,
+    requests: list[SpeechRequest],
+    out: Path,
+    seed: int,
+    max_duration_s: float | None,
+    console: Console,
+) -> dict[str, Clip]:
+    return clips_of(speaker_of(model, codec, audio, max_duration_s), audio, requests, out, seed, console)

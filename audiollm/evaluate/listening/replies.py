@@ -1,0 +1,134 @@
+"""What models write when they are asked about recordings: asked here, or read from a file of replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from audiollm.audio import Waveform
+from audiollm.data.records.sample import AudioPart, Message
+from audiollm.evaluate.judges.hearing import Recognizer, digest, load_clip
+from audiollm.evaluate.report.lists import read_rows
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.store import RowStore
+from audiollm.evaluate.speech.clips import Advance
+from audiollm.evaluate.subjects.protocols import Conversant, Subject
+from audiollm.recipe.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was written, or why nothing was."""
+
+    text: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A question about a recording, or a span of it."""
+
+    id: str
+    path: Path
+    question: str
+    start_s: float = 0.0
+    end_s: float | None = None
+    messages: tuple[Message, ...] = ()
+    """How a `Conversant` is asked: a chat that holds the recording and the question. Empty: by the question alone."""
+
+
+Write = Callable[[Waveform, Inquiry], str]
+"""What is written about the sound of an inquiry."""
+
+
+def ask_all(
+    write: Write,
+    fingerprint: str,
+    inquiries: Sequence[Inquiry],
+    store: RowStore,
+    advance: Advance,
+) -> dict[str, Reply]:
+    """The replies by id; those that an earlier run has are kept, those that failed are asked for again."""
+    replies: dict[str, Reply] = {}
+    for inquiry in inquiries:
+        replies[inquiry.id] = _ask(write, fingerprint, inquiry, store)
+        advance(inquiry.id)
+    return replies
+
+
+def by_answerer(subject: Subject) -> Write:
+    """How an `Answerer` writes; one that is a `Conversant` too is given the chat, where the inquiry has one."""
+
+    def write(wave: Waveform, inquiry: Inquiry) -> str:
+        if inquiry.messages and isinstance(subject.model, Conversant):
+            return str(subject.model.reply(inquiry.messages, wave))
+        return str(subject.model.answer(wave, inquiry.question))
+
+    return write
+
+
+def by_recognizer(judge: Recognizer) -> Write:
+    """How a recognizer writes; it is asked nothing."""
+    return lambda wave, inquiry: judge.recognize(wave.samples_CN, wave.sample_rate)
+
+
+def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[str, Reply]:
+    """Replies out of a list with `id` and the first of `keys` that a record has; one that is not there is a problem.
+
+    Raises:
+        ConfigError: the list cannot be read, a record has no id or none of the keys, or not one id is known.
+    """
+    found: dict[str, Reply] = {}
+    for where, values in read_rows(path):
+        text = (
+            next((values[key] for key in keys if key in values), None) if isinstance(values, dict) else None
+        )
+        if text is None or not values.get("id"):
+            raise ConfigError(
+                "no id, or no reply", where, f"a record has the keys id and {' or '.join(keys)}"
+            )
+        found[str(values["id"])] = Reply(str(text))
+    if not found.keys() & set(ids):
+        raise ConfigError(
+            f"not one of its ids is asked for; the first is {next(iter(found), '(none)')!r}",
+            str(path),
+            f"the ids are those of the list, {ids[0]!r} for example",
+        )
+    return {id: found.get(id, Reply(problem="no reply")) for id in ids}
+
+
+def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> Reply:
+    try:
+        content = digest(inquiry.path)
+        depends_on: list[Any] = [
+            "reply",
+            fingerprint,
+            content,
+            inquiry.start_s,
+            inquiry.end_s,
+            inquiry.question,
+            *_wording(inquiry.messages),
+        ]
+        known = store.get(*depends_on)
+        if known is not None:
+            return Reply(str(known["reply"]))
+        wave = load_clip(inquiry.path, inquiry.start_s, inquiry.end_s)
+    except MetricError as error:
+        return Reply(problem=error.reason)
+    try:
+        text = write(wave, inquiry)
+    except Exception as error:  # whatever a model raises is its result for this recording
+        said = " ".join(str(error).split())[:300]
+        return Reply(problem=f"the model failed: {type(error).__name__}: {said}")
+    store.add({"id": inquiry.id, "path": str(inquiry.path), "reply": text}, *depends_on)
+    return Reply(text)
+
+
+def _wording(messages: Sequence[Message]) -> list[Any]:
+    """A chat as plain data: its words, and where the recording stands among them."""
+    return [
+        [message.role, [None if isinstance(part, AudioPart) else part.text for part in message.content]]
+        for message in messages
+    ]

@@ -1,0 +1,189 @@
+"""The stage `evaluate_listening`: a model's answers to held-out samples, transcripts by words and others by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from audiollm.files.atomic import write_json
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+
+if TYPE_CHECKING:
+    from audiollm.data.records.sample import Sample
+    from audiollm.evaluate.listening.asr import Recording
+    from audiollm.evaluate.listening.audio_qa import Question
+    from audiollm.evaluate.listening.replies import Inquiry
+    from audiollm.evaluate.report.suite import Outcome
+
+TRANSCRIPTION = "asr"
+"""The task whose answers are compared word by word."""
+MOST_CHOICES = 26
+
+
+class Config(StageConfig):
+    """Settings of `evaluate_listening`."""
+
+    model: InputPath
+    codec: InputPath | None = None
+    """Of a model that hears codes; one with an audio encoder needs none."""
+    samples: InputPath
+    """`samples.jsonl` of the stage compose. Those of the task `asr` are scored by words. Of the others, an answer is
+    right if it names the sample's and no other answer that the samples give to the same question."""
+    split: Literal["test", "train"] = "test"
+    max_samples: int = Field(600, ge=1)
+    """Of each of both kinds, evenly picked."""
+    language: str = "en"
+    """Of transcripts that name none."""
+    max_tokens: int = Field(64, ge=1)
+    """The longest answer."""
+    examples: int = Field(8, ge=0)
+    """Cases in each report that can be heard, the worst first."""
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    """Ask what is not answered yet; write `asr` and `audio-qa`, each with its results, rows and page.
+
+    Raises:
+        StageError: nothing to ask (exit code 2), or not one answer.
+    """
+    from audiollm.data.records.sample import read_samples
+    from audiollm.evaluate.listening.replies import ask_all, by_answerer
+    from audiollm.evaluate.report.store import RowStore
+    from audiollm.evaluate.report.suite import conclude, spread
+    from audiollm.evaluate.subjects.protocols import load_answerer
+
+    samples, _ = read_samples(config.samples)
+    held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]
+    spoken = spread([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
+    choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
+    asked = spread([s for s in held if _question(s) in choices], config.max_samples)
+    if not spoken and not asked:
+        raise StageError(
+            f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
+            "see the tasks of `compose`",
+            2,
+        )
+    subject = load_answerer(str(config.model), config.codec, config.max_tokens)
+    inquiries = [_inquiry(sample) for sample in [*spoken, *asked]]
+    with context.progress("listening", len(inquiries)) as bar:
+        store = RowStore(context.folder / "kept.jsonl")
+        write = by_answerer(subject)
+        replies = ask_all(
+            write, subject.fingerprint, inquiries, store, lambda _: bar.advance(bar.task_ids[0])
+        )
+    problems = {reply.problem for reply in replies.values()}
+    if "" not in problems:
+        raise StageError(f"not one answer: {sorted(problems)[0]}", "see the model and the samples", 1)
+    outcomes: dict[str, Outcome] = {}
+    if spoken:
+        from audiollm.evaluate.listening.asr import evaluate_asr
+
+        recordings = [_recording(sample, config.language) for sample in spoken]
+        known = any("speaker" in recording.about for recording in recordings)
+        outcomes["asr"] = evaluate_asr(recordings, replies, "whisper", ["speaker"] if known else [])
+    if asked:
+        from audiollm.evaluate.listening.audio_qa import evaluate_audio_qa
+
+        questions = [_as_question(sample, choices[_question(sample)]) for sample in asked]
+        outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
+    for name, outcome in outcomes.items():
+        conclude(outcome, context.folder / name, config.examples, context.console)
+    found = figures({name: outcome.result for name, outcome in outcomes.items()})
+    write_json(context.folder / "results.json", found)
+    return found
+
+
+def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
+    """Question -> the different answers to it, of questions that have a few."""
+    found: dict[str, set[str]] = {}
+    for sample in samples:
+        found.setdefault(_question(sample), set()).add(_answer(sample))
+    return {
+        question: tuple(sorted(answers))
+        for question, answers in found.items()
+        if 2 <= len(answers) <= MOST_CHOICES
+    }
+
+
+def figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What goes to the summary: error rates by language, accuracy with its interval, and chance."""
+    found: dict[str, Any] = {}
+    if "asr" in results:
+        found["recordings"] = results["asr"]["recordings"]
+        found["error_rate"] = {name: table["rate"] for name, table in results["asr"]["words"].items()}
+    if "audio-qa" in results:
+        table = results["audio-qa"]
+        found |= {key: table[key] for key in ("questions", "accuracy", "low", "high", "chance")}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _is_answered(sample: Sample) -> bool:
+    """Whether it is one recording, a question and at last an answer in words."""
+    words = bool(sample.texts("user") and sample.texts("assistant"))
+    alone = len(sample.audio_parts()) == len(sample.audio("user")) == 1
+    return words and alone and sample.messages[-1].role == "assistant"
+
+
+def _question(sample: Sample) -> str:
+    return " ".join(" ".join(sample.texts("user")).split())
+
+
+def _answer(sample: Sample) -> str:
+    return sample.texts("assistant")[-1].strip()
+
+
+def _inquiry(sample: Sample) -> Inquiry:
+    from audiollm.evaluate.listening.replies import Inquiry
+
+    heard = sample.audio("user")[0]
+    asked = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
+    return Inquiry(sample.id, Path(heard.path), _question(sample), heard.start_s, heard.end_s, asked)
+
+
+def _recording(sample: Sample, language: str) -> Recording:
+    from audiollm.evaluate.listening.asr import Recording
+
+    heard, metadata = sample.audio("user")[0], sample.metadata
+    about = {"speaker": str(metadata["speaker"])} if metadata.get("speaker") else {}
+    spoken = str(metadata.get("language") or language)
+    path = Path(heard.path)
+    return Recording(sample.id, path, _answer(sample), spoken, heard.start_s, heard.end_s, about)
+
+
+def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
+    from audiollm.evaluate.listening.audio_qa import Question
+
+    heard = sample.audio("user")[0]
+    return Question(
+        id=sample.id,
+        audio_id=heard.path,
+        start_s=heard.start_s,
+        end_s=heard.end_s,
+        question=_question(sample),
+        choices=choices,
+        answer=_answer(sample),
+        task=sample.task,
+    )
+
+
+def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+    return StagePlan(
+        memory_mb=1500, disk_mb=5, note=f"at most {config.max_samples} transcripts and as many answers"
+    )
+
+
+STAGE = Stage(
+    kind="evaluate_listening",
+    config=Config,
+    run=run,
+    artifacts={"results": "results.json"},
+    help="score a model's transcripts and answers on held-out samples",
+    plan=plan,
+)

@@ -1,0 +1,1 @@
+"""Scores, statistics, and the pages that show them."""

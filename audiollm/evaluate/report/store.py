@@ -1,0 +1,51 @@
+"""Rows of measurements by what they depend on, appended to a JSONL file as they come: none is taken twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from audiollm.files.atomic import write_jsonl
+
+Row = dict[str, Any]
+
+
+class RowStore:
+    """Finished rows of a folder; a run that was cut short goes on from them.
+
+    Args:
+        path: the file; a last line that was cut short is dropped. None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._rows: dict[str, Row] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    row = json.loads(line)
+                    self._rows[row["key"]] = row
+                except (json.JSONDecodeError, KeyError, TypeError):
+                    continue
+            write_jsonl(path, self._rows.values())
+
+    def get(self, *depends_on: Any) -> Row | None:
+        """The finished row that depends on exactly this plain data; None if there is none."""
+        return self._rows.get(key_of(*depends_on)) if self.path else None
+
+    def add(self, row: Row, *depends_on: Any) -> None:
+        """Keep a row under what it depends on."""
+        if self.path is None:
+            return
+        key = key_of(*depends_on)
+        self._rows[key] = row = {"key": key, **row}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def key_of(*depends_on: Any) -> str:
+    """SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(list(depends_on)).encode()).hexdigest()

@@ -1,0 +1,223 @@
+"""What all suites share: their outcome, written as a page and as plain data and printed, and how numbers look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+Item = TypeVar("Item")
+EXAMPLE_S = 12.0
+MOST_MISSING = 200
+"""Of a page; results.json has the counts of all reasons, rows.jsonl every case."""
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """A table as it is shown: cells are texts."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def shown(self) -> ScoreTable:
+        """Without the columns in which no cell says anything."""
+        kept = [place for place in range(len(self.headings)) if any(row[place] for row in self.rows)]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return ScoreTable(self.title, [self.headings[place] for place in kept], rows, self.note)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A recording, or a span of one, to be heard in the page."""
+
+    name: str
+    path: Path
+    start_s: float = 0.0
+    end_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A case to look at: named lines of text and sounds."""
+
+    title: str
+    lines: Sequence[tuple[str, str]] = ()
+    sounds: Sequence[Sound] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a suite found."""
+
+    title: str
+    about: Sequence[str]
+    """Lines under the title: what was judged, by whom, how it is defined."""
+    result: Mapping[str, Any]
+    """The content of `results.json`."""
+    tables: Sequence[ScoreTable]
+    examples: Sequence[Example] = ()
+    """The worst first."""
+    missing: Sequence[tuple[str, str]] = ()
+    """What has no value, and why."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """The content of `rows.jsonl`: one a case, in the order of the list."""
+
+
+def conclude(outcome: Outcome, out: Path, num_examples: int, console: Console) -> None:
+    """Write results.json, rows.jsonl and report.html, print the tables."""
+    from audiollm.files.atomic import write_json, write_jsonl
+
+    write_json(out / "results.json", outcome.result)
+    write_jsonl(out / "rows.jsonl", ({k: v for k, v in row.items() if k != "key"} for row in outcome.rows))
+    for line in outcome.about:
+        console.print(line, style="dim", highlight=False, markup=False)
+    for table in outcome.tables:
+        console.print(_printed(table.shown()))
+        if table.note:
+            console.print(f"  {table.note}", style="dim", highlight=False, markup=False)
+    missing = list(dict.fromkeys(outcome.missing))
+    for name, reason in missing[:5]:
+        console.print(f"n/a  {name}: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if len(missing) > 5:
+        console.print(f"n/a  {len(missing) - 5} more: see the report", style="yellow", highlight=False)
+    with console.status("writing the report"):
+        report = write_page(out / "report.html", outcome, num_examples)
+    console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
+
+
+def write_page(path: Path, outcome: Outcome, num_examples: int) -> Path:
+    """The page of an outcome, self-contained; up to `num_examples` cases can be heard."""
+    from dataclasses import replace
+
+    from audiollm.evaluate.report.page import MOST_SOUND_BYTES, render
+    from audiollm.files.atomic import write_text
+
+    shown: list[dict[str, Any]] = []
+    size = 0
+    for example in outcome.examples[:num_examples]:
+        if size > MOST_SOUND_BYTES:
+            break
+        sounds = [_heard(sound) for sound in example.sounds]
+        size += sum(len(sound.get("audio", "")) for sound in sounds)
+        shown.append({"title": example.title, "lines": example.lines, "sounds": sounds})
+    few = replace(
+        outcome,
+        missing=list(dict.fromkeys(outcome.missing))[:MOST_MISSING],
+        tables=[table.shown() for table in outcome.tables],
+    )
+    write_text(path, render("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
+    return path
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """`12.34 %`, or `n/a`."""
+    return "n/a" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def with_interval(table: Mapping[str, Any], key: str, digits: int = 1) -> str:
+    """A share with its interval: `75.0 % (68.2 to 80.9)`."""
+    if table[key] is None:
+        return "n/a"
+    if table.get("low") is None:
+        return percent(table[key], digits)
+    return (
+        f"{percent(table[key], digits)} ({100 * table['low']:.{digits}f} to {100 * table['high']:.{digits}f})"
+    )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
+
+
+def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:
+    """Mean, median, n and the number of what is missing of a `statistics.metric_table`."""
+    return [
+        number(table["mean"], digits),
+        number(table["median"], digits),
+        str(table["n"]),
+        not_available(table),
+    ]
+
+
+def not_available(table: Mapping[str, Any]) -> str:
+    """How many values are missing; nothing where none is."""
+    return str(table["not_available"] or "")
+
+
+def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
+    """Why values are missing, for a note."""
+    counts: dict[str, int] = {}
+    for table in tables:
+        for reason, count in table["reasons"].items():
+            counts[reason] = counts.get(reason, 0) + count
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    text = "; ".join(f"{count} × {reason}" for reason, count in most[:4]) + ("; ..." if len(most) > 4 else "")
+    return f"n/a: {text}." if text else ""
+
+
+def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """At most `limit` items, evenly over the list."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[index * len(items) // limit] for index in range(limit)]
+
+
+@contextmanager
+def bar(console: Console, description: str, total: int) -> Iterator[Progress]:
+    """A progress bar with one task; its `what` says what was done last."""
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[what]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(description, total=total, what="")
+        yield progress
+
+
+def step(progress: Progress, what: str) -> None:
+    """One more is done."""
+    progress.update(progress.task_ids[0], advance=1, what=what.replace("[", "("))
+
+
+def _printed(table: ScoreTable) -> Table:
+    from rich.text import Text
+
+    shown = Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD)
+    for index, heading in enumerate(table.headings):
+        shown.add_column(Text(heading), justify="left" if index == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
+
+
+def _heard(sound: Sound) -> dict[str, str]:
+    from audiollm.audio import AudioError, load
+    from audiollm.evaluate.report.page import loudest_db, player
+
+    end_s = sound.start_s + EXAMPLE_S
+    end_s = end_s if sound.end_s is None else min(end_s, sound.end_s)
+    try:
+        wave = load(sound.path, sound.start_s, end_s, mono=True)
+    except AudioError as error:
+        return {"name": sound.name, "problem": error.reason}
+    return {"name": sound.name, **player(wave.samples_CN, wave.sample_rate, loudest_db(wave.samples_CN))}

@@ -1,0 +1,197 @@
+"""Word and character errors: the forms in which texts are compared, and their substitutions, insertions, deletions.
+
+A form turns a text into tokens with spaces between: words, or characters for languages written without spaces.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import bootstrap_ratio
+from audiollm.files.atomic import read_json
+from audiollm.recipe.config import ConfigError, nearest
+
+FORMS = ("seed-tts", "whisper", "spoken")
+CHARACTER_LANGUAGES = ("zh", "yue", "ja", "th", "lo", "my")
+"""Written without spaces between words: errors are counted by characters."""
+# fmt: off
+_HANZI_PUNCTUATION = frozenset(
+    chr(code)
+    for first, last in (
+        (0xFF01, 0xFF0D), (0xFF0F, 0xFF0F), (0xFF1A, 0xFF20), (0xFF3B, 0xFF40), (0xFF5B, 0xFF64), (0x3000, 0x3003),
+        (0x3008, 0x3011), (0x3014, 0x301F), (0x3030, 0x3030), (0x303E, 0x303F), (0x2013, 0x2014), (0x2018, 0x2019),
+        (0x201B, 0x201F), (0x2026, 0x2027), (0xFE4F, 0xFE4F), (0xFE51, 0xFE51), (0xFE54, 0xFE54), (0x00B7, 0x00B7),
+    )
+    for code in range(first, last + 1)
+)
+# fmt: on
+_NO_SPELLING: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How the texts of a language are compared."""
+
+    name: str
+    language: str
+    apply: Callable[[str], str]
+    """A text to tokens with single spaces between."""
+
+    @property
+    def unit(self) -> str:
+        """`word` or `character`."""
+        return "character" if self.language in CHARACTER_LANGUAGES else "word"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one text: edits by kind and the number of words or characters of the reference."""
+
+    substitutions: int
+    insertions: int
+    deletions: int
+    units: int
+
+    @property
+    def total(self) -> int:
+        return self.substitutions + self.insertions + self.deletions
+
+    @property
+    def rate(self) -> float:
+        return self.total / self.units
+
+    def plain(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def choose_form(name: str, language: str, spelling: Path | None = None) -> TextForm:
+    """The form `name` of a language.
+
+    Args:
+        name: `seed-tts`: as seed-tts-eval's `run_wer.py` (English, other languages with spaces, and Chinese; it
+            also turns traditional characters into simplified ones, which is not done here). `whisper`: OpenAI's
+            normalizer, transformers' `EnglishTextNormalizer` for English and `BasicTextNormalizer` for others.
+            `spoken`: numbers as words, lower case, no punctuation, as elsewhere in this project.
+        language: `en`, `zh`, ...
+        spelling: British to American spellings for `whisper`, the `normalizer.json` of a Whisper checkpoint;
+            without it both spellings count as different words.
+
+    Raises:
+        ConfigError: no such form, or a file that is no table of spellings.
+    """
+    if name not in FORMS:
+        raise ConfigError(f"{name}: no such form of text", "--form", nearest(name, FORMS))
+    if spelling is not None and (name, language) != ("whisper", "en"):
+        raise ConfigError("spellings are for the form whisper in English alone", "--spelling", "leave it out")
+    if name == "seed-tts":
+        return TextForm(name, language, lambda text: seed_tts_form(text, language))
+    if name == "whisper":
+        return TextForm(name, language, _whisper_form(language, _read_spelling(spelling)))
+    return TextForm(name, language, lambda text: _spoken(text, language))
+
+
+def seed_tts_form(text: str, language: str) -> str:
+    """What `run_wer.py` of BytedanceSpeech/seed-tts-eval compares: Chinese by characters, others in lower case.
+
+    All ASCII and Chinese punctuation goes but the apostrophe, and nothing takes its place; two spaces become one,
+    once. The typographic apostrophe goes with the rest: "don't" and "don’t" differ, there as here.
+    """
+    kept = "".join(
+        c for c in text if c == "'" or (c not in string.punctuation and c not in _HANZI_PUNCTUATION)
+    )
+    kept = kept.replace("  ", " ")
+    if language in CHARACTER_LANGUAGES:
+        return " ".join(" ".join(kept).split())
+    return " ".join(kept.lower().split())
+
+
+def count_errors(reference: str, hypothesis: str) -> Errors:
+    """The fewest edits between the tokens of two texts, both in the form they are compared in (jiwer).
+
+    Raises:
+        MetricError: the reference has no tokens.
+    """
+    from jiwer import process_words
+
+    units = len(reference.split())
+    if not units:
+        raise MetricError("no words in the text")
+    if not hypothesis.split():
+        return Errors(0, 0, units, units)
+    found = process_words(reference, hypothesis)
+    return Errors(found.substitutions, found.insertions, found.deletions, units)
+
+
+def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
+    """The figures of many texts.
+
+    Returns:
+        `rate` (all errors over all units) with its 95 % bootstrap interval `low` to `high`, `utterance_mean` (the
+        mean of the texts' own rates, what seed-tts-eval publishes) and its three parts, `above_half` (the share of
+        texts of which more than half is wrong), the counts, and `n`; None of none.
+    """
+    totals = {key: sum(each.plain()[key] for each in errors) for key in asdict(Errors(0, 0, 0, 0))}
+    n, units = len(errors), totals["units"]
+    interval = bootstrap_ratio([e.total for e in errors], [e.units for e in errors]) or (None, None)
+    means = {
+        f"utterance_{kind}": sum(each.plain()[kind] / each.units for each in errors) / n if n else None
+        for kind in ("substitutions", "insertions", "deletions")
+    }
+    return {
+        "rate": sum(each.total for each in errors) / units if units else None,
+        "low": interval[0],
+        "high": interval[1],
+        "utterance_mean": sum(each.rate for each in errors) / n if n else None,
+        **means,
+        "above_half": sum(each.rate > 0.5 for each in errors) / n if n else None,
+        **totals,
+        "n": n,
+    }
+
+
+def _spoken(text: str, language: str) -> str:
+    """`recognition_form(spoken_form(text))`; numbers stay digits in a language that they cannot be said in."""
+    with suppress(ValueError):
+        text = spoken_form(text, language)
+    form = recognition_form(text)
+    return " ".join(form.replace(" ", "")) if language in CHARACTER_LANGUAGES else form
+
+
+def _whisper_form(language: str, spelling: dict[str, str]) -> Callable[[str], str]:
+    normalize = _whisper_normalizer(language, tuple(sorted(spelling.items())))
+    return lambda text: " ".join(normalize(text).split())
+
+
+@cache
+def _whisper_normalizer(language: str, spelling: tuple[tuple[str, str], ...]) -> Callable[[str], str]:
+    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+
+    if language == "en":
+        english: Callable[[str], str] = EnglishTextNormalizer(dict(spelling))
+        return english
+    basic: Callable[[str], str] = BasicTextNormalizer(split_letters=language in CHARACTER_LANGUAGES)
+    return basic
+
+
+def _read_spelling(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return _NO_SPELLING
+    try:
+        table = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot be read: {error}", str(path), "give a Whisper checkpoint's normalizer.json"
+        ) from None
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise ConfigError(
+            "not a table of spellings", str(path), "give a Whisper checkpoint's normalizer.json"
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Suites on generated speech: words, voices, emotions, dialogues, preferences."""

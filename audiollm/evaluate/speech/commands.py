@@ -1,0 +1,280 @@
+"""The commands `evaluate tts`, `evaluate multi-speaker` and `evaluate emotion`: what models say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.evaluate.report.suite import Outcome, bar, conclude, spread, step
+from audiollm.recipe.config import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.judges.choosing import Chosen
+    from audiollm.evaluate.judges.hearing import VoiceJudge
+    from audiollm.evaluate.speech.clips import Bench, Clip, SpeechRequest
+    from audiollm.evaluate.subjects.protocols import Subject
+
+Evaluate = Callable[["Bench"], Outcome]
+Model = Annotated[
+    str | None, typer.Option(help="What speaks: a trained model's folder, or package.module:factory.")
+]
+Codec = Annotated[
+    Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+]
+Language = Annotated[str, typer.Option(help="Of the texts: en, zh, ...; zh is scored by characters.")]
+RecognizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recognizer", help="Judge of words: pocketsphinx, a Hugging Face model's folder, or module:factory."
+    ),
+]
+SpeakerJudgeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Judge of voices: the folder of a Hugging Face x-vector model or of a trained classifier "
+        "(RUN/evaluate/judges/speaker), or module:factory."
+    ),
+]
+Form = Annotated[str, typer.Option(help="How texts are compared: seed-tts, whisper or spoken.")]
+Spelling = Annotated[
+    Path | None, typer.Option(help="British to American spellings, a Whisper checkpoint's normalizer.json.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, spread over the list.")]
+Seed = Annotated[int, typer.Option(help="Of what the model says.")]
+MaxDuration = Annotated[
+    float | None, typer.Option(min=0.04, help="The longest a text may be spoken; by default by its length.")
+]
+Examples = Annotated[int, typer.Option(min=0, help="Cases to listen to in the report, the worst first.")]
+
+
+def tts(
+    listing: Annotated[
+        Path, typer.Option("--list", help="name|prompt text|prompt wav|text[|target wav] a line.")
+    ],
+    model: Model = None,
+    codec: Codec = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="In place of a model: a folder with NAME.wav a line.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/tts"
+    ),
+    language: Language = "en",
+    recognizer: RecognizerOption = None,
+    speaker_judge: SpeakerJudgeOption = None,
+    form: Form = "seed-tts",
+    spelling: Spelling = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    max_duration_s: MaxDuration = None,
+    examples: Examples = 8,
+) -> None:
+    """Score zero-shot speech over a list of Seed-TTS-eval: word errors, and likeness to the prompt's voice.
+
+    What is said and heard is not said and heard again: the same command goes on.
+
+    Example: audiollm evaluate tts --model runs/tts-tiny/train --list seedtts_en.lst --recognizer ~/models/whisper
+    """
+    console = Console()
+    from audiollm.evaluate.judges.choosing import choose_speaker_judge
+    from audiollm.evaluate.speech.tts import evaluate_list, read_list
+
+    items = spread(read_list(listing), limit)
+    subject = speaker_of(model, codec, audio, max_duration_s)
+    voices = choose_speaker_judge(speaker_judge)
+    bench = _bench(out, form, language, spelling, recognizer, voices)
+    clips = clips_of(subject, audio, [item.request() for item in items], out, seed, console)
+    total = len(items) + sum(item.target is not None for item in items)
+    _finish(
+        console, bench, total, lambda b: evaluate_list(items, clips, b, _about(subject, audio)), out, examples
+    )
+
+
+def multi_speaker(
+    listing: Annotated[
+        Path, typer.Option("--list", help="JSON lines of dialogues; see the README of evaluate.")
+    ],
+    model: Model = None,
+    codec: Codec = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/multi-speaker"
+    ),
+    language: Language = "en",
+    recognizer: RecognizerOption = None,
+    speaker_judge: SpeakerJudgeOption = None,
+    form: Form = "seed-tts",
+    spelling: Spelling = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    max_duration_s: MaxDuration = None,
+    examples: Examples = 8,
+) -> None:
+    """Score dialogues: word errors, likeness within a speaker, difference between speakers, their geometric mean.
+
+    Without a model, the sound is that of the list: a file a turn, or one with the times of the turns.
+
+    Example: audiollm evaluate multi-speaker --list dialogues.jsonl --speaker-judge ~/models/wavlm-base-plus-sv
+    """
+    console = Console()
+    from audiollm.evaluate.judges.choosing import choose_speaker_judge
+    from audiollm.evaluate.speech.dialogues import read_dialogues, speak_dialogues
+    from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues
+
+    dialogues = spread(read_dialogues(listing), limit)
+    subject = speaker_of(model, codec, listing, max_duration_s) if model else None
+    voices = choose_speaker_judge(speaker_judge)
+    bench = _bench(out, form, language, spelling, recognizer, voices)
+    problems: dict[str, str] = {}
+    if subject is not None:
+        with bar(console, "speaking", len(dialogues)) as progress:
+            dialogues, problems = speak_dialogues(
+                subject, dialogues, out / "audio", seed, lambda what: step(progress, what)
+            )
+    about = _about(subject, listing)
+    _finish(
+        console,
+        bench,
+        len(dialogues),
+        lambda b: evaluate_dialogues(dialogues, b, about, problems),
+        out,
+        examples,
+    )
+
+
+def emotion(
+    esd: Annotated[Path, typer.Argument(help="The folder of ESD, which holds 0001 to 0020.")],
+    model: Model = None,
+    codec: Codec = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="In place of a model: a folder with 0011_000351.wav and so on.")
+    ] = None,
+    recordings: Annotated[
+        bool, typer.Option("--recordings", help="Score the real recordings themselves.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
+        "scores/emotion"
+    ),
+    language: Language = "en",
+    split: Annotated[
+        str | None, typer.Option(help="evaluation, test or train, where ESD comes in these.")
+    ] = None,
+    recognizer: RecognizerOption = None,
+    emotion_judge: Annotated[
+        str | None,
+        typer.Option(help="The folder of a Hugging Face audio classifier, or module:factory (emotion2vec)."),
+    ] = None,
+    form: Form = "seed-tts",
+    spelling: Spelling = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    max_duration_s: MaxDuration = None,
+    examples: Examples = 8,
+) -> None:
+    """Score emotional speech over ESD: word errors, emotion by a classifier, likeness of emotion embeddings.
+
+    Example: audiollm evaluate emotion ESD --model runs/tts/train --emotion-judge ~/models/emotion --split test
+    """
+    console = Console()
+    from audiollm.evaluate.judges.choosing import choose_emotion_judge
+    from audiollm.evaluate.speech.clips import Clip
+    from audiollm.evaluate.speech.emotion import evaluate_emotion
+    from audiollm.evaluate.speech.esd import read_esd
+
+    utterances = spread(read_esd(esd, language, split), limit)
+    if recordings and (model or audio):
+        raise ConfigError("--recordings and a model or a folder", "command line", "give one of them")
+    subject = None if recordings else speaker_of(model, codec, audio, max_duration_s)
+    judge = choose_emotion_judge(emotion_judge)
+    bench = _bench(out, form, language, spelling, recognizer, judge)
+    if recordings:
+        clips: Mapping[str, Clip] = {each.id: Clip(each.path) for each in utterances}
+    else:
+        clips = clips_of(subject, audio, [each.request() for each in utterances], out, seed, console)
+    about = "the real recordings" if recordings else _about(subject, audio)
+    _finish(
+        console,
+        bench,
+        len(utterances),
+        lambda b: evaluate_emotion(utterances, clips, b, about),
+        out,
+        examples,
+    )
+
+
+def speaker_of(
+    model: str | None, codec: Path | None, audio: Path | None, max_duration_s: float | None
+) -> Subject | None:
+    """The model; None where there are clips already."""
+    from audiollm.evaluate.subjects.protocols import load_speaker
+
+    if model is None:
+        if audio is None:
+            raise ConfigError(
+                "nothing to score", "command line", "give --model, or --audio with what was said"
+            )
+        if not audio.exists():
+            raise ConfigError(f"no such folder: {audio}", "--audio", "check the path")
+        return None
+    return load_speaker(model, codec, max_duration_s)
+
+
+def clips_of(
+    subject: Subject | None,
+    audio: Path | None,
+    requests: list[SpeechRequest],
+    out: Path,
+    seed: int,
+    console: Console,
+) -> dict[str, Clip]:
+    """What the model says, or what is there."""
+    from audiollm.evaluate.speech.clips import find_clips, speak_all
+
+    if subject is None:
+        assert audio is not None
+        return find_clips(audio, [request.id for request in requests])
+    with bar(console, "speaking", len(requests)) as progress:
+        return speak_all(subject, requests, out / "audio", seed, lambda what: step(progress, what))
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _bench(
+    out: Path,
+    form: str,
+    language: str,
+    spelling: Path | None,
+    recognizer: str | None,
+    voices: Chosen[VoiceJudge] | None,
+) -> Bench:
+    from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.report.store import RowStore
+    from audiollm.evaluate.report.text_errors import choose_form
+    from audiollm.evaluate.speech.clips import Bench
+
+    text_form = choose_form(form, language, spelling)
+    words = choose_recognizer(recognizer, language)
+    known = [judge.fingerprint if judge else "" for judge in (words, voices)]
+    return Bench(
+        text_form,
+        words.judge if words else None,
+        voices.judge if voices else None,
+        " ".join([*known, str(spelling and spelling.read_text(encoding="utf-8"))]),
+        RowStore(out / "kept.jsonl"),
+    )
+
+
+def _about(subject: Subject | None, audio: Path | None) -> str:
+    return f"model: {subject.name}" if subject else f"clips: {audio}"
+
+
+def _finish(console: Console, bench: Bench, total: int, evaluate: Evaluate, out: Path, examples: int) -> None:
+    from dataclasses import replace
+
+    with bar(console, "hearing", total) as progress:
+        outcome = evaluate(replace(bench, advance=lambda what: step(progress, what)))
+    conclude(outcome, out, examples, console)

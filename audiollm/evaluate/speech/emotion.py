@@ -1,0 +1,198 @@
+"""Suite `emotion`: is speech in the emotion that was asked for? Over the folder of ESD.
+
+A model speaks each text after a prompt of the same speaker and emotion with another text. Word errors; the share of
+clips in which a classifier names the emotion; the cosine of emotion embeddings with the prompt (what Higgs Audio V2
+reports with emotion2vec as "SIM") and with the real recording of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from audiollm.evaluate.judges.hearing import Embedded, cosine, digest, embed, failures_of, load_clip
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import confusion, metric_table, share, shares_by
+from audiollm.evaluate.report.store import Row
+from audiollm.evaluate.report.suite import (
+    Example,
+    Outcome,
+    ScoreTable,
+    Sound,
+    metric_cells,
+    reasons_of,
+    with_interval,
+)
+from audiollm.evaluate.speech.clips import Bench, Clip, error_summary, rate_of, words_heard
+from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
+from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
+from audiollm.recipe.config import ConfigError
+
+VERSION = 1
+_STEMS = {"neu": "Neutral", "hap": "Happy", "joy": "Happy", "ang": "Angry", "sad": "Sad", "sur": "Surprise"}
+LIKENESS = {
+    "prompt_similarity": "emotion similarity to the prompt ↑",
+    "real_similarity": "emotion similarity to the real recording ↑",
+}
+
+
+def evaluate_emotion(
+    utterances: Sequence[Utterance], clips: Mapping[str, Clip], bench: Bench, about: str = ""
+) -> Outcome:
+    """Hear every clip and compare.
+
+    Args:
+        clips: by the utterances' ids. A clip that is the real recording itself has no similarity to it.
+
+    Raises:
+        ConfigError: the judge has labels, and none of them is an emotion of ESD.
+    """
+    known = esd_labels(getattr(bench.voices, "labels", None))
+    embedded = Embedded(bench.voices)
+    rows: list[Row] = []
+    for utterance in utterances:
+        rows.append(_row(utterance, clips[utterance.id], embedded, known, bench))
+        bench.advance(utterance.id)
+    words = error_summary(rows, bench.form)
+    judged = [row for row in rows if isinstance(row["right"], bool)]
+    accuracy = share([row["right"] for row in judged])
+    unjudged = metric_table([1.0 if isinstance(row["right"], bool) else row["right"] for row in rows])[
+        "reasons"
+    ]
+    asked, named = [row["emotion"] for row in judged], [row["named"] for row in judged]
+    likeness = {name: metric_table([row[name] for row in rows]) for name in LIKENESS}
+    result = {
+        "suite": "emotion",
+        "judges": judge_names(bench),
+        "language": bench.form.language,
+        "clips": len(rows),
+        "words": words,
+        "emotion": {**accuracy, "not_available": len(rows) - len(judged), "reasons": unjudged},
+        "by_emotion": shares_by(asked, [row["right"] for row in judged]),
+        "by_speaker": shares_by([row["speaker"] for row in judged], [row["right"] for row in judged]),
+        "confusion": confusion(asked, named, EMOTIONS),
+        **likeness,
+    }
+    return Outcome(
+        "Emotion",
+        [line for line in (about, judged_by(bench)) if line],
+        result,
+        [error_rows({"clips": words}), *_tables(result)],
+        [_example(row, each) for row, each in sorted(zip(rows, utterances, strict=True), key=_badness)],
+        [(row["id"], row[key]) for row in rows for key in ("errors", "right") if _serious(row[key])],
+    )
+
+
+def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
+    """ESD's emotions by a judge's labels (`ang`, `anger`, `Angry`, ...); a label of another emotion is not there.
+
+    Raises:
+        ConfigError: there are labels, and none of them is an emotion of ESD.
+    """
+    known = {}
+    for label in labels or ():
+        stem = label.rpartition("/")[2].strip().lower()[:3]  # emotion2vec writes 生气/angry
+        if stem in _STEMS:
+            known[label] = _STEMS[stem]
+    if labels and not known:
+        raise ConfigError(
+            f"the judge's labels are no emotions of ESD: {', '.join(labels[:8])}",
+            "--emotion-judge",
+            f"its config's id2label must name some of {', '.join(EMOTIONS)}",
+        )
+    return known
+
+
+def _row(utterance: Utterance, clip: Clip, embedded: Embedded, known: Mapping[str, str], bench: Bench) -> Row:
+    about = {
+        "id": utterance.id,
+        "speaker": utterance.speaker,
+        "emotion": utterance.emotion,
+        "text": utterance.text,
+        "path": str(clip.path) if clip.path else None,
+    }
+    try:
+        if clip.path is None:
+            raise MetricError(clip.problem)
+        prompt = digest(utterance.prompt) if utterance.prompt else None
+        contents = [digest(clip.path), prompt, digest(utterance.path)]
+        depends_on = ["emotion", VERSION, bench.fingerprint, bench.form.name, bench.form.language]
+        depends_on += [utterance.text, utterance.emotion, *contents]
+        kept = bench.store.get(*depends_on)
+        if kept is not None:
+            return {**kept, **about}
+        wave = load_clip(clip.path)
+    except MetricError as error:
+        reasons = dict.fromkeys(["errors", "right", *LIKENESS], error.reason)
+        return {**about, "heard": None, "named": None, "missing": True, **reasons}
+    row = {**about, "duration_s": wave.duration_s, **words_heard(wave, utterance.text, bench)}
+    row |= _named(wave, utterance.emotion, known, bench)
+    real = None if contents[0] == contents[2] else utterance.path
+    for name, other, reason in (
+        ("prompt_similarity", utterance.prompt, "no prompt"),
+        ("real_similarity", real, "it is the real recording"),
+    ):
+        try:
+            if other is None:
+                raise MetricError(reason)
+            row[name] = cosine(embedded.of(other), embed(bench.voices, wave))
+        except MetricError as error:
+            row[name] = error.reason
+    bench.store.add(row, *depends_on)
+    return row
+
+
+def _named(wave: Any, emotion: str, known: Mapping[str, str], bench: Bench) -> dict[str, Any]:
+    """What the judge calls the clip, and whether that is right."""
+    judge: Any = bench.voices
+    try:
+        if judge is None:
+            raise MetricError("no judge given")
+        if not known:
+            raise MetricError(f"{judge.name} names no emotions")
+        if emotion not in known.values():
+            raise MetricError(f"{judge.name} knows no {emotion}")
+        with failures_of(judge.name):
+            label = str(judge.classify(wave.samples_CN, wave.sample_rate))
+    except MetricError as error:
+        return {"named": None, "right": error.reason}
+    named = known.get(label, label)
+    return {"named": named, "right": named == emotion}
+
+
+def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
+    counts = result["confusion"]["counts"]
+    rows = [["all", with_interval(result["emotion"], "accuracy"), str(result["emotion"]["n"]), *[""] * 6]]
+    for place, emotion in enumerate(EMOTIONS):
+        table = result["by_emotion"].get(emotion)
+        if table:
+            cells = [str(count) for count in counts[place]]
+            rows.append([emotion, with_interval(table, "accuracy"), str(table["n"]), *cells])
+    note = reasons_of([result["emotion"]])
+    headings = ["asked", "named rightly ↑ (95 %)", "n", *EMOTIONS, "other"]
+    likeness = [[LIKENESS[name], *metric_cells(result[name])] for name in LIKENESS]
+    why = reasons_of(result[name] for name in LIKENESS)
+    return [
+        ScoreTable("emotion by the judge, and what it named", headings, rows, note),
+        ScoreTable("emotion embeddings (cosine)", ["", "mean", "median", "n", "n/a"], likeness, why),
+    ]
+
+
+def _badness(pair: tuple[Row, Utterance]) -> tuple[bool, float, float]:
+    row = pair[0]
+    similarity = row["prompt_similarity"]
+    return row["right"] is True, -rate_of(row), similarity if isinstance(similarity, float) else 0.0
+
+
+def _example(row: Row, utterance: Utterance) -> Example:
+    named = row["named"] if row["named"] is not None else f"n/a: {row['right']}"
+    lines = [("asked", f"{utterance.emotion}: {utterance.text}"), ("heard", row["heard"] or "(nothing)")]
+    lines.append(("emotion heard", str(named)))
+    sounds = [Sound("generated", Path(row["path"]))] if row["path"] else []
+    sounds += [Sound("prompt", utterance.prompt)] if utterance.prompt else []
+    return Example(utterance.id, lines, [*sounds, Sound("real", utterance.path)])
+
+
+def _serious(reason: object) -> bool:
+    return isinstance(reason, str) and reason != "no judge given"

@@ -1,0 +1,248 @@
+"""Suite `multi-speaker`: are the words of a dialogue heard, does each speaker stay the same, do they differ?
+
+Higgs Audio V2 reports "the geometric mean between intra-speaker similarity and inter-speaker dis-similarity"; its
+script is not public. Here, with s(i, j) the cosine of a speaker model's embeddings of turns i and j of one dialogue:
+
+    within  = mean of s(i, j) over all pairs of turns of the same speaker
+    between = mean of 1 - s(i, j) over all pairs of turns of different speakers
+    score   = sqrt(max(within, 0) * between)
+
+each for a dialogue, and its mean over the dialogues that have both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from audiollm.audio import Waveform
+from audiollm.evaluate.judges.hearing import cosine, digest, embed, load_clip
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import metric_table, share
+from audiollm.evaluate.report.store import Row
+from audiollm.evaluate.report.suite import (
+    Example,
+    Outcome,
+    ScoreTable,
+    Sound,
+    metric_cells,
+    reasons_of,
+    with_interval,
+)
+from audiollm.evaluate.speech.clips import Bench, compare, error_summary, rate_of, words_heard
+from audiollm.evaluate.speech.dialogues import Dialogue
+from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
+
+VERSION = 1
+SCORES = {
+    "within": "within-speaker similarity ↑",
+    "between": "between-speaker dissimilarity ↑",
+    "score": "geometric mean of both ↑",
+    "reference_similarity": "similarity to the own reference ↑",
+}
+
+
+def evaluate_dialogues(
+    dialogues: Sequence[Dialogue], bench: Bench, about: str = "", problems: Mapping[str, str] | None = None
+) -> Outcome:
+    """Hear every turn and compare."""
+    rows: list[Row] = []
+    for dialogue in dialogues:
+        rows.append(_row(dialogue, bench, (problems or {}).get(dialogue.id, "")))
+        bench.advance(dialogue.id)
+    words = error_summary(rows, bench.form)
+    scores = {name: metric_table([row[name] for row in rows]) for name in SCORES}
+    nearest = share([right for row in rows for right in row["nearest_reference"]])
+    result = {
+        "suite": "multi-speaker",
+        "judges": judge_names(bench),
+        "language": bench.form.language,
+        "dialogues": len(rows),
+        "turns": sum(len(dialogue.turns) for dialogue in dialogues),
+        "words": words,
+        **scores,
+        "nearest_reference": nearest,
+    }
+    shown = [[SCORES[name], *metric_cells(scores[name])] for name in SCORES]
+    note = f"Turns nearer to their own speaker's reference than to another's: {with_interval(nearest, 'accuracy')}. "
+    note += reasons_of(scores.values())
+    return Outcome(
+        "Dialogues",
+        [line for line in (about, judged_by(bench)) if line],
+        result,
+        [
+            error_rows({"dialogues": words}),
+            ScoreTable(
+                "voices (cosine), a value a dialogue", ["", "mean", "median", "n", "n/a"], shown, note
+            ),
+        ],
+        [
+            _example(row, dialogue)
+            for row, dialogue in sorted(zip(rows, dialogues, strict=True), key=_badness)
+        ],
+        [
+            (row["id"], row[key])
+            for row in rows
+            for key in ("errors", "within", "between")
+            if _serious(row[key])
+        ],
+        rows,
+    )
+
+
+def voice_scores(embeddings: Sequence[Tensor | None], speakers: Sequence[str]) -> dict[str, float | str]:
+    """`within`, `between` and `score` of one dialogue, or the reason why there is none.
+
+    Args:
+        embeddings: `[D]` of each turn; None where there is none: its pairs are left out.
+    """
+    heard = [(e_D, name) for e_D, name in zip(embeddings, speakers, strict=True) if e_D is not None]
+    same = [cosine(a, b) for (a, name), (b, other) in combinations(heard, 2) if name == other]
+    differing = [1 - cosine(a, b) for (a, name), (b, other) in combinations(heard, 2) if name != other]
+    within: float | str = sum(same) / len(same) if same else "no speaker with two turns"
+    between: float | str = sum(differing) / len(differing) if differing else "only one speaker"
+    if isinstance(within, str) or isinstance(between, str):
+        return {"within": within, "between": between, "score": "within or between has no value"}
+    return {"within": within, "between": between, "score": math.sqrt(max(within, 0.0) * max(between, 0.0))}
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
+    about = {"id": dialogue.id, "text": dialogue.text}
+    try:
+        if problem:
+            raise MetricError(problem)
+        depends_on = ["multi-speaker", VERSION, bench.fingerprint, *_content(dialogue, bench)]
+        known = bench.store.get(*depends_on)
+        if known is not None:
+            return {**known, **about}
+        turns = _turns(dialogue)
+        words = _words(dialogue, turns, bench)
+    except MetricError as error:
+        empty = {**dict.fromkeys(SCORES, error.reason), "nearest_reference": [], "turns": []}
+        return {**about, "heard": None, "errors": error.reason, "missing": True, **empty}
+    row = {**about, **words, **_voices(dialogue, turns, bench)}
+    bench.store.add(row, *depends_on)
+    return row
+
+
+def _content(dialogue: Dialogue, bench: Bench) -> list[Any]:
+    """What is heard and compared with: contents of files, spans, speakers and texts."""
+    whole = digest(dialogue.audio) if dialogue.audio else None
+    turns = [
+        [t.speaker, t.text, t.start_s, t.end_s, digest(t.audio) if t.audio else None] for t in dialogue.turns
+    ]
+    references = {name: digest(voice.audio) for name, voice in sorted(dialogue.references.items())}
+    return [bench.form.name, bench.form.language, whole, turns, references]
+
+
+def _turns(dialogue: Dialogue) -> list[Waveform] | None:
+    """Each turn's sound; None where only the whole is known."""
+    if all(turn.audio is not None for turn in dialogue.turns):
+        return [load_clip(t.audio, t.start_s or 0.0, t.end_s) for t in dialogue.turns if t.audio is not None]
+    if dialogue.audio is None:
+        raise MetricError("no sound")
+    if any(turn.start_s is None or turn.end_s is None for turn in dialogue.turns):
+        return None
+    return [load_clip(dialogue.audio, turn.start_s or 0.0, turn.end_s) for turn in dialogue.turns]
+
+
+def _words(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) -> dict[str, Any]:
+    """The dialogue's errors: of its turns, heard one by one and joined, or of the whole."""
+    if turns is None:
+        assert dialogue.audio is not None
+        return {**words_heard(dialogue.audio, dialogue.text, bench), "turns": []}
+    heard = [words_heard(wave, turn.text, bench) for wave, turn in zip(turns, dialogue.turns, strict=True)]
+    missing = [each["errors"] for each in heard if each["heard"] is None]
+    joined = " ".join(str(each["heard"]) for each in heard)
+    errors: dict[str, int] | str
+    if missing:
+        errors = missing[0]
+    else:
+        errors = _summed([each["errors"] for each in heard]) or compare(dialogue.text, joined, bench.form)
+    return {"heard": joined if not missing else None, "errors": errors, "turns": heard}
+
+
+def _summed(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:
+    """The errors of all turns together; None where a turn's text has no words of its own."""
+    total: Counter[str] = Counter()
+    for each in errors:
+        if isinstance(each, str):
+            return None
+        total.update(each)
+    return dict(total)
+
+
+def _voices(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"nearest_reference": []}
+    if bench.voices is None:
+        return {**dict.fromkeys(SCORES, "no judge given"), **nothing}
+    if turns is None:
+        return {**dict.fromkeys(SCORES, "no times of the turns"), **nothing}
+    embeddings, problems = _embeddings(turns, bench)
+    speakers = [turn.speaker for turn in dialogue.turns]
+    scores = voice_scores(embeddings, speakers)
+    if problems and any(isinstance(scores[name], str) for name in ("within", "between")):
+        scores = {name: value if isinstance(value, float) else problems[0] for name, value in scores.items()}
+    paths = [dialogue.references[name].audio for name in dialogue.references]
+    references_D, problems_of_references = _embeddings(paths, bench)
+    known = {
+        name: e_D for name, e_D in zip(dialogue.references, references_D, strict=True) if e_D is not None
+    }
+    likeness: list[float] = []
+    nearest: list[bool] = []
+    for e_D, name in zip(embeddings, speakers, strict=True):
+        if e_D is None or name not in known:
+            continue
+        own = cosine(e_D, known[name])
+        likeness.append(own)
+        if len(known) > 1:
+            nearest.append(all(own > cosine(e_D, r_D) for other, r_D in known.items() if other != name))
+    reason = problems_of_references[0] if problems_of_references else "no reference"
+    similarity: float | str = sum(likeness) / len(likeness) if likeness else reason
+    return {**scores, "reference_similarity": similarity, "nearest_reference": nearest}
+
+
+def _embeddings(sounds: Sequence[Waveform | Path], bench: Bench) -> tuple[list[Tensor | None], list[str]]:
+    """Of each sound, `[D]` or None, and the reasons of the latter."""
+    found: list[Tensor | None] = []
+    problems: list[str] = []
+    for sound in sounds:
+        try:
+            found.append(embed(bench.voices, load_clip(sound) if isinstance(sound, Path) else sound))
+        except MetricError as error:
+            found.append(None)
+            problems.append(error.reason)
+    return found, problems
+
+
+def _badness(pair: tuple[Row, Dialogue]) -> tuple[float, float]:
+    score = pair[0]["score"]
+    return -rate_of(pair[0]), score if isinstance(score, float) else 0.0
+
+
+def _example(row: Row, dialogue: Dialogue) -> Example:
+    lines = [(f"{turn.speaker}:", turn.text) for turn in dialogue.turns]
+    lines.append(("heard", row["heard"] or "(nothing)"))
+    for name in ("within", "between", "score"):
+        value = row[name]
+        lines.append((name, f"{value:.3f}" if isinstance(value, float) else str(value)))
+    sounds = [Sound("the dialogue", dialogue.audio)] if dialogue.audio else []
+    sounds += [
+        Sound(f"{t.speaker}: {t.text[:30]}", t.audio, t.start_s or 0.0, t.end_s)
+        for t in dialogue.turns
+        if t.audio
+    ]
+    return Example(dialogue.id, lines, sounds)
+
+
+def _serious(reason: object) -> bool:
+    return isinstance(reason, str) and reason != "no judge given"

@@ -1,0 +1,239 @@
+"""Suite tts: is the asked text heard, in the asked voice?
+
+The judges (`judges.py`) hear the real test takes, the generated clips and, where given, real takes through
+the codec alone. What counts is the score relative to the real takes: no judge is right about all of these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from audiollm.data.records.sample import Sample, read_samples
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by, word_error_rate
+from audiollm.evaluate.speech.run_judges import Heard, Judges, Take, gather_judges, hear
+from audiollm.evaluate.speech.settings import Config
+from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
+from audiollm.recipe.runner import Context, StageError
+from audiollm.threads import one_thread
+
+
+class GeneratedRow(BaseModel):
+    """A line of `generated.jsonl`; `path` is relative to that file's folder, or absolute."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    path: str
+    text: str
+    speaker: str | None = None
+    stopped: bool = True
+
+
+def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
+    """Train the judges or find them trained, hear everything, write the artifacts.
+
+    Returns:
+        The figures: `real_accuracy`, `generated_accuracy`, `relative_accuracy` by the judge named in `judge`,
+        those of pocketsphinx and of the speaker judge, and the numbers of clips.
+
+    Raises:
+        StageError: no samples to train or to compare with, or a row of the JSONL that cannot be used.
+    """
+    train, real = read_takes(config.samples, context)
+    sets = {"real": real, "generated": read_rows(config.audio)}
+    if config.reference_audio is not None:
+        sets["reference"] = read_rows(config.reference_audio)
+    with one_thread():
+        judges = gather_judges(config, context, train, [take for takes in sets.values() for take in takes])
+        heard = {name: hear(takes, judges, context, f"hearing {name} clips") for name, takes in sets.items()}
+    scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
+    result = {"suite": "tts", "judge": _main_judge(judges), "judges": judges.facts, "sets": scores}
+    result["relative"] = {judge: _relative(scores, judge) for judge in judges.names}
+    rows = clip_rows(sets["generated"], heard["generated"], judges, context.folder)
+    write_jsonl(context.folder / "clips.jsonl", rows)
+    write_json(context.folder / "scores.json", result)
+    _say(result, context)
+    return figures(result)
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def read_takes(samples: Path, context: Context) -> tuple[list[Take], list[Take]]:
+    """The training and the test takes of `samples.jsonl`."""
+    good, bad = read_samples(samples)
+    for row in bad[:3]:
+        context.say(f"left out: {row}")
+    takes: dict[str, list[Take]] = {"train": [], "test": []}
+    for sample in good:
+        split = str(sample.metadata.get("split"))
+        if split in takes and sample.audio("assistant"):
+            takes[split].append(_take(sample))
+    for split, purpose in (("train", "train the judges on"), ("test", "compare with")):
+        if not takes[split]:
+            problem = f"{samples}: no sample of split {split!r} with audio to {purpose}"
+            raise StageError(problem, "see `split` of the stage compose", exit_code=2)
+    return takes["train"], takes["test"]
+
+
+def read_rows(path: Path) -> list[Take]:
+    """The clips of `generated.jsonl`, or of a file of the same form."""
+    takes = []
+    for number, values in enumerate(read_jsonl(path), start=1):
+        try:
+            row = GeneratedRow.model_validate(values)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in problem["loc"])
+            where = f"{path}, row {number}: {place}"
+            raise StageError(f"{where}: {problem['msg']}", "run the stage generate again") from None
+        takes.append(Take(row.id, path.parent / row.path, _form(row.text), row.speaker, stopped=row.stopped))
+    if not takes:
+        raise StageError(f"{path}: holds no clips", "run the stage generate again")
+    return takes
+
+
+def _take(sample: Sample) -> Take:
+    part = sample.audio("assistant")[0]
+    text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or part.speaker
+    text = text if text is not None else sample.texts("user")[-1]
+    return Take(sample.id, Path(part.path), _form(str(text)), speaker, part.start_s, part.end_s)
+
+
+def _form(text: str) -> str:
+    return recognition_form(spoken_form(text))
+
+
+# ---------------------------------------------------------------------------------------------- scoring
+
+
+def right(take: Take, heard: Heard, judge: str, judges: Judges) -> bool | None:
+    """Whether a judge heard what was asked for; None: it cannot judge this take (an unknown voice)."""
+    wanted = take.speaker if judge == "speaker" else take.text
+    if judge == "speaker" and wanted not in judges.classifiers[judge].labels:
+        return None
+    return not heard.problem and heard.answers[judge] == wanted
+
+
+def score(takes: Sequence[Take], heard: Sequence[Heard], judges: Judges, may_fail: bool) -> dict[str, Any]:
+    """All tables of one set of clips.
+
+    Args:
+        may_fail: a clip that cannot be read counts as wrong (a generated one); else it is left out (a real
+            take, which as an error would flatter the model). Either way it is named in `unreadable`.
+    """
+    pairs = list(zip(takes, heard, strict=True))
+    unreadable = [{"id": take.id, "problem": answer.problem} for take, answer in pairs if answer.problem]
+    if not may_fail:
+        pairs = [(take, answer) for take, answer in pairs if not answer.problem]
+    return {
+        "n": len(pairs),
+        "unreadable": unreadable,
+        "durations": lengths([answer.duration_s for _, answer in pairs if not answer.problem]),
+        "not_stopped": sum(not take.stopped for take, _ in pairs) / len(pairs) if pairs else None,
+        **{judge: _score_judge(pairs, judge, judges) for judge in judges.names},
+    }
+
+
+def _score_judge(pairs: Sequence[tuple[Take, Heard]], judge: str, judges: Judges) -> dict[str, Any]:
+    judged = [(take, answer, right(take, answer, judge, judges)) for take, answer in pairs]
+    known = [(take, answer, correct) for take, answer, correct in judged if correct is not None]
+    correct = [row[2] for row in known]
+    wanted = [row[0].speaker or "" if judge == "speaker" else row[0].text for row in known]
+    got = [row[1].answers.get(judge, "") for row in known]
+    labels = judges.labels(judge)
+    result = share(correct)
+    result["not_judged"] = len(judged) - len(known)
+    if judge != "speaker":
+        result["word_error_rate"] = word_error_rate(wanted, got)
+    if labels is not None:
+        result["by_text"] = shares_by([row[0].text for row in known], correct)
+        result["confusion"] = confusion(wanted, got, labels)
+    result["by_speaker"] = shares_by([row[0].speaker or "(unknown)" for row in known], correct)
+    return result
+
+
+def clip_rows(
+    takes: Sequence[Take], heard: Sequence[Heard], judges: Judges, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """One row for `clips.jsonl` a generated clip; its path is relative to that file's folder."""
+    for take, answer in zip(takes, heard, strict=True):
+        yield {
+            "id": take.id,
+            "path": os.path.relpath(take.path, folder),
+            "text": take.text,
+            "speaker": take.speaker,
+            "heard": {name: answer.answers.get(name) for name in judges.names if name != "speaker"},
+            "speaker_heard": answer.answers.get("speaker"),
+            "correct": {name: right(take, answer, name, judges) for name in judges.names},
+            "confidence": dict(answer.confidence),
+            "duration_s": answer.duration_s,
+            "stopped": take.stopped,
+            "problem": answer.problem or None,
+        }
+
+
+# ---------------------------------------------------------------------------------------------- figures
+
+
+def figures(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The main figures of `scores.json`, flat, for the run's summary."""
+    main = "classifier" if result["judge"] == "classifier" else "pocketsphinx"
+    flat: dict[str, Any] = {"judge": result["judge"]}
+    for prefix, judge in (("", main), ("pocketsphinx_", "pocketsphinx"), ("speaker_", "speaker")):
+        for name, tables in result["sets"].items():
+            flat[f"{prefix}{name}_accuracy"] = _value(tables, judge)
+            flat[f"{prefix}{name}_interval"] = _interval(tables, judge)
+        flat[f"{prefix}relative" + ("" if prefix else "_accuracy")] = result["relative"].get(judge)
+    for name, tables in result["sets"].items():
+        flat[f"n_{name}"] = tables["n"]
+        flat[f"{name}_duration_s"] = tables["durations"]["mean_s"]
+        flat[f"pocketsphinx_{name}_word_error_rate"] = tables["pocketsphinx"]["word_error_rate"]
+    flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
+    flat["unreadable"] = len(result["sets"]["generated"]["unreadable"])
+    return flat
+
+
+def _main_judge(judges: Judges) -> str:
+    if "classifier" in judges.classifiers:
+        return "classifier"
+    vocabulary = "closed grammar" if judges.grammar else "open vocabulary, 1 - word error rate"
+    return f"pocketsphinx, {vocabulary}"
+
+
+def _value(tables: Mapping[str, Any], judge: str) -> float | None:
+    """A judge's score of a set: the share of right clips; in an open vocabulary 1 - word error rate."""
+    table = tables.get(judge)
+    if table is None:
+        return None
+    if "confusion" in table:
+        return table["accuracy"]
+    rate = table["word_error_rate"]
+    return None if rate is None else max(0.0, 1.0 - rate)
+
+
+def _interval(tables: Mapping[str, Any], judge: str) -> list[float] | None:
+    table = tables.get(judge)
+    return [table["low"], table["high"]] if table and "confusion" in table and table["n"] else None
+
+
+def _relative(scores: Mapping[str, Any], judge: str) -> float | None:
+    return ratio(_value(scores["generated"], judge), _value(scores["real"], judge))
+
+
+def _say(result: Mapping[str, Any], context: Context) -> None:
+    sets = list(result["sets"])
+    context.say("".join([f"{'judge':<14}", *(f"{name + ' (n)':>18}" for name in sets), f"{'relative':>12}"]))
+    for judge, relative in result["relative"].items():
+        cells = []
+        for name in sets:
+            value, table = _value(result["sets"][name], judge), result["sets"][name][judge]
+            cells.append(f"{'-' if value is None else f'{value:.3f}'} ({table['n']})")
+        last = "-" if relative is None else f"{relative:.3f}"
+        context.say("".join([f"{judge:<14}", *(f"{cell:>18}" for cell in cells), f"{last:>12}"]))

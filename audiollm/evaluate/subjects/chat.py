@@ -1,0 +1,285 @@
+"""Audio LLMs that are asked in words and sound: an OpenAI-compatible endpoint, a local model of transformers, and
+any `Answerer` through one clip."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import torch
+
+from audiollm.audio import Waveform, encode_bytes, resample
+from audiollm.data.records.sample import Message, TextPart
+from audiollm.evaluate.subjects.protocols import Answerer
+from audiollm.files.json_files import OFFLINE
+from audiollm.recipe.config import ConfigError
+
+SENT_RATE = 24_000
+PAUSE_S = 1.0
+MOST_REPLY_BYTES = 4_000_000
+
+
+Parts = Sequence[str | Waveform]
+Turn = tuple[str, Parts]
+"""A role (system, user, assistant), and what it says and plays."""
+
+
+class ChatError(Exception):
+    """No answer: what went wrong, for a table."""
+
+
+class Chat(Protocol):
+    """One turn with a model: texts and recordings in, words out."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ask(self, parts: Parts) -> str:
+        """
+        Raises:
+            ChatError: there is no answer.
+        """
+
+
+class TurnChat(Chat, Protocol):
+    """Any number of turns."""
+
+    def go_on(self, turns: Sequence[Turn]) -> str:
+        """The assistant's next turn.
+
+        Raises:
+            ChatError: there is no answer.
+        """
+
+
+@dataclass(frozen=True)
+class ChatAnswerer:
+    """An `Answerer` out of a chat (the recording, then the question), and a `Conversant`."""
+
+    chat: TurnChat
+
+    def answer(self, audio: Waveform, question: str) -> str:
+        return self.chat.ask([audio, question])
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        return self.chat.go_on(
+            [
+                (m.role, [part.text if isinstance(part, TextPart) else audio for part in m.content])
+                for m in messages
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class OneClipChat:
+    """A chat out of an `Answerer`, which hears one recording: all in turn with a second of silence between."""
+
+    answerer: Answerer
+    name: str
+
+    def ask(self, parts: Parts) -> str:
+        clips = [part.resample(SENT_RATE).samples_CN for part in parts if isinstance(part, Waveform)]
+        pause_1N = torch.zeros(1, int(PAUSE_S * SENT_RATE))
+        joined = [piece for clip in clips for piece in (clip, pause_1N)][:-1]
+        question = "\n".join(part for part in parts if isinstance(part, str))
+        if len(clips) > 1:
+            question = f"The recordings follow each other with a pause of {PAUSE_S:g} s between.\n{question}"
+        try:
+            return self.answerer.answer(Waveform(torch.cat(joined, dim=1), SENT_RATE), question)
+        except Exception as error:
+            raise ChatError(f"{self.name} failed: {type(error).__name__}: {error}") from error
+
+
+# ----------------------------------------------------------------------------------------------- endpoint
+
+
+@dataclass(frozen=True)
+class EndpointChat:
+    """A model behind an OpenAI-compatible `chat/completions` (vLLM, OpenAI, Gemini's compatible endpoint).
+
+    Recordings go as 16-bit WAV in `input_audio` parts. The key comes from an environment variable and goes into the
+    request's header alone. Redirects are not followed: they would carry the key to another host.
+
+    Args:
+        base_url: for example http://localhost:8000/v1.
+        model: its name there.
+        key_variable: the environment variable with the key; unset or empty: no key is sent.
+        attempts: of each request; overload, time-outs and errors of the server are tried again.
+        pause_s: before the second attempt; twice as long before each further one.
+    """
+
+    base_url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    max_tokens: int = 2048
+    timeout_s: float = 120.0
+    attempts: int = 4
+    pause_s: float = 2.0
+    _opener: urllib.request.OpenerDirector = field(
+        default_factory=lambda: urllib.request.build_opener(_NoRedirect()), repr=False
+    )
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"{self.base_url}: no address", "--endpoint", "give for example http://localhost:8000/v1"
+            )
+        if parts.username or parts.password:
+            raise ConfigError(
+                "a password in the address", "--endpoint", "put the key into an environment variable"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    def ask(self, parts: Parts) -> str:
+        return self.go_on([("user", parts)])
+
+    def go_on(self, turns: Sequence[Turn]) -> str:
+        body = {
+            "model": self.model,
+            "messages": [
+                {"role": role, "content": [_content(part) for part in parts]} for role, parts in turns
+            ],
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
+        data = json.dumps(body).encode()
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return _reply_text(self._post(data))
+            except urllib.error.HTTPError as error:
+                reason = f"{self.model}: HTTP {error.code}: {_excerpt(error)}"
+                passing = error.code in (408, 409, 425, 429) or error.code >= 500
+            except (OSError, TimeoutError) as error:  # URLError, refused, reset, timed out
+                reason, passing = f"{self.model}: no connection: {error}", True
+            if not passing or attempt == self.attempts:
+                raise ChatError(reason)
+            time.sleep(self.pause_s * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _post(self, data: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        key = os.environ.get(self.key_variable, "")
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        request = urllib.request.Request(url, data, headers, method="POST")
+        with self._opener.open(request, timeout=self.timeout_s) as reply:
+            content: bytes = reply.read(MOST_REPLY_BYTES)
+        return content
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def _content(part: str | Waveform) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    wave = part.resample(SENT_RATE)
+    data = base64.b64encode(encode_bytes(wave.samples_CN, SENT_RATE, "wav")).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def _reply_text(reply: bytes) -> str:
+    try:
+        text = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ChatError(f"no answer in the reply: {reply[:200].decode(errors='replace')}") from None
+    if not isinstance(text, str):
+        raise ChatError("the reply holds no text")
+    return text
+
+
+def _excerpt(error: urllib.error.HTTPError) -> str:
+    try:
+        text = error.read(2000).decode(errors="replace")
+    except OSError:
+        text = ""
+    return " ".join(text.split())[:200] or str(error.reason)
+
+
+# ------------------------------------------------------------------------------------------ local models
+
+
+class PretrainedChat:
+    """An audio LLM of transformers (Qwen2-Audio, Qwen-Omni, Voxtral, ...) in a local folder, greedy.
+
+    Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run.
+
+    Raises:
+        ConfigError: the folder holds none, or holds pickled weights only.
+    """
+
+    def __init__(self, folder: Path, max_tokens: int) -> None:
+        from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+        from audiollm.train.loop.optim import default_device
+
+        self.name, self._max_tokens = folder.name, max_tokens
+        try:
+            if not folder.is_dir():  # else the name would be looked up on the hub
+                raise OSError("no such folder")
+            self._processor = AutoProcessor.from_pretrained(str(folder), **OFFLINE)
+            self._model = AutoModelForMultimodalLM.from_pretrained(
+                str(folder),
+                **OFFLINE,
+                use_safetensors=True,
+                dtype="auto",
+            )
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"no audio LLM loads from {folder}: {said}",
+                str(folder),
+                "give a folder that transformers' from_pretrained reads, with safetensors weights",
+            ) from error
+        self._model = self._model.eval().to(default_device())
+        self._rate = int(self._processor.feature_extractor.sampling_rate)
+
+    def ask(self, parts: Parts) -> str:
+        return self.go_on([("user", parts)])
+
+    @torch.inference_mode()
+    def go_on(self, turns: Sequence[Turn]) -> str:
+        messages = [
+            {"role": role, "content": [self._content(part) for part in parts]} for role, parts in turns
+        ]
+        try:
+            inputs = self._processor.apply_chat_template(
+                messages,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            ).to(self._model.device)
+            inputs = {
+                key: value.to(self._model.dtype) if torch.is_floating_point(value) else value
+                for key, value in inputs.items()
+            }
+            made = self._model.generate(**inputs, max_new_tokens=self._max_tokens, do_sample=False)
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            raise ChatError(f"{self.name} failed: {type(error).__name__}: {said}") from error
+        new = made[0, inputs["input_ids"].shape[1] :]
+        text: str = self._processor.tokenizer.decode(new, skip_special_tokens=True)
+        return text.strip()
+
+    def _content(self, part: str | Waveform) -> dict[str, Any]:
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        mono_1N = resample(part.samples_CN.mean(dim=0, keepdim=True), part.sample_rate, self._rate)
+        return {"type": "audio", "audio": mono_1N[0].numpy()}

@@ -1,0 +1,97 @@
+"""Our own model under test: `Generator` as a `Speaker`, a `DialogueSpeaker`, an `Answerer` and a `Conversant`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from audiollm.audio import Waveform
+from audiollm.data.records.sample import Message
+from audiollm.evaluate.subjects.protocols import Voice
+from audiollm.files.atomic import folder_digest
+from audiollm.generation.speaking.generator import Generator
+from audiollm.models.pretrained import model_folder
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A trained model and its codec, with the sampling that `Generator` has by default.
+
+    Args:
+        max_duration_s: of one text; None: as `Generator.speak` has it, by the length of the text.
+    """
+
+    generator: Generator
+    fingerprint: str
+    max_duration_s: float | None = None
+    max_tokens: int = 256
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        codec: Path | None,
+        max_duration_s: float | None = None,
+        max_tokens: int = 256,
+    ) -> OwnModel:
+        """
+        Raises:
+            ConfigError: no model, or no codec given and none in the run (a model that hears through an encoder of
+                its own needs none to answer).
+        """
+        model = model_folder(folder)
+        generator = Generator.from_pretrained(model, codec)
+        codec = codec or model.parent.parent / "train_tokenizer"
+        heard_with = folder_digest(model_folder(codec)) if codec.is_dir() else None
+        made_by = [folder_digest(model), heard_with, max_duration_s, max_tokens]
+        return cls(generator, " ".join(map(str, made_by)), max_duration_s, max_tokens)
+
+    def speak(self, text: str, reference: Path | None, reference_text: str | None, seed: int) -> Waveform:
+        return self._say(text, reference, reference_text, seed)
+
+    def converse(
+        self, turns: Sequence[tuple[str, str]], references: Mapping[str, Voice], seed: int
+    ) -> list[Waveform]:
+        """Turn by turn. Who has no reference is a speaker of the training data by that name, or else speaks the first
+        turn in a voice of the model's choice and the others in that of the first."""
+        first: dict[str, tuple[Waveform, str]] = {}
+        spoken: list[Waveform] = []
+        for place, (name, text) in enumerate(turns):
+            if name in references:
+                voice = references[name]
+                wave = self._say(text, voice.path, voice.text, seed + place)
+            elif name in self.generator.speakers:
+                wave = self._say(text, None, None, seed + place, name)
+            elif name in first:
+                wave = self._say(text, *first[name], seed + place)
+            else:
+                wave = self._say(text, None, None, seed + place)
+                first[name] = wave, text
+            spoken.append(wave)
+        return spoken
+
+    def answer(self, audio: Waveform, question: str) -> str:
+        return self.generator.answer(audio, question, max_tokens=self.max_tokens)
+
+    def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
+        request = self.generator.asked(messages, audio, max_tokens=self.max_tokens)
+        return self.generator.answer_all([request])[0].text.strip()
+
+    def _say(
+        self,
+        text: str,
+        reference: Path | Waveform | None,
+        reference_text: str | None,
+        seed: int,
+        speaker: str | None = None,
+    ) -> Waveform:
+        speech = self.generator.speak(
+            text,
+            speaker=speaker,
+            reference=reference,
+            reference_text=reference_text,
+            seed=seed,
+            max_duration_s=self.max_duration_s,
+        )
+        return Waveform(speech.samples_1N.cpu(), speech.sample_rate)

@@ -1,0 +1,1 @@
+"""Files that are whole or absent, JSON that is checked, and the list of what was set aside."""

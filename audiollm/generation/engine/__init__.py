@@ -1,0 +1,1 @@
+"""The generation engine: requests, continuous batches, sampling, streaming."""

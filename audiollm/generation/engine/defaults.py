@@ -1,0 +1,124 @@
+"""How codes are drawn where nobody says: by what a model's folder tells of its training and of its authors' settings.
+
+The one place that decides, field by field: what the user says; `trained.json`; `generation_config.json`; else plain
+sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from audiollm.data.text.tokenizer import TRAINED_FILE
+from audiollm.files.json_files import read_json_file
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
+from audiollm.models.generation_config import read_generation
+from audiollm.recipe.config import ConfigError
+
+PLAIN = SamplingConfig()
+TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0
+"""Of models that were trained so."""
+GIVEN = "given"
+DAMAGED_REMEDY = "mend it, or remove the file: then nothing is known of the training"
+
+_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "ras_win_len": "ras_window",
+    "ras_win_max_num_repeat": "ras_repeats",
+}
+"""Of `generation_config.json`, and here."""
+
+
+class Trained(NamedTuple):
+    """What `trained.json` tells; None is not known."""
+
+    longest_positions: int | None = None
+    text_dropout: float | None = None
+    speaker_dropout: float | None = None
+    codec_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """How to draw, and who says so."""
+
+    sampling: SamplingConfig = PLAIN
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The file that a field of `sampling` comes from, or `GIVEN`; the others are those of `PLAIN`."""
+
+    def over(self, **given: float | int | None) -> Defaults:
+        """With what the user says in place of it; None says nothing."""
+        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return Defaults(replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN)})
+
+    def __str__(self) -> str:
+        """`temperature 0.5 (given), top_p 0.9, text_guidance 3 (trained.json)`; what is switched off is left out."""
+        off = {"top_k": 0, "top_p": 1.0, "ras_window": 0, "text_guidance": 1.0, "speaker_guidance": 1.0}
+        sampling = self.sampling
+        if not sampling.temperature:
+            off |= {name: getattr(sampling, name) for name in ("top_k", "top_p", "ras_window", "ras_repeats")}
+        if not sampling.ras_window:
+            off["ras_repeats"] = sampling.ras_repeats
+        shown = {name: value for name, value in vars(sampling).items() if value != off.get(name)}
+        return ", ".join(f"{name} {value:g}{self._source(name)}" for name, value in shown.items())
+
+    def _source(self, name: str) -> str:
+        return f" ({self.sources[name]})" if name in self.sources else ""
+
+
+def read_defaults(folder: Path) -> Defaults:
+    """Of a model's folder.
+
+    Guidance is `TEXT_GUIDANCE` and `SPEAKER_GUIDANCE` where the training hid the text or the speaker at times, else
+    none; the rest is what `generation_config.json` says.
+
+    Raises:
+        ConfigError: one of the two files is damaged, or says what cannot be.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, value in read_generation(folder).items():
+        values[_NAMES[name]], sources[_NAMES[name]] = value, GENERATION_FILE
+    trained = read_trained(folder)
+    guidance = guidance_of(trained.text_dropout, trained.speaker_dropout)
+    values, sources = values | guidance, sources | dict.fromkeys(guidance, TRAINED_FILE)
+    return Defaults(replace(PLAIN, **values), sources)
+
+
+def guidance_of(text_dropout: float | None, speaker_dropout: float | None) -> dict[str, Any]:
+    """The weights of a training's guidance, by field; without those of which is not known whether it was hidden."""
+    known = (
+        ("text_guidance", text_dropout, TEXT_GUIDANCE),
+        ("speaker_guidance", speaker_dropout, SPEAKER_GUIDANCE),
+    )
+    return {name: weight if dropout else 1.0 for name, dropout, weight in known if dropout is not None}
+
+
+def read_trained(folder: Path) -> Trained:
+    """What the train stage wrote beside its model; nothing is known of a model without it.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    path = folder / TRAINED_FILE
+    if not path.exists():
+        return Trained()
+    data = read_json_file(path, dict)
+    for name, most in (("longest_positions", math.inf), ("text_dropout", 1.0), ("speaker_dropout", 1.0)):
+        value = data.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value <= most):
+            problem = (
+                f"{name}: {value!r} is no number of 0{f' to {most:g}' if most < math.inf else ' or more'}"
+            )
+            raise ConfigError(problem, str(path), DAMAGED_REMEDY)
+    digest = data.get("codec_digest")
+    if digest is not None and not isinstance(digest, str):
+        raise ConfigError(f"codec_digest: {digest!r} is no text", str(path), DAMAGED_REMEDY)
+    return Trained(**{name: data.get(name) for name in Trained._fields})

@@ -1,0 +1,329 @@
+"""The generation engine: continuous batches of text and speech over one preallocated cache.
+
+A slot is a row of the cache. A request takes one, and one more for each branch of its guidance; the rows in use are
+always the first ones, so that a step computes nothing for the others.
+
+Shapes: R rows of the cache in use, X of them that are fed text, Y codes; B answers of a group, C hidden size,
+K codebooks, V codes or words, S positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiollm.data.chat.conditions import without_conditions
+from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.packing import pack
+from audiollm.data.text import tokenizer as tokens
+from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request, TextPiece
+from audiollm.generation.engine.rows import Group, Running, StepPlan, plan_step
+from audiollm.generation.engine.sampling import draw, guide
+from audiollm.generation.engine.state import AnswerState, Codes, Marks, Speech
+from audiollm.models.cache import Cache
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.packed_decoder import Decoder, PackedDecoder
+
+PREFILL_POSITIONS = 8192
+"""Prompts go through the model together up to so many positions."""
+
+
+class Engine:
+    """Answers requests, as many at a time as there are slots.
+
+    Args:
+        model: taken as it is at every step: `eval()` is the caller's, and weights may change between answers.
+        slots: rows of the cache. A request takes one for each branch of its guidance.
+        max_length: the longest prompt and answer together, in positions.
+        decoder: of this model, where several engines share it.
+    """
+
+    def __init__(
+        self,
+        model: DualFFN,
+        template: Template,
+        slots: int = 8,
+        max_length: int = 2048,
+        decoder: Decoder | None = None,
+    ) -> None:
+        weight = next(model.parameters())
+        self._template, self._device = template, weight.device
+        self._decoder = decoder or Decoder(model)
+        self._layers: DualFFN | PackedDecoder = model
+        """What computes the steps, with the weights as they were when an answer last began."""
+        self._marks = Marks.of(template)
+        self._cache = Cache.empty(model.config, slots, max_length, weight.device, weight.dtype)
+        self._slots, self._submitted = slots, 0
+        self._waiting: deque[Running] = deque()
+        self._owners: list[Running] = []
+        """Of each row in use."""
+        self._plan: StepPlan | None = None
+        forbidden = _forbidden_words(template, self._marks, model.config.vocab_size)
+        self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
+
+    @classmethod
+    def sized_for(
+        cls,
+        model: DualFFN,
+        template: Template,
+        requests: Sequence[Request],
+        most_slots: int = 256,
+        decoder: Decoder | None = None,
+    ) -> Engine:
+        """One with a slot for each branch of these requests, fewer where they are many, and room for the longest."""
+        branches = [len(request.sampling.branches) for request in requests]
+        longest = max(_positions(template, request, _prompts(template, request)) for request in requests)
+        return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
+
+    @property
+    def busy(self) -> bool:
+        """Something runs or waits."""
+        return bool(self._owners or self._waiting)
+
+    def submit(self, request: Request) -> int:
+        """Put a request in line; its number, which its events carry.
+
+        Raises:
+            ValueError: it needs more slots or more room than there are, or its audio does not fit its messages.
+        """
+        branches = len(request.sampling.branches)
+        if branches > self._slots:
+            raise ValueError(
+                f"guidance gives the request {branches} branches, and there are {self._slots} slots"
+            )
+        streams = _prompts(self._template, request)
+        wanted = _positions(self._template, request, streams)
+        if wanted > self._cache.length:
+            raise ValueError(
+                f"prompt and answer may take {wanted} positions, a slot has {self._cache.length}: "
+                "lower the limits, shorten the prompt, or give the engine a larger max_length"
+            )
+        first_id = None
+        if request.answer != "audio":  # the prompt's last token is fed with the first step
+            first_id = int(streams[0].text_ids_S[-1])
+            streams = [_without_last(stream) for stream in streams]
+        room = self._cache.length - max(len(stream) for stream in streams)
+        kind, limits = request.answer, request.limits
+        state = AnswerState(self._marks, self._template.tokenizer, kind, limits, room, first_id)
+        self._submitted += 1
+        generator = torch.Generator().manual_seed(request.seed)
+        self._waiting.append(
+            Running(self._submitted, request, streams, state, time.perf_counter(), generator)
+        )
+        return self._submitted
+
+    def cancel(self, number: int) -> None:
+        """Forget a request and free its slots; nothing where it is over or was never there."""
+        self._waiting = deque(each for each in self._waiting if each.number != number)
+        for running in [each for each in self._running() if each.number == number]:
+            self._release(running)
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Admit what waits, feed every row in use, draw, and tell what came of it."""
+        self._admit()
+        if not self._owners:
+            return []
+        plan = self._plan = self._plan or plan_step(self._owners, self._device)
+        ids_X = np.array([each.state.input_id for each in plan.writing], dtype=np.int64)[plan.writer_X]
+        codes_YK = self._codes([each.state.speech.last_K for each in plan.speaking])[plan.speaker_Y]
+        hidden_XC, logits_YKV = self._feed(torch.from_numpy(ids_X), torch.from_numpy(codes_YK), plan.order_R)
+        drawn = [self._draw_words(hidden_XC, group) for group in plan.text_groups]
+        drawn += [self._draw_codes(logits_YKV, group) for group in plan.audio_groups]
+        # the one wait for the device
+        flat = torch.cat([each.flatten() for each in drawn]).cpu().numpy()
+        return self._advance(plan, flat)
+
+    def run(
+        self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
+    ) -> list[Answer]:
+        """The answers to all of these, in their order; what was submitted before goes on beside them."""
+        numbers = [self.submit(request) for request in requests]
+        answers: dict[int, Answer] = {}
+        while any(number not in answers for number in numbers):
+            events = self.step()
+            answers |= {event.request: event.answer for event in events if isinstance(event, Finished)}
+            on_step(events)
+        return [answers[number] for number in numbers]
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """The events of one request as they come; the last is `Finished`. Given up early, it is cancelled.
+
+        Events of others that run beside it are not told: with several at a time, `submit` and `step`.
+        """
+        number, over = self.submit(request), False
+        try:
+            while not over:
+                for event in self.step():
+                    if event.request == number:
+                        over = isinstance(event, Finished)
+                        yield event
+        finally:
+            self.cancel(number)
+
+    def _admit(self) -> None:
+        """Those in line that there are slots for; their prompts go through the model without padding."""
+        admitted: list[Running] = []
+        while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
+            running = self._waiting.popleft()
+            running.rows = list(range(len(self._owners), len(self._owners) + len(running.streams)))
+            self._owners += [running] * len(running.rows)
+            admitted.append(running)
+            self._plan = None
+        if admitted:
+            self._layers = self._decoder.current()
+        pairs = [pair for each in admitted for pair in zip(each.streams, each.rows, strict=True)]
+        while pairs:
+            count, positions = 1, len(pairs[0][0])
+            while count < len(pairs) and positions + len(pairs[count][0]) <= PREFILL_POSITIONS:
+                positions += len(pairs[count][0])
+                count += 1
+            streams, rows = zip(*pairs[:count], strict=True)
+            lengths = [len(stream) for stream in streams]
+            self._layers.prefill(pack(streams).to(self._device), self._cache, rows, lengths)
+            del pairs[:count]
+        for running in admitted:
+            running.streams = []
+
+    def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One position more in every row: hidden states of what is fed text, audio logits of what is fed codes."""
+        ids_X, codes_YK = ids_X.to(self._device), codes_YK.to(self._device)
+        hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
+        return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()
+
+    def _draw_words(self, hidden_XC: Tensor, group: Group) -> Tensor:
+        """One token an answer, `[B]`. Guidance is for speech: of the branches the full prompt alone counts."""
+        full, request = group.branches[0], group.members[0].request
+        hidden_BC = hidden_XC if full is None else hidden_XC[full]
+        logits_BV = self._layers.text_logits(hidden_BC).float()
+        logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
+        uniform_B2K = self._uniform(group)
+        return draw(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
+
+    def _draw_codes(self, logits_YKV: Tensor, group: Group) -> Tensor:
+        """One code a codebook and answer, `[B, K]`: never BOS, and EOS of the first codebook alone."""
+        sampling, marks = group.members[0].request.sampling, self._marks
+        branches = [logits_YKV if each is None else logits_YKV[each] for each in group.branches]
+        logits_BKV = branches[0]
+        if len(branches) > 1:
+            no_text = branches[1] if sampling.text_guidance != 1 else None
+            no_speaker = branches[-1] if sampling.speaker_guidance != 1 else None
+            logits_BKV = guide(logits_BKV, no_text, no_speaker, sampling)
+        logits_BKV[:, :, marks.audio_bos] = -torch.inf
+        logits_BKV[:, 1:, marks.audio_eos] = -torch.inf
+        fresh = [place for place, each in enumerate(group.members) if each.state.speech.rows == 1]
+        if fresh:  # at least one frame
+            logits_BKV[fresh, 0, marks.audio_eos] = -torch.inf
+        recent_BWK = None
+        if sampling.ras_window and sampling.temperature:
+            recent = [each.state.speech.recent_WK(sampling.ras_window) for each in group.members]
+            recent_BWK = torch.from_numpy(np.stack(recent)).to(self._device)
+        return draw(logits_BKV, sampling, self._uniform(group), recent_BWK)
+
+    def _uniform(self, group: Group) -> Tensor:
+        """The members' numbers, `[B, 2, K]`; none for the most likely code."""
+        if group.members[0].request.sampling.temperature == 0:
+            return torch.empty(0, 2, 0)
+        return torch.stack([each.next_uniform_2K() for each in group.members]).to(self._device)
+
+    def _advance(self, plan: StepPlan, drawn: Codes) -> list[Event]:
+        """Every answer's next state, from what was drawn for it; those that are over give their slots back."""
+        events: list[Event] = []
+        start = 0
+        for group in plan.text_groups:
+            for running, token in zip(group.members, drawn[start:].tolist(), strict=False):
+                if piece := running.state.take_text(token):
+                    events.append(TextPiece(running.number, piece))
+            start += len(group.members)
+        rows = iter(drawn[start:].reshape(-1, self._marks.num_codebooks))
+        for running in (each for group in plan.audio_groups for each in group.members):
+            codes_KT = running.state.take_codes(next(rows))
+            if codes_KT is not None:
+                running.first_frame = running.first_frame or time.perf_counter()
+                events.append(Frames(running.number, codes_KT, running.state.stretches - 1))
+        changed = any(each.state.speaks for each in plan.writing)
+        if changed or not all(each.state.speaks for each in plan.speaking):
+            self._plan = None
+        for running in [each for each in self._running() if each.state.reason]:
+            events.append(Finished(running.number, self._answer(running)))
+            self._release(running)
+        return events
+
+    def _answer(self, running: Running) -> Answer:
+        parts = tuple(
+            part.codes_KT() if isinstance(part, Speech) else part.text for part in running.state.parts
+        )
+        speech = [part for part in parts if isinstance(part, Tensor)]
+        none_K0 = torch.zeros(self._marks.num_codebooks, 0, dtype=torch.long)
+        reason, first = running.state.reason, running.first_frame
+        assert reason is not None
+        return Answer(
+            parts=parts,
+            codes_KT=torch.cat([none_K0, *speech], dim=1),
+            reason=reason,
+            first_frame_s=None if first is None else first - running.submitted,
+            seconds=time.perf_counter() - running.submitted,
+        )
+
+    def _running(self) -> list[Running]:
+        return list({owner.number: owner for owner in self._owners}.values())
+
+    def _release(self, running: Running) -> None:
+        """Free its rows; the last rows in use move into the gaps."""
+        self._plan = None
+        for row in sorted(running.rows, reverse=True):
+            last = len(self._owners) - 1
+            owner = self._owners.pop()
+            if row != last:
+                self._cache.move(last, row)
+                owner.rows[owner.rows.index(last)] = row
+                self._owners[row] = owner
+        running.rows = []
+
+    def _codes(self, rows: Sequence[Codes]) -> Codes:
+        return np.stack(rows) if rows else np.zeros((0, self._marks.num_codebooks), dtype=np.int64)
+
+
+def _prompts(template: Template, request: Request) -> list[TokenStream]:
+    """The prompt of each branch."""
+    open_turn = template.prompt if request.answer == "audio" else template.text_prompt
+    return [
+        open_turn(*without_conditions(request.messages, request.audio, *hidden))
+        for hidden in request.sampling.branches
+    ]
+
+
+def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:
+    """What the longest of these prompts and its answer may take (with one stretch of speech, where it is `any`)."""
+    speech = request.limits.max_frames + template.num_codebooks + 1
+    text = request.limits.max_text_tokens
+    answer = {"audio": speech, "text": text, "any": text + speech + 3}[request.answer]
+    return max(len(stream) for stream in prompts) + answer
+
+
+def _without_last(stream: TokenStream) -> TokenStream:
+    """Without its last position, which is text."""
+    rows: dict[str, Any] = {
+        name: rows[:-1] for name, rows in stream.__dict__.items() if isinstance(rows, Tensor)
+    }
+    return replace(stream, **rows)
+
+
+def _forbidden_words(template: Template, marks: Marks, vocab_size: int) -> dict[str, Tensor]:
+    """By the kind of the answer, the tokens that are never drawn: control tokens, and what is no token at all."""
+    vocabulary = template.tokenizer.get_vocab_size(with_added_tokens=True)
+    style = tokens.HEADER_STYLES[template.header_style]
+    ids = map(template.tokenizer.token_to_id, (*style.special_tokens, tokens.AUDIO_DELAY))
+    control = [token for token in ids if token is not None]
+    text_V = torch.arange(vocab_size) >= vocabulary
+    text_V[[token for token in control if token not in marks.ends]] = True
+    any_V = text_V.clone()
+    any_V[marks.opens_speech] = False
+    return {"text": text_V, "any": any_V}

@@ -1,0 +1,120 @@
+"""Which rows of a step are text and which are audio, and which of them are drawn from together.
+
+A plan is made anew when an answer begins, ends or goes from text to speech or back, and kept in between.
+
+Shapes: R rows of the cache in use, X of them that are fed text, Y codes; K codebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audiollm.data.chat.template import TokenStream
+from audiollm.generation.engine.request import Request
+from audiollm.generation.engine.state import AnswerState
+
+UNIFORM_STEPS = 256
+"""Random numbers are made for so many steps at a time."""
+
+
+@dataclass
+class Running:
+    """A request in its slots, or in line for them."""
+
+    number: int
+    request: Request
+    streams: list[TokenStream]
+    """The prompt of each branch, in the order of `SamplingConfig.branches`."""
+    state: AnswerState
+    submitted: float
+    generator: torch.Generator
+    rows: list[int] = field(default_factory=list)
+    """Its rows of the cache, one a branch."""
+    first_frame: float | None = None
+    _steps: int = 0
+    _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def next_uniform_2K(self) -> Tensor:
+        """The numbers of its next draws: its seed and the steps that it has taken tell them, and nothing else."""
+        place = self._steps % UNIFORM_STEPS
+        if place == 0:
+            shape = (UNIFORM_STEPS, 2, self.state.marks.num_codebooks)
+            self._uniform_S2K = torch.rand(shape, generator=self.generator)
+        self._steps += 1
+        return self._uniform_S2K[place]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Answers that are drawn together: in the same way, in one call."""
+
+    members: list[Running]
+    branches: list[Tensor | None]
+    """For each branch of the guidance the members' places among the rows of this kind; None: all, in order."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The rows of a step: those that are fed text, then those that are fed codes."""
+
+    writing: list[Running]
+    speaking: list[Running]
+    writer_X: NDArray[np.int64]
+    """Whose token goes into each text row, as a place in `writing`."""
+    speaker_Y: NDArray[np.int64]
+    order_R: Tensor | None
+    """The cache row of each row; None where they are in the cache's order."""
+    text_groups: list[Group]
+    audio_groups: list[Group]
+
+
+def plan_step(owners: Sequence[Running], device: torch.device) -> StepPlan:
+    """For the answers that own the rows of the cache in use, row by row."""
+    text_rows = [row for row, owner in enumerate(owners) if not owner.state.speaks]
+    audio_rows = [row for row, owner in enumerate(owners) if owner.state.speaks]
+    mixed = bool(text_rows and audio_rows)
+    writing, writer_X = _distinct([owners[row] for row in text_rows])
+    speaking, speaker_Y = _distinct([owners[row] for row in audio_rows])
+    return StepPlan(
+        writing,
+        speaking,
+        writer_X,
+        speaker_Y,
+        torch.tensor([*text_rows, *audio_rows], device=device) if mixed else None,
+        _groups(writing, text_rows, lambda each: (each.request.sampling, each.request.answer), device),
+        _groups(speaking, audio_rows, lambda each: each.request.sampling, device),
+    )
+
+
+def _distinct(owners: Sequence[Running]) -> tuple[list[Running], NDArray[np.int64]]:
+    places = {
+        owner.number: place for place, owner in enumerate({each.number: each for each in owners}.values())
+    }
+    distinct = list({owner.number: owner for owner in owners}.values())
+    return distinct, np.array([places[owner.number] for owner in owners], dtype=np.int64)
+
+
+def _groups(
+    members: Sequence[Running],
+    rows: Sequence[int],
+    key: Callable[[Running], Hashable],
+    device: torch.device,
+) -> list[Group]:
+    sets: dict[Hashable, list[Running]] = {}
+    for member in members:
+        sets.setdefault(key(member), []).append(member)
+    place = {row: number for number, row in enumerate(rows)}
+    groups = []
+    for alike in sets.values():
+        branches = [[place[row] for row in rows_of] for rows_of in zip(*(m.rows for m in alike), strict=True)]
+        every = list(range(len(rows)))
+        groups.append(
+            Group(alike, [None if each == every else torch.tensor(each, device=device) for each in branches])
+        )
+    return groups

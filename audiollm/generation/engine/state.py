@@ -1,0 +1,264 @@
+"""Where an answer stands: which row is fed next, what follows from what is drawn, and what is complete.
+
+An answer is a stream of text and speech. Text is drawn token by token until the turn ends or `<|audio_out_bos|>`
+opens a stretch of speech; speech is drawn row by row in the delay pattern (BOS and EOS are forced where the pattern
+has them) until its first codebook ends, and the last codebook's EOS returns to text.
+
+Shapes: K codebooks, T complete code frames, W rows of the recent past.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from audiollm.data.chat.template import Template
+from audiollm.data.text import tokenizer as tokens
+from audiollm.generation.engine.request import AnswerKind, Limits, Reason
+
+Codes = NDArray[np.int64]
+REPLACEMENT = "\ufffd"
+LONGEST_WAIT = 16
+"""Tokens without a whole character at their end: what takes longer is no UTF-8, and comes out as it is."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What of a vocabulary and a codec steers an answer."""
+
+    num_codebooks: int
+    audio_bos: int
+    audio_eos: int
+    opens_speech: int
+    """`<|audio_out_bos|>`"""
+    closes_speech: int
+    """`<|audio_eos|>`"""
+    ends: frozenset[int]
+    """Tokens that end the turn or the message."""
+
+    @classmethod
+    def of(cls, template: Template) -> Marks:
+        style = tokens.HEADER_STYLES[template.header_style]
+        known = template.tokenizer.token_to_id
+        ends = [known(name) for name in (style.end_of_turn, style.end_of_message, style.pad) if name]
+        opens, closes = known(tokens.AUDIO_OUT_BOS), known(tokens.AUDIO_EOS)
+        assert opens is not None and closes is not None  # a template has them
+        return cls(
+            template.num_codebooks,
+            template.audio_bos,
+            template.audio_eos,
+            opens,
+            closes,
+            frozenset(token for token in ends if token is not None),
+        )
+
+
+class Speech:
+    """One stretch of speech in the making: delayed rows, from the one that is all BOS.
+
+    Codebook k of frame t lies in row 1 + t + k. The number of frames T is the same in all codebooks, and the first
+    one's EOS (row T + 1) tells it: codebook k then has its EOS k rows later, as in training.
+    """
+
+    def __init__(self, marks: Marks, max_frames: int) -> None:
+        self._marks, self._max_frames = marks, max_frames
+        self._rows_FK: Codes = np.full((64, marks.num_codebooks), marks.audio_bos, dtype=np.int64)
+        self.rows = 1
+        self.frames: int | None = None
+        """T, once it is known."""
+        self.said_end = False
+        """The model ended it, and not the limit."""
+
+    @property
+    def last_K(self) -> Codes:
+        """The row that is fed next."""
+        return self._rows_FK[self.rows - 1]
+
+    @property
+    def complete(self) -> int:
+        """Frames that all codebooks have."""
+        done = max(0, self.rows - self._marks.num_codebooks)
+        return done if self.frames is None else min(done, self.frames)
+
+    @property
+    def all_complete(self) -> bool:
+        return self.frames is not None and self.complete == self.frames
+
+    @property
+    def closed(self) -> bool:
+        """The last row has been made: all EOS."""
+        return self.frames is not None and self.rows == self.frames + self._marks.num_codebooks + 1
+
+    def take(self, drawn_K: Codes) -> None:
+        """The next row, with BOS and EOS where the pattern has them."""
+        if self.rows == len(self._rows_FK):
+            self._rows_FK = np.concatenate([self._rows_FK, np.empty_like(self._rows_FK)])
+        row_K, row = self._rows_FK[self.rows], self.rows
+        row_K[:] = drawn_K
+        if row < len(row_K):
+            row_K[row:] = self._marks.audio_bos
+        if self.frames is None and (row_K[0] == self._marks.audio_eos or row > self._max_frames):
+            self.frames, self.said_end = row - 1, bool(row_K[0] == self._marks.audio_eos)
+        if self.frames is not None:
+            row_K[: row - self.frames] = self._marks.audio_eos
+        self.rows += 1
+
+    def frame_K(self, frame: int) -> Codes:
+        """A complete frame."""
+        return self._rows_FK[frame + 1 : frame + 1 + self._marks.num_codebooks].diagonal()
+
+    def codes_KT(self) -> Tensor:
+        """All complete frames."""
+        books = self._marks.num_codebooks
+        rows = [self._rows_FK[1 + k : 1 + k + self.complete, k] for k in range(books)]
+        return torch.from_numpy(np.stack(rows))
+
+    def recent_WK(self, window: int) -> Codes:
+        """The last rows, with -1 for BOS (and for what lies before the first)."""
+        rows_WK = self._rows_FK[max(0, self.rows - window) : self.rows]
+        missing = ((window - len(rows_WK), 0), (0, 0))
+        return np.pad(np.where(rows_WK == self._marks.audio_bos, -1, rows_WK), missing, constant_values=-1)
+
+
+class Text:
+    """One stretch of text in the making; what it gives out is whole characters.
+
+    Each token is decoded behind those that gave the last piece, since a decoder may look at what comes before (spaces
+    at the beginning, runs of bytes). The library's own `DecodeStream` raises on bytes that are no UTF-8.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._context = self._given = 0
+        """Where the ids of the last piece begin and end."""
+        self.text = ""
+
+    def take(self, token: int) -> str:
+        """What this token completes; empty while a character is cut in two."""
+        self._ids.append(token)
+        piece = self._beyond()
+        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < LONGEST_WAIT
+        return "" if cut else self._give(piece)
+
+    def finish(self) -> str:
+        """What is left: a character that never became whole shows as U+FFFD."""
+        return self._give(self._beyond())
+
+    def _give(self, piece: str) -> str:
+        if piece:
+            self._context, self._given = self._given, len(self._ids)
+            self.text += piece
+        return piece
+
+    def _beyond(self) -> str:
+        """The text of the ids that have given nothing yet."""
+        known: str = self._tokenizer.decode(self._ids[self._context : self._given])
+        whole: str = self._tokenizer.decode(self._ids[self._context :])
+        return whole[len(known) :]
+
+
+@dataclass
+class AnswerState:
+    """The state machine of one answer.
+
+    Args:
+        first_id: the text token that is fed first; None to begin with speech.
+        room: rows that may still be fed.
+    """
+
+    marks: Marks
+    tokenizer: Tokenizer
+    kind: AnswerKind
+    limits: Limits
+    room: int
+    first_id: int | None
+    parts: list[Text | Speech] = field(default_factory=list, init=False)
+    input_id: int | None = field(default=None, init=False)
+    """The text token that is fed next; None where a row of codes is."""
+    reason: Reason | None = field(default=None, init=False)
+    """Why the answer is over."""
+    _text_tokens: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.input_id = self.first_id
+        if self.first_id is None:
+            self._open_speech()
+
+    @property
+    def speech(self) -> Speech:
+        """The stretch that is being spoken."""
+        last = self.parts[-1]
+        assert isinstance(last, Speech)
+        return last
+
+    @property
+    def stretches(self) -> int:
+        """Of speech, so far."""
+        return sum(isinstance(part, Speech) for part in self.parts)
+
+    @property
+    def speaks(self) -> bool:
+        """A row of codes is fed next."""
+        return self.input_id is None
+
+    def take_text(self, drawn: int) -> str:
+        """What follows the text token that was fed; returns the text that this completes."""
+        self.room -= 1
+        if self.input_id == self.marks.opens_speech:
+            self._open_speech()
+            return ""
+        if drawn in self.marks.ends:
+            self.reason = "end"
+            return self._finish_text()
+        self._text_tokens += 1
+        opens = drawn == self.marks.opens_speech
+        if (
+            self._text_tokens > self.limits.max_text_tokens
+            or self.room < 1
+            or (opens and not self._frames_left)
+        ):
+            self.reason = "length"
+            return self._finish_text()
+        self.input_id = drawn
+        if opens:
+            return self._finish_text()
+        if not self.parts or not isinstance(self.parts[-1], Text):
+            self.parts.append(Text(self.tokenizer))
+        last = self.parts[-1]
+        assert isinstance(last, Text)
+        return last.take(drawn)
+
+    def take_codes(self, drawn_K: Codes) -> Tensor | None:
+        """What follows the row of codes that was fed; returns the frames `[K, t]` that this completes."""
+        self.room -= 1
+        speech = self.speech
+        if speech.closed:  # only a text goes on here
+            self.input_id = self.marks.closes_speech
+            return None
+        before = speech.complete
+        speech.take(drawn_K)
+        if speech.all_complete and (self.kind == "audio" or not speech.said_end or self.room < 3):
+            self.reason = "end" if speech.said_end and self.kind == "audio" else "length"
+        if speech.complete == before:
+            return None
+        return torch.from_numpy(speech.frame_K(before).copy())[:, None]
+
+    @property
+    def _frames_left(self) -> int:
+        """Frames that limits and room leave; each stretch of speech takes K rows beside its frames."""
+        spoken = sum(part.complete for part in self.parts if isinstance(part, Speech))
+        return max(0, min(self.limits.max_frames - spoken, self.room - self.marks.num_codebooks - 1))
+
+    def _open_speech(self) -> None:
+        self.parts.append(Speech(self.marks, self._frames_left))
+        self.input_id = None
+
+    def _finish_text(self) -> str:
+        last = self.parts[-1] if self.parts else None
+        return last.finish() if isinstance(last, Text) else ""

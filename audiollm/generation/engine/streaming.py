@@ -1,0 +1,148 @@
+"""Sound while codes are made: what an engine tells step by step, turned into samples as soon as a codec can.
+
+Shapes: N samples, K codebooks, T code frames.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from audiollm.codec import Codec, CodeStream, StreamedCodec
+from audiollm.generation.engine.request import Answer, Event, Finished, Frames, TextPiece
+
+CHUNK_FRAMES = 4
+"""Frames that are decoded at a time, once there has been sound: one by one costs more."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A piece of an answer: sound, text, or its end."""
+
+    samples_1N: Tensor
+    text: str = ""
+    answer: Answer | None = None
+    """With the last piece."""
+    first_audio_s: float | None = None
+    """With the last piece: from the request to the first samples; None without speech."""
+
+
+def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUNK_FRAMES) -> Iterator[Spoken]:
+    """The events of one request (`Engine.stream`) with samples in place of codes.
+
+    The sound in all is that of `codec.decode` for every stretch of speech, as closely as `code_stream(codec)` says.
+    The first frames are decoded one by one, until there is sound; then `chunk_frames` at a time.
+    """
+    started, first_audio = time.perf_counter(), None
+    voice = _Voice(codec, chunk_frames)
+    for event in events:
+        if isinstance(event, Frames):
+            samples_1N = voice.push(event.stretch, event.codes_KT)
+        else:
+            samples_1N = voice.finish()
+        if samples_1N.shape[1]:
+            first_audio = first_audio or time.perf_counter()
+            yield Spoken(samples_1N)
+        if isinstance(event, TextPiece):
+            yield Spoken(voice.nothing_10, text=event.text)
+        elif isinstance(event, Finished):
+            wait_s = None if first_audio is None else first_audio - started
+            yield Spoken(voice.nothing_10, answer=event.answer, first_audio_s=wait_s)
+
+
+def code_stream(codec: Codec) -> CodeStream:
+    """The codec's own incremental decoder, where it has one; else windows that overlap."""
+    return codec.code_stream() if isinstance(codec, StreamedCodec) else OverlappingWindows(codec)
+
+
+class OverlappingWindows:
+    """Decodes window by window, each with frames before and behind it that are thrown away.
+
+    As good as decoding the whole where a frame's sound depends on no more than `past` frames before it and `future`
+    behind; convolutional decoders at 12 to 75 frames a second reach 3 to 10 (Higgs's, EnCodec's), and what attends to
+    all of its past (Mimi's) comes close. Costs `past + future` frames more to decode a window.
+    """
+
+    _codes_KT: Tensor | None
+    _context: int
+    """Of the frames that are kept, those whose sound is out."""
+
+    def __init__(self, codec: Codec, past: int = 32, future: int = 10, window: int = 8) -> None:
+        self._codec, self._past, self._future, self._window = codec, past, future, window
+        self._begin()
+
+    @property
+    def latency_s(self) -> float:
+        """The longest time from a frame's codes to the end of its sound."""
+        return (self._window + self._future) / self._codec.frame_rate
+
+    def push(self, codes_KT: Tensor) -> Tensor:
+        """Codes `[K, t]` to the samples `[1, n]` of the windows that they complete."""
+        self._codes_KT = codes_KT if self._codes_KT is None else torch.cat([self._codes_KT, codes_KT], dim=1)
+        parts = [torch.zeros(1, 0)]
+        while self._codes_KT.shape[1] - self._context >= self._window + self._future:
+            parts.append(self._decode(self._window))
+        return torch.cat(parts, dim=1)
+
+    def flush(self) -> Tensor:
+        """The rest; then begin anew."""
+        codes_KT = self._codes_KT
+        rest = 0 if codes_KT is None else codes_KT.shape[1] - self._context
+        samples_1N = self._decode(rest) if rest else torch.zeros(1, 0)
+        self._begin()
+        return samples_1N
+
+    def _begin(self) -> None:
+        self._codes_KT, self._context = None, 0
+
+    def _decode(self, frames: int) -> Tensor:
+        """The sound of the next frames; they become context."""
+        assert self._codes_KT is not None
+        end = self._context + frames
+        samples_1N = self._codec.decode(self._codes_KT[:, : end + self._future]).cpu()
+        hop = self._codec.sample_rate / self._codec.frame_rate
+        dropped = max(0, end - self._past)
+        sound_1N = samples_1N[:, round(self._context * hop) : round(end * hop)]
+        self._codes_KT, self._context = self._codes_KT[:, dropped:], end - dropped
+        return sound_1N
+
+
+class _Voice:
+    """Frames of one stretch of speech after the other to samples."""
+
+    def __init__(self, codec: Codec, chunk_frames: int) -> None:
+        self._decoder, self._chunk_frames = code_stream(codec), chunk_frames
+        self._stretch = 0
+        self._waiting: list[Tensor] = []
+        self._sounded = self._began = False
+        self.nothing_10 = torch.zeros(1, 0)
+
+    def push(self, stretch: int, codes_KT: Tensor) -> Tensor:
+        ended_1N = self.finish() if stretch != self._stretch else self.nothing_10
+        self._stretch, self._began = stretch, True
+        self._waiting.append(codes_KT)
+        wanted = self._chunk_frames if self._sounded else 1
+        if len(self._waiting) < wanted:
+            return ended_1N
+        samples_1N = self._decode()
+        self._sounded = self._sounded or samples_1N.shape[1] > 0
+        return torch.cat([ended_1N, samples_1N], dim=1)
+
+    def finish(self) -> Tensor:
+        """The rest of the stretch."""
+        if not self._began:
+            return self.nothing_10
+        samples_1N = torch.cat([self._decode(), self._decoder.flush().cpu()], dim=1)
+        self._began = False
+        return samples_1N
+
+    def _decode(self) -> Tensor:
+        if not self._waiting:
+            return self.nothing_10
+        codes_KT = torch.cat(self._waiting, dim=1)
+        self._waiting = []
+        return self._decoder.push(codes_KT).cpu()

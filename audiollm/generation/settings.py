@@ -1,0 +1,63 @@
+"""The stage `generate`: its settings and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+
+
+class GenerateConfig(StageConfig):
+    """Settings of `generate`."""
+
+    model: InputPath
+    codec: InputPath
+    samples: InputPath
+    """The samples whose prompts are spoken. Where one answers in words and speech in turn, so does the model."""
+    prompts: Literal["test", "train"] = "test"
+    """The split whose distinct (text, speaker) pairs are spoken."""
+    takes: int = Field(3, ge=1)
+    """Times each pair is spoken, each with a seed of its own."""
+    max_prompts: int = Field(60, ge=1)
+    """At most so many pairs, evenly picked."""
+    batch_size: int = Field(60, ge=1)
+    max_duration_s: float = Field(30.0, gt=0)
+    """Nothing is spoken longer; the limit follows the training clips where those are shorter."""
+    temperature: float | None = Field(None, ge=0)
+    """None, here and below: as the model's generation_config.json says, else 0.7."""
+    top_k: int | None = Field(None, ge=0)
+    """0 (all) where nothing says more."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """0.9 where nothing says more."""
+    ras_window: int | None = Field(None, ge=0)
+    """Repetition-aware sampling looks back so many frames (Higgs Audio V2: 7); 0 (none) where nothing says more."""
+    text_guidance: float | None = Field(None, ge=0)
+    """Classifier-free guidance on the text, 1 is none. None: 3 where training hid the text at times, else 1."""
+    speaker_guidance: float | None = Field(None, ge=0)
+    """Classifier-free guidance on the speaker. None: 2 where training hid the speaker at times, else 1."""
+    seed: int = 0
+
+
+def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
+    from audiollm.generation.run import generate
+
+    return generate(config, context)
+
+
+def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    clips = config.max_prompts * config.takes
+    return StagePlan(tokens=clips * 60.0, memory_mb=1500, disk_mb=clips * 0.05, note=f"at most {clips} clips")
+
+
+STAGE = Stage(
+    kind="generate",
+    config=GenerateConfig,
+    run=_run,
+    artifacts={"audio": "generated.jsonl"},
+    help="speak the held-out prompts",
+    plan=_plan,
+)

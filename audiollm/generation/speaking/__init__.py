@@ -1,0 +1,1 @@
+"""From a text or a dialogue to speech: prompts, voices, long texts, streams."""

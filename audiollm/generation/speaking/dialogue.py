@@ -1,0 +1,266 @@
+"""Speech of several people: a script as turns, and each turn in its speaker's voice.
+
+Turn by turn, a speaker is prompted with the own reference and with what the own voice said before; in one go, all
+turns are one prompt with all references, for models that were trained on conversations (the task `dialogue`).
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from audiollm.data.chat.scene import dialogue_text, voices
+from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.hearing.features import PartAudio
+from audiollm.data.records.sample import AudioPart
+from audiollm.generation.engine.request import Limits, Request
+from audiollm.generation.speaking.long_text import Chunk, join, spoken_seconds
+from audiollm.generation.speaking.speak import (
+    SHORTEST_CHUNK_S,
+    SLACK,
+    SLACK_S,
+    Manner,
+    OnSeconds,
+    Said,
+    Speech,
+    check,
+    chunks_of,
+    notes_of,
+    say,
+)
+from audiollm.generation.speaking.voice import Voice
+from audiollm.recipe.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from audiollm.generation.speaking.generator import Generator
+
+TURN_PAUSE_S = 0.3
+
+_TAG = re.compile(r"\[(SPEAKER\d+)\]", re.IGNORECASE)
+_NAMED = re.compile(r"^\s*([^\W\d_][\w .'-]{0,39}?)\s*[:：](?!//)\s*(.*)$")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one speaker says in one go."""
+
+    speaker: str
+    text: str
+
+
+def parse_script(script: str) -> list[Turn]:
+    """The turns of a script: `[SPEAKER0] Hello.` anywhere, or `Ann: Hello.` at the beginning of lines.
+
+    A line without a speaker goes on with the turn before it; successive turns of one speaker stay apart.
+
+    Raises:
+        ConfigError: no speaker at the beginning, or a turn without words.
+    """
+    tagged = bool(_TAG.search(script))
+    turns: list[tuple[str, list[str], int]] = []
+    for number, line in enumerate(script.split("\n"), start=1):
+        for speaker, words in _pieces(line, tagged):
+            if speaker is not None:
+                turns.append((speaker.upper() if tagged else speaker, [words], number))
+            elif words and not turns:
+                remedy = "begin each turn with [SPEAKER0], [SPEAKER1] ... or with a name and a colon"
+                raise ConfigError(f"line {number} has no speaker: {words:.40}", "dialogue", remedy)
+            elif words:
+                turns[-1][1].append(words)
+    if not turns:
+        raise ConfigError("there is no turn in it", "dialogue", "write one turn a line: [SPEAKER0] Hello.")
+    for speaker, parts, number in turns:
+        if not any(parts):
+            raise ConfigError(
+                f"line {number}: the turn of {speaker} is empty", "dialogue", "give it words, or leave it out"
+            )
+    return [Turn(speaker, " ".join(part for part in parts if part)) for speaker, parts, _ in turns]
+
+
+def match_references(speakers: Sequence[str], given: Mapping[str, Voice]) -> dict[str, Voice]:
+    """The voice of each speaker who has one; a bare number is that of `SPEAKER0`, or counts the speakers.
+
+    Raises:
+        ConfigError: a reference for nobody in the script.
+    """
+    found: dict[str, Voice] = {}
+    for key, voice in given.items():
+        tag = f"SPEAKER{key}"
+        if key in speakers:
+            found[key] = voice
+        elif tag in speakers:
+            found[tag] = voice
+        elif (
+            key.isdigit() and int(key) < len(speakers) and not any(_TAG.fullmatch(f"[{s}]") for s in speakers)
+        ):
+            found[speakers[int(key)]] = voice
+        else:
+            raise ConfigError(f"{key}: no such speaker in the script", "reference", nearest(key, speakers))
+    return found
+
+
+def converse(
+    generator: Generator,
+    turns: Sequence[Turn],
+    references: Mapping[str, Voice],
+    manner: Manner,
+    on_seconds: OnSeconds = lambda seconds: None,
+) -> Speech:
+    """Turn by turn. A speaker without a reference is one of the model's by name, or speaks the first turn in a voice of
+    the model's choice (which is noted) and the others in that of the first.
+
+    Raises:
+        ConfigError: no turns, a turn without words, or what `speak` raises.
+    """
+    begun = time.perf_counter()
+    speakers = list(dict.fromkeys(turn.speaker for turn in turns))
+    known = match_references(speakers, references)
+    manners = {name: _manner(generator, manner, name, known.get(name), n) for n, name in enumerate(speakers)}
+    chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
+    spoken: dict[str, list[Said]] = {name: [] for name in speakers}
+    pieces: list[Tensor] = []
+    pauses_s: list[float] = []
+    first, stopped, seconds = None, True, 0.0
+    for turn, here in zip(turns, chunks, strict=True):
+        left_s = None if manner.max_duration_s is None else manner.max_duration_s - seconds
+        if left_s is not None and left_s < SHORTEST_CHUNK_S and pieces:
+            break
+        own = replace(manners[turn.speaker], max_duration_s=left_s)
+        report = partial(_add, on_seconds, seconds)
+        for said, chunk in zip(say(generator, here, own, spoken[turn.speaker], report), here, strict=False):
+            spoken[turn.speaker].append(said)
+            pieces.append(generator.codec.decode(said.codes_KT).cpu())
+            pauses_s.append(TURN_PAUSE_S if chunk is here[-1] else chunk.pause_s)
+            first, stopped = first or said.first_frame_s, stopped and said.stopped
+            seconds += said.codes_KT.shape[1] / generator.codec.frame_rate
+    every = [chunk for here in chunks for chunk in here]
+    return Speech(
+        samples_1N=join(pieces, [*pauses_s[:-1], 0.0], generator.codec.sample_rate),
+        sample_rate=generator.codec.sample_rate,
+        stopped=stopped and len(pieces) == len(every),
+        text=_text(turns, chunks),
+        seconds=time.perf_counter() - begun,
+        first_audio_s=first,
+        notes=_notes(generator, known, manners, every, len(every) - len(pieces)),
+    )
+
+
+def converse_together(
+    generator: Generator,
+    turns: Sequence[Turn],
+    references: Mapping[str, Voice],
+    manner: Manner,
+    on_seconds: OnSeconds = lambda seconds: None,
+) -> Speech:
+    """All turns in one go, by the task `dialogue`. Where not everybody has a reference, nobody's is used: the model
+    chooses all voices, and this is noted.
+
+    Raises:
+        ConfigError: no turns, a turn without words, or what `speak` raises.
+    """
+    begun = time.perf_counter()
+    check(generator, replace(manner, speaker=None))
+    speakers = list(dict.fromkeys(turn.speaker for turn in turns))
+    known = match_references(speakers, references)
+    manners = {name: replace(manner, speaker=None, voice=known.get(name)) for name in speakers}
+    chunks = [_chunks(generator, turn, manners[turn.speaker], place) for place, turn in enumerate(turns)]
+    text = _text(turns, chunks)
+    fields: dict[str, FieldValue] = {"text": text, "audio": AudioPart(path="(to be said)")}
+    audio: list[PartAudio] = []
+    all_known = len(known) == len(speakers)
+    if all_known:
+        fields["references"] = voices({name: known[name].part for name in speakers})
+        audio = [generator.heard(known[name].waveform, known[name].codes_KT) for name in speakers]
+    else:
+        fields["voices"] = voices({name: name for name in speakers})
+    if manner.scene:
+        fields["scene"] = manner.scene
+    messages = render(load_tasks()["dialogue"], text, fields).messages[:-1]
+    limit_s = manner.max_duration_s or SLACK * spoken_seconds(text) + SLACK_S
+    limits = Limits(max_frames=max(1, round(limit_s * generator.codec.frame_rate)))
+    sampling = replace(manner.sampling, speaker_guidance=1.0)
+    request = Request(messages, manner.seed, audio, sampling, limits, "audio")
+    answer = generator.answer_all([request], on_seconds)[0]
+    notes = _notes(generator, known if all_known else {}, manners, [c for here in chunks for c in here])
+    if known and not all_known:
+        unused = ", ".join(known)
+        notes += (f"in one go everybody needs a reference: that of {unused} is not used",)
+    return Speech(
+        samples_1N=generator.codec.decode(answer.codes_KT).cpu(),
+        sample_rate=generator.codec.sample_rate,
+        stopped=answer.stopped,
+        text=text,
+        seconds=time.perf_counter() - begun,
+        first_audio_s=answer.first_frame_s,
+        notes=notes,
+    )
+
+
+# Private
+
+
+def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
+    """(speaker or None where the line goes on with the turn before, words)."""
+    if not tagged:
+        found = _NAMED.match(line)
+        return [(found[1], found[2].strip())] if found else [(None, line.strip())]
+    parts = _TAG.split(line)
+    return [
+        (None, parts[0].strip()),
+        *((tag, words.strip()) for tag, words in zip(parts[1::2], parts[2::2], strict=True)),
+    ]
+
+
+def _manner(generator: Generator, manner: Manner, name: str, voice: Voice | None, place: int) -> Manner:
+    speaker = name if voice is None and name in generator.speakers else None
+    # without another seed, two voices of the model's own choice would be the same one
+    return replace(manner, speaker=speaker, voice=voice, seed=manner.seed + (place if voice is None else 0))
+
+
+def _chunks(generator: Generator, turn: Turn, manner: Manner, place: int) -> list[Chunk]:
+    if not turn.text.strip():
+        raise ConfigError(
+            f"turn {place + 1}, of {turn.speaker}, is empty", "dialogue", "give it words, or leave it out"
+        )
+    try:
+        return chunks_of(generator, turn.text, manner)
+    except ConfigError as error:
+        if error.where != "text":
+            raise
+        problem = f"turn {place + 1}, of {turn.speaker}: {error.message}"
+        raise ConfigError(problem, "dialogue", error.remedy) from None
+
+
+def _text(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:
+    """The turns as the model reads them."""
+    said = zip(turns, chunks, strict=True)
+    return dialogue_text([(turn.speaker, " ".join(chunk.text for chunk in here)) for turn, here in said])
+
+
+def _notes(
+    generator: Generator,
+    known: Mapping[str, Voice],
+    manners: Mapping[str, Manner],
+    chunks: Sequence[Chunk],
+    left_out: int = 0,
+) -> tuple[str, ...]:
+    notes = [note for voice in known.values() for note in voice.notes]
+    own = [name for name, manner in manners.items() if name not in known and manner.speaker is None]
+    if own:
+        notes.append(f"no reference for {', '.join(own)}: the model chooses the voice")
+    notes += notes_of(generator, chunks, Manner())
+    if left_out:
+        notes.append(f"{left_out} of {len(chunks)} parts are left out: the limit was reached")
+    return tuple(notes)
+
+
+def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
+    on_seconds(before_s + seconds)

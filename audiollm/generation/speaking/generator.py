@@ -1,0 +1,386 @@
+"""A trained model and a codec that speak, converse and answer.
+
+Shapes: K codebooks, T code frames, N samples.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from audiollm.audio import AudioError, Waveform, load, normalize_rms
+from audiollm.codec import Codec, codec_digest, load_codec
+from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.chat.template import Template
+from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
+from audiollm.data.hearing.features import PartAudio, mel_features, size_of
+from audiollm.data.records.sample import AudioPart, Message
+from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
+from audiollm.files.json_files import read_json_file
+from audiollm.generation.engine.defaults import Defaults, read_defaults, read_trained
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking import dialogue as dialogues
+from audiollm.generation.speaking import speak as speaking
+from audiollm.generation.speaking.speak import Manner, Speech
+from audiollm.generation.speaking.speech_stream import SpeechStream
+from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.packed_decoder import Decoder
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.config import ConfigError
+from audiollm.train.loop.optim import default_device
+
+LONGEST_HEARD_S = 600.0
+"""Of a recording that is asked about."""
+GREEDY = SamplingConfig(temperature=0.0)
+CODEC_REMEDY = "give the folder of the codec that the model was trained with"
+
+Recording = str | Path | Waveform
+
+
+class Generator:
+    """A trained model and a codec.
+
+    Args:
+        codec: None for a model that hears through an encoder of its own and is only asked.
+        speakers: the speaker names that the model was trained on.
+        longest_positions: of the samples that it was trained on; None where that is not known.
+        defaults: how codes are drawn where a call does not say it.
+    """
+
+    def __init__(
+        self,
+        model: DualFFN,
+        codec: Codec | None,
+        template: Template,
+        speakers: Sequence[str] = (),
+        longest_positions: int | None = None,
+        defaults: Defaults | None = None,
+    ) -> None:
+        self.model, self._codec, self.template = model.eval(), codec, template
+        self.decoder = Decoder(model)
+        """Shared by the engines of all answers: weights are laid out once."""
+        self.speakers, self.longest_positions = list(speakers), longest_positions
+        self.defaults = defaults or Defaults()
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
+        """Both from folders (a model's or a stage's), and what is known of how to speak with them (`read_defaults`).
+
+        Args:
+            codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
+
+        Raises:
+            ConfigError: nothing there, damaged files, or a codec or a vocabulary that is not the model's.
+        """
+        folder = model_folder(Path(model))
+        defaults, trained = read_defaults(folder), read_trained(folder)
+        speakers = folder / SPEAKERS_FILE
+        names = [str(name) for name in read_json_file(speakers, list)] if speakers.exists() else []
+        loaded = DualFFN.from_pretrained(folder).to(default_device())
+        config = loaded.config
+        codec_folder = Path(codec) if codec is not None else folder.parent.parent / "train_tokenizer"
+        loaded_codec = None
+        if codec_folder.is_dir():
+            loaded_codec = _codec_for(config, folder, codec_folder, trained.codec_digest)
+        elif codec is not None or config.audio_encoder is None:
+            raise ConfigError(f"no codec at {codec_folder}", "codec", CODEC_REMEDY)
+        tokenizer = load_text_tokenizer(folder)
+        words = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if words > config.vocab_size:
+            problem = f"a vocabulary of {words} words, and the model has {config.vocab_size}"
+            raise ConfigError(problem, str(folder), "tokenizer.json and the weights must be of one model")
+        style = header_style_of(tokenizer)
+        template = Template(tokenizer, config.num_codebooks, config.codebook_size - 2, style)
+        return cls(loaded, loaded_codec, template, names, trained.longest_positions, defaults)
+
+    @property
+    def codec(self) -> Codec:
+        """Raises: ConfigError: there is none."""
+        if self._codec is None:
+            raise ConfigError("this model was loaded without a codec", "codec", CODEC_REMEDY)
+        return self._codec
+
+    def speak(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig | None = None,
+        max_duration_s: float | None = None,
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+    ) -> Speech:
+        """Say a text of any length: by a speaker of the training data, in the voice of a reference, or in any voice.
+
+        Args:
+            speaker: a name that the model was trained on.
+            reference: a recording of the voice (a file or a waveform); more than `voice.LONGEST_S` of it is cut off.
+            reference_text: its words, which make the likeness better where the model was trained so.
+            scene: a description of place and mood.
+            seed: another seed, another take.
+            sampling: how codes are drawn; by default as is best known for the model (`self.defaults`).
+            max_duration_s: nothing is spoken longer; by default three times what the text should take.
+            on_seconds: called now and then with the seconds of speech made so far.
+
+        Raises:
+            ConfigError: no text, one without a word or with control tokens, an unknown speaker, a speaker and a
+                reference, or a reference that cannot be used.
+        """
+        manner = self.manner(
+            speaker=speaker,
+            reference=reference,
+            reference_text=reference_text,
+            scene=scene,
+            seed=seed,
+            sampling=sampling,
+            max_duration_s=max_duration_s,
+        )
+        return speaking.speak(self, text, manner, on_seconds)
+
+    def dialogue(
+        self,
+        script: str | Sequence[tuple[str, str]],
+        *,
+        references: Mapping[str, Recording | Voice] | None = None,
+        reference_texts: Mapping[str, str] | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig | None = None,
+        max_duration_s: float | None = None,
+        together: bool = False,
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+    ) -> Speech:
+        """Say a dialogue: a script (`[SPEAKER0] Hello.` or `Ann: Hello.`), or (speaker, text) turns.
+
+        Args:
+            references: a recording for a speaker's name, tag (`SPEAKER0`) or number. Who has none is a speaker of the
+                training data by name, or speaks in a voice of the model's choice.
+            reference_texts: the words of these recordings, by the same names.
+            together: all turns in one go, for models that were trained on conversations.
+
+        Raises:
+            ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
+        """
+        parsed = (
+            dialogues.parse_script(script)
+            if isinstance(script, str)
+            else [dialogues.Turn(*turn) for turn in script]
+        )
+        if not parsed:
+            raise ConfigError("there is no turn in it", "dialogue", "give at least one")
+        texts = reference_texts or {}
+        known = {
+            str(name): self.voice(reference, texts.get(name))
+            for name, reference in (references or {}).items()
+        }
+        manner = self.manner(scene=scene, seed=seed, sampling=sampling, max_duration_s=max_duration_s)
+        converse = dialogues.converse_together if together else dialogues.converse
+        return converse(self, parsed, known, manner, on_seconds)
+
+    def stream(
+        self,
+        text: str,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig | None = None,
+        max_duration_s: float | None = None,
+    ) -> SpeechStream:
+        """As `speak`, in pieces while they are made: iterate over it."""
+        manner = self.manner(
+            speaker=speaker,
+            reference=reference,
+            reference_text=reference_text,
+            scene=scene,
+            seed=seed,
+            sampling=sampling,
+            max_duration_s=max_duration_s,
+        )
+        return SpeechStream(self, text, manner)
+
+    def answer(
+        self,
+        audio: Recording,
+        question: str,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> str:
+        """Answer a question about a recording in words, by the task `audio_qa`.
+
+        Raises:
+            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
+        """
+        request = self.question(audio, question, seed=seed, sampling=sampling, max_tokens=max_tokens)
+        return self.answer_all([request])[0].text.strip()
+
+    def question(
+        self,
+        audio: Recording,
+        question: str,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> Request:
+        """What `answer` asks the engine. Raises: ConfigError: as there."""
+        if not question.strip():
+            raise ConfigError("there is no question", "question", "ask something about the recording")
+        part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
+        fields: dict[str, FieldValue] = {
+            "audio": part,
+            "question": " ".join(question.split()),
+            "answer": "(asked for)",
+        }
+        messages = render(load_tasks()["audio_qa"], "question", fields).messages[:-1]
+        return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
+
+    def asked(
+        self,
+        messages: Sequence[Message],
+        audio: Recording,
+        *,
+        seed: int = 0,
+        sampling: SamplingConfig = GREEDY,
+        max_tokens: int = 256,
+    ) -> Request:
+        """A request for an answer in words to a chat, the one recording of which is `audio`.
+
+        Raises:
+            ConfigError: control tokens in the words, or a recording that `answer` does not take.
+        """
+        heard = _recording(audio)
+        try:
+            self.template.layout(messages, [1])
+        except ValueError as error:
+            raise ConfigError(str(error).partition(";")[0], "question", "leave it out") from None
+        sampling = replace(sampling, text_guidance=1.0, speaker_guidance=1.0)
+        limits = Limits(max_text_tokens=max_tokens)
+        return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
+
+    def notes_on(self, request: Request) -> tuple[str, ...]:
+        """What whoever asks should know: the prompt is longer than what the model was trained on."""
+        length = self.template.length(request.messages, [size_of(part) for part in request.audio])
+        if self.longest_positions is None or length <= self.longest_positions:
+            return ()
+        trained = f"the longest sample that the model was trained on has {self.longest_positions}"
+        return (f"recording and question take {length} positions, {trained}: do not rely on the answer",)
+
+    def answer_all(
+        self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
+    ) -> list[Answer]:
+        """The engine's answers, in order."""
+        made = 0
+
+        def on_step(events: Sequence[Event]) -> None:
+            nonlocal made
+            new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
+            made += new
+            if new:  # text alone may come of a model without a codec
+                on_seconds(made / self.codec.frame_rate)
+
+        engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
+        return engine.run(requests, on_step)
+
+    def manner(
+        self,
+        *,
+        speaker: str | None = None,
+        reference: Recording | Voice | None = None,
+        reference_text: str | None = None,
+        scene: str | None = None,
+        seed: int = 0,
+        sampling: SamplingConfig | None = None,
+        max_duration_s: float | None = None,
+    ) -> Manner:
+        """How to say something, with the reference read: what `speak`, `converse` and `SpeechStream` take."""
+        voice = None if reference is None else self.voice(reference, reference_text)
+        return Manner(speaker, voice, scene, seed, sampling or self.defaults.sampling, max_duration_s)
+
+    def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
+        """A reference, read and encoded once, to be used many times.
+
+        Raises:
+            ConfigError: it cannot be read, is silent or too short.
+        """
+        return reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec)
+
+    def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
+        """A recording of a system's or user's turn as the model was trained to be given it.
+
+        Args:
+            codes_KT: its codes, where they are at hand.
+        """
+        encoder = self.model.config.audio_encoder
+        if encoder is not None:
+            return mel_features(waveform.mono().resample(FEATURE_RATE).samples_CN, encoder.features)
+        return self._encode(waveform) if codes_KT is None else codes_KT
+
+    def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
+        """The recordings in a prompt's messages, read from their files, as `Request` takes them.
+
+        Raises:
+            AudioError: one cannot be read.
+        """
+        audio: list[PartAudio] = []
+        for message in messages:
+            for part in message.content:
+                if isinstance(part, AudioPart):
+                    clip = load(part.path, part.start_s, part.end_s, mono=True)
+                    audio.append(self._encode(clip) if message.role == "assistant" else self.heard(clip))
+        return audio
+
+    def unseen_letters(self, text: str) -> str:
+        """The letters and signs beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
+        encode = self.template.tokenizer.encode
+        letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
+        return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
+
+    def _encode(self, waveform: Waveform) -> Tensor:
+        samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
+        return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
+
+
+def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
+    """The codec in a folder, if it is that of the model in `folder` as far as is known (`digest`)."""
+    found = model_folder(codec_folder)
+    try:
+        codec = load_codec(found)
+    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not go together
+        said = " ".join(str(error).split())
+        raise ConfigError(f"the codec cannot be loaded: {said:.300}", str(found), CODEC_REMEDY) from error
+    shapes = (config.num_codebooks, config.codebook_size - 2), (codec.num_codebooks, codec.codebook_size)
+    if shapes[0] != shapes[1]:
+        (books, codes), (given, of) = shapes
+        problem = f"the codec has {given} codebooks of {of} codes, the model {folder} {books} of {codes}"
+        raise ConfigError(problem, str(found), CODEC_REMEDY)
+    if digest is not None and codec_digest(codec) != digest:
+        problem = f"another codec than that of the model {folder}: its codes stand for other sounds"
+        raise ConfigError(problem, str(found), CODEC_REMEDY)
+    return codec
+
+
+def _recording(audio: Recording) -> Waveform:
+    if not isinstance(audio, Waveform):
+        try:
+            audio = load(audio, end_s=LONGEST_HEARD_S + 1, mono=True)
+        except AudioError as error:
+            raise ConfigError(str(error), "audio", "give a sound file") from error
+    if audio.duration_s > LONGEST_HEARD_S:
+        raise ConfigError(f"longer than {LONGEST_HEARD_S:g} s", "audio", "ask about a part of the recording")
+    return audio

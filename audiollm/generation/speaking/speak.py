@@ -1,0 +1,339 @@
+"""Say a text: its prompt, its chunks one after the other, and their sound as one.
+
+Shapes: K codebooks, T code frames, N samples.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from audiollm.audio import Waveform
+from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.hearing.features import PartAudio, size_of
+from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.text.forms import prompt_form
+from audiollm.generation.engine.defaults import PLAIN
+from audiollm.generation.engine.request import Answer, Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking.long_text import Chunk, join, split_text, spoken_seconds
+from audiollm.generation.speaking.voice import Voice
+from audiollm.recipe.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from audiollm.generation.speaking.generator import Generator
+
+LONGEST_S = 600.0
+"""The most that is said in one call."""
+CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
+"""A chunk of a long text takes about so long at most; less where the model was trained on shorter clips."""
+POSITIONS_PER_SECOND = 40.0
+"""Code frames and text tokens of a second of speech, generously."""
+SLACK, SLACK_S = 3.0, 3.0
+"""A chunk may take so many times its estimated length, and so much more, before it is cut."""
+TOGETHER = 16
+"""So many chunks at most go through the engine at a time: each takes memory for all that it may become."""
+
+_SPOKEN = AudioPart(path="(to be said)")
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a text is to be said."""
+
+    speaker: str | None = None
+    voice: Voice | None = None
+    scene: str | None = None
+    seed: int = 0
+    sampling: SamplingConfig = PLAIN
+    max_duration_s: float | None = None
+    """Of all of it; None: by the length of the text."""
+    chunk_s: float | None = None
+    """None: `CHUNK_S`, or what the model was trained on."""
+    remembered: int | None = None
+    """Chunks before the present one that the prompt shows, so that the voice stays: by default one, and none for a
+    speaker who is known by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """A chunk and its codes."""
+
+    text: str
+    codes_KT: Tensor
+    stopped: bool
+    first_frame_s: float | None
+
+    @classmethod
+    def of(cls, chunk: Chunk, answer: Answer) -> Said:
+        return cls(chunk.text, answer.codes_KT, answer.stopped, answer.first_frame_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """What was said."""
+
+    samples_1N: Tensor
+    sample_rate: int
+    stopped: bool
+    """The model ended it by itself; False where a limit did."""
+    text: str
+    """As the model read it."""
+    seconds: float
+    """That it took to make."""
+    first_audio_s: float | None
+    """From the call to the first code frame."""
+    notes: tuple[str, ...] = ()
+    """What a listener should know: a reference that was cut, letters that the model never saw."""
+
+    @property
+    def waveform(self) -> Waveform:
+        return Waveform(self.samples_1N, self.sample_rate)
+
+    @property
+    def duration_s(self) -> float:
+        return self.samples_1N.shape[1] / self.sample_rate
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work for a second of sound."""
+        return self.seconds / self.duration_s
+
+
+OnSeconds = Callable[[float], None]
+"""Called now and then with the seconds of speech made so far."""
+
+
+def speak(
+    generator: Generator, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
+) -> Speech:
+    """All of a text as one recording.
+
+    Raises:
+        ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
+            voice, a length that cannot be.
+    """
+    begun = time.perf_counter()
+    chunks = chunks_of(generator, text, manner)
+    said = list(say(generator, chunks, manner, (), on_seconds))
+    pieces = [generator.codec.decode(each.codes_KT).cpu() for each in said]
+    rate = generator.codec.sample_rate
+    whole = (
+        pieces[0]
+        if len(chunks) == 1
+        else join(pieces, [chunk.pause_s for chunk in chunks[: len(said)]], rate)
+    )
+    notes = notes_of(generator, chunks, manner)
+    if len(said) < len(chunks):
+        notes += (
+            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: the limit was reached",
+        )
+    return Speech(
+        samples_1N=whole,
+        sample_rate=rate,
+        stopped=len(said) == len(chunks) and all(each.stopped for each in said),
+        text=" ".join(chunk.text for chunk in chunks),
+        seconds=time.perf_counter() - begun,
+        first_audio_s=said[0].first_frame_s,
+        notes=notes,
+    )
+
+
+def chunks_of(generator: Generator, text: str, manner: Manner) -> list[Chunk]:
+    """The chunks of a text, each as the model is to read it, after all that can be wrong has been looked at.
+
+    Raises:
+        ConfigError: as `speak`.
+    """
+    check(generator, manner)
+    if not text.strip():
+        raise ConfigError("there is no text", "text", "give the words to say")
+    unprintable = next((a for a in text if unicodedata.category(a) in ("Cc", "Cs") and not a.isspace()), None)
+    if unprintable is not None:
+        problem = (
+            f"a character that cannot be said, U+{ord(unprintable):04X} at place {text.index(unprintable)}"
+        )
+        raise ConfigError(problem, "text", "remove it; texts are in UTF-8")
+    paragraphs = [prompt_form(paragraph) for paragraph in text.replace("\r\n", "\n").split("\n\n")]
+    chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
+    whole = " ".join(chunk.text for chunk in chunks)
+    if not any(letter.isalnum() for letter in whole):
+        raise ConfigError(f"there is no word in it: {whole:.40}", "text", "give words to say")
+    for name, words in (("text", whole), ("scene", manner.scene or "")):
+        try:
+            generator.template.layout([Message(role="user", content=[TextPart(text=words)])], [])
+        except ValueError as error:
+            remedy = "leave it out: it is a mark of the model's own, and is never said"
+            raise ConfigError(str(error).partition(";")[0], name, remedy) from None
+    return chunks
+
+
+def check(generator: Generator, manner: Manner) -> None:
+    """Raises: ConfigError: an unknown speaker, one beside a voice, or a length that cannot be."""
+    if manner.speaker is not None and manner.voice is not None:
+        raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
+    if manner.speaker is not None and generator.speakers and manner.speaker not in generator.speakers:
+        remedy = nearest(manner.speaker, generator.speakers)
+        raise ConfigError(f"{manner.speaker}: not a speaker of this model", "speaker", remedy)
+    limit = manner.max_duration_s
+    if limit is not None and not 0 < limit <= LONGEST_S:
+        raise ConfigError(
+            f"{limit:g} s is no length to speak", "max_duration_s", f"more than 0, at most {LONGEST_S:g}"
+        )
+
+
+def chunk_seconds(generator: Generator, manner: Manner) -> float:
+    """About how long a chunk may be, by what the model was trained on."""
+    if manner.chunk_s is not None or generator.longest_positions is None:
+        return manner.chunk_s or CHUNK_S
+    messages, audio = prompt_of(generator, "a", manner, ())
+    room = generator.longest_positions - generator.template.length(
+        messages, [size_of(part) for part in audio]
+    )
+    return min(CHUNK_S, max(SHORTEST_CHUNK_S, room / POSITIONS_PER_SECOND))
+
+
+def say(
+    generator: Generator,
+    chunks: Sequence[Chunk],
+    manner: Manner,
+    earlier: Sequence[Said],
+    on_seconds: OnSeconds = lambda seconds: None,
+) -> Iterator[Said]:
+    """The chunks one after the other, each remembering those before it; together where none has to.
+
+    Args:
+        earlier: what the same voice said before.
+    """
+    if _remembered(manner) == 0 and manner.max_duration_s is None:
+        seconds = 0.0
+        for first in range(0, len(chunks), TOGETHER):
+            some = chunks[first : first + TOGETHER]
+            requests = [request_of(generator, chunk.text, manner, ()) for chunk in some]
+            answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
+            seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
+            yield from map(Said.of, some, answers)
+        return
+    reading = Reading(generator, chunks, manner, earlier)
+    for chunk, request in reading.requests():
+        answer = generator.answer_all([request], partial(_add, on_seconds, reading.seconds))[0]
+        yield reading.add(Said.of(chunk, answer))
+
+
+class Reading:
+    """Chunks that are said one after the other: each one's request shows what was said before it."""
+
+    def __init__(
+        self, generator: Generator, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
+    ) -> None:
+        self._generator, self._chunks, self._manner = generator, chunks, manner
+        self._history = list(earlier)
+        self.seconds = 0.0
+        """Of speech so far."""
+
+    def requests(self) -> Iterator[tuple[Chunk, Request]]:
+        """Each chunk's; what came of one must be `add`ed before the next is taken. Ends early at the manner's limit."""
+        limit_s, remembered = self._manner.max_duration_s, _remembered(self._manner)
+        for number, chunk in enumerate(self._chunks):
+            left_s = math.inf if limit_s is None else limit_s - self.seconds
+            if number and left_s < SHORTEST_CHUNK_S:
+                return
+            shown = self._history[-remembered:] if remembered else ()
+            alone = len(self._chunks) == 1
+            yield chunk, request_of(self._generator, chunk.text, self._manner, shown, left_s, alone)
+
+    def add(self, said: Said) -> Said:
+        self.seconds += said.codes_KT.shape[1] / self._generator.codec.frame_rate
+        self._history.append(said)
+        return said
+
+
+def request_of(
+    generator: Generator,
+    text: str,
+    manner: Manner,
+    earlier: Sequence[Said],
+    left_s: float = math.inf,
+    alone: bool = True,
+) -> Request:
+    """What the engine is asked for one chunk. Of `earlier` as much is shown as the trained length has room for.
+
+    Args:
+        left_s: of what the caller allows; inf where nothing is said of that.
+        alone: it is the whole text, and may take all of `left_s`.
+    """
+    expected_s = SLACK * spoken_seconds(text) + SLACK_S
+    limit_s = left_s if alone and math.isfinite(left_s) else min(expected_s, left_s)
+    frames = max(1, round(limit_s * generator.codec.frame_rate))
+    messages, audio = prompt_of(generator, text, manner, earlier)
+    if generator.longest_positions is not None:
+        room = generator.longest_positions - round(spoken_seconds(text) * generator.codec.frame_rate)
+        while earlier and generator.template.length(messages, [size_of(part) for part in audio]) > room:
+            earlier = earlier[1:]
+            messages, audio = prompt_of(generator, text, manner, earlier)
+    by_name = manner.speaker is not None and manner.voice is None
+    sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
+    return Request(messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio")
+
+
+def prompt_of(
+    generator: Generator, text: str, manner: Manner, earlier: Sequence[Said]
+) -> tuple[list[Message], list[PartAudio]]:
+    """The messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
+
+    `clone_by_turn` with a reference whose words are known, `clone` with one whose words are not, else `tts`. What the
+    voice said before stands as turns between the reference and the text.
+    """
+    fields: dict[str, FieldValue | None] = {"text": text, "audio": _SPOKEN, "scene": manner.scene}
+    audio: list[PartAudio] = []
+    name, voice = "tts", manner.voice
+    if voice is None:
+        fields["speaker"] = manner.speaker
+    else:
+        name = "clone_by_turn" if voice.text else "clone"
+        fields |= {"reference": voice.part, "reference_text": voice.text}
+        audio.append(voice.codes_KT if voice.text else generator.heard(voice.waveform, voice.codes_KT))
+    given = {key: value for key, value in fields.items() if value}
+    messages = list(render(load_tasks()[name], text, given).messages[:-1])
+    for said in earlier:
+        turn = [
+            Message(role="user", content=[TextPart(text=said.text)]),
+            Message(role="assistant", content=[_SPOKEN]),
+        ]
+        messages[-1:-1] = turn
+        audio.append(said.codes_KT)
+    return messages, audio
+
+
+def notes_of(generator: Generator, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
+    """What a listener should know beforehand."""
+    notes = manner.voice.notes if manner.voice else ()
+    if manner.speaker is not None and not generator.speakers:
+        notes += (f"the model has no list of its speakers: whether it knows {manner.speaker} is not known",)
+    unseen = generator.unseen_letters("".join(chunk.text for chunk in chunks))
+    if unseen:
+        shown = " ".join(unseen[:8]) + (" ..." if len(unseen) > 8 else "")
+        notes += (
+            f"the model's vocabulary never saw {shown}: it spells them in bytes and will hardly know their sound",
+        )
+    return notes
+
+
+# Private
+
+
+def _remembered(manner: Manner) -> int:
+    if manner.remembered is not None:
+        return manner.remembered
+    return 0 if manner.speaker and not manner.voice else 1
+
+
+def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:
+    on_seconds(before_s + seconds)

@@ -1,0 +1,80 @@
+"""A text's speech in pieces, while it is made.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from audiollm.audio import Waveform
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Answer, Request
+from audiollm.generation.engine.streaming import stream_audio
+from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
+from audiollm.generation.speaking.speak import Manner, Reading, Said, chunks_of, notes_of
+
+if TYPE_CHECKING:
+    from audiollm.generation.speaking.generator import Generator
+
+
+class SpeechStream:
+    """Iterate over it once for the pieces; what is known at the end stands in its attributes then.
+
+    Between the chunks of a long text are the same pauses as in `speak`; the silence that a chunk has at its own ends
+    stays, since what comes after it is not known yet.
+
+    Raises:
+        ConfigError: as `speak`, at once and not with the first piece.
+    """
+
+    def __init__(self, generator: Generator, text: str, manner: Manner) -> None:
+        self._generator, self._manner = generator, manner
+        self._chunks = chunks_of(generator, text, manner)
+        self.text = " ".join(chunk.text for chunk in self._chunks)
+        self.notes = notes_of(generator, self._chunks, manner)
+        self.sample_rate = generator.codec.sample_rate
+        self.stopped = True
+        """No limit ended it."""
+        self.duration_s = self.seconds = 0.0
+        self.first_audio_s: float | None = None
+        """From the first piece's being asked for to its samples; None while there are none."""
+
+    def __iter__(self) -> Iterator[Waveform]:
+        begun = time.perf_counter()
+        reading = Reading(self._generator, self._chunks, self._manner)
+        said = 0
+        for chunk, request in reading.requests():
+            for samples_1N in self._sound(chunk, request, reading):
+                if self.first_audio_s is None:
+                    self.first_audio_s = time.perf_counter() - begun
+                self.duration_s += samples_1N.shape[1] / self.sample_rate
+                self.seconds = time.perf_counter() - begun
+                yield Waveform(samples_1N, self.sample_rate)
+            said += 1
+        self.stopped = self.stopped and said == len(self._chunks)
+        self.seconds = time.perf_counter() - begun
+
+    def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
+        """A chunk's, with fades at its ends and the pause behind it. The last moment is held back for the fade."""
+        generator, rate = self._generator, self.sample_rate
+        engine = Engine.sized_for(generator.model, generator.template, [request], decoder=generator.decoder)
+        held_1N, at_start = torch.zeros(1, 0), True
+        answer: Answer | None = None
+        for piece in stream_audio(engine.stream(request), generator.codec):
+            answer = piece.answer or answer
+            held_1N = torch.cat([held_1N, piece.samples_1N], dim=1)
+            ready = held_1N.shape[1] - fade_samples(rate)
+            if ready > (fade_samples(rate) if at_start else 0):
+                yield fade(held_1N[:, :ready], rate, at_start=at_start, at_end=False)
+                held_1N, at_start = held_1N[:, ready:], False
+        assert answer is not None
+        silence_1N = torch.zeros(1, round(chunk.pause_s * rate))
+        yield torch.cat([fade(held_1N, rate, at_start=at_start), silence_1N], dim=1)
+        self.stopped = self.stopped and answer.stopped
+        reading.add(Said.of(chunk, answer))

@@ -1,0 +1,1 @@
+"""Recipes: configuration, stages, the runner, and the processes (ranks) of a run."""

@@ -1,0 +1,394 @@
+"""Runs a recipe's stages: skips what is done, resumes what was cut short, meters time and memory.
+
+A run's folder: `runs/<name>/<stage>/` with `stage.json` (fingerprint, state, figures), `config.yaml` and what
+the stage itself writes. A stage whose fingerprint changed begins with an empty folder; where the one before had
+begun to train, it is kept as `<stage>.before`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import psutil
+import yaml
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from audiollm.files.atomic import DamagedFile, read_json, write_json
+from audiollm.files.disk_errors import disk_error
+from audiollm.recipe.config import ConfigError, nearest
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.stages import Recipe, RecipeStage
+
+Item = TypeVar("Item")
+
+GRACE_SECONDS = 20.0
+"""What the first rank has to write its report in when the others have failed as well."""
+
+
+class StageError(Exception):
+    """A stage that cannot go on, with what the person can do about it and the exit code to end with."""
+
+    def __init__(self, message: str, remedy: str = "", exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__("\n".join(filter(None, [message, remedy and f"  {remedy}"])))
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What is known of a stage that has run (or failed): the content of its `stage.json`."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    state: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage is given beside its settings."""
+
+    folder: Path
+    recipe: Recipe
+    console: Console
+    results: Mapping[str, StageResult]
+    ranks: Ranks = ALONE
+    """Of this process. Stages that do not say `all_ranks` are alone, whatever the run."""
+
+    @contextmanager
+    def progress(self, description: str, total: float | None) -> Iterator[Progress]:
+        """A rich progress bar with one task; call `.advance(task_id=0)` or `.update(0, completed=n)`."""
+        columns = (
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            progress.add_task(description, total=total)
+            yield progress
+
+    def say(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False, markup=False)
+
+
+def run_recipe(
+    recipe: Recipe,
+    console: Console,
+    start: str | None = None,
+    only: str | None = None,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Run all stages that are not done.
+
+    On several ranks the first one does all this and calls the others to the stages that train.
+
+    Args:
+        start: run this stage and all after it even if they are done (`--from`).
+        only: run this stage alone; what it reads must be there.
+
+    Raises:
+        ConfigError: an unknown stage name, or another process at work in the same run folder.
+        StageError, ConfigError: from a stage; the report has been written where the recipe has one.
+    """
+    names = [stage.name for stage in recipe.stages]
+    for option, wanted in (("--from", start), ("--only", only)):
+        if wanted is not None and wanted not in names:
+            raise ConfigError(f"{wanted}: this recipe has no such stage", option, nearest(wanted, names))
+    if not ranks.first:
+        _follow(recipe, console, ranks)
+        return
+    recipe.folder.mkdir(parents=True, exist_ok=True)
+    with _locked(recipe.folder):
+        _run_stages(recipe, console, start, only, ranks)
+    ranks.of_first(None)  # no more to come
+
+
+def read_result(folder: Path) -> StageResult | None:
+    """The stage result kept in `folder`, if any.
+
+    Raises:
+        DamagedFile: `stage.json` does not hold one.
+    """
+    path = folder / "stage.json"
+    try:
+        result = StageResult(**read_json(path))
+    except FileNotFoundError:
+        return None
+    except TypeError:
+        raise DamagedFile(path, "it holds no result of a stage") from None
+    if not isinstance(result.figures, dict) or not all(
+        isinstance(value, (int, float)) for value in (result.seconds, result.peak_memory_mb)
+    ):
+        raise DamagedFile(path, "it holds no result of a stage")
+    return result
+
+
+def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
+    """What the other ranks do: the stages that train, when the first one says so."""
+    while (name := ranks.of_first(None)) is not None:
+        stage = next(stage for stage in recipe.stages if stage.name == name)
+        try:
+            with _plain_errors(stage.folder):
+                stage.stage.run(stage.config, Context(stage.folder, recipe, console, {}, ranks))
+        except (StageError, ConfigError):
+            time.sleep(GRACE_SECONDS)  # most likely all ranks met it; the first one is to tell, and to report
+            raise
+
+
+def _run_stages(recipe: Recipe, console: Console, start: str | None, only: str | None, ranks: Ranks) -> None:
+    fingerprints: dict[str, str] = {}
+    results: dict[str, StageResult] = {}
+    forced = False
+    for index, stage in enumerate(recipe.stages):
+        fingerprints[stage.name] = fingerprint = stage.fingerprint(fingerprints)
+        forced = forced or stage.name == start
+        title = f"[{index + 1}/{len(recipe.stages)}] {stage.name}"
+        _drop_damaged_result(stage, console)
+        done = _is_done(stage, fingerprint)
+        if only is not None and stage.name != only:
+            if done:
+                results[stage.name] = done
+            continue
+        if done and not forced and only is None:
+            results[stage.name] = done
+            console.print(f"[dim]{title}: done before ({done.seconds:.0f} s)[/dim]", highlight=False)
+            continue
+        if forced or (only and done):
+            shutil.rmtree(stage.folder, ignore_errors=True)
+        _require_upstream(stage, results)
+        console.print(f"[bold]{title}[/bold]: {stage.stage.help}", highlight=False)
+        try:
+            shared = ranks if stage.stage.all_ranks else ALONE
+            context = Context(stage.folder, recipe, console, results, shared)
+            with _plain_errors(stage.folder):
+                results[stage.name] = _run_stage(stage, fingerprint, context)
+        except (StageError, ConfigError):
+            _report_failure(recipe, stage, console, results)
+            raise
+
+
+def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageResult:
+    before = read_result(stage.folder)
+    if before is None or before.fingerprint != fingerprint:
+        if before is not None:
+            context.say("its settings or inputs changed: starting it afresh")
+        _clear(stage.folder, stage.stage.keeps, context)
+        before = None
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    (stage.folder / "config.yaml").write_text(
+        yaml.safe_dump({stage.stage.kind: stage.settings()}, sort_keys=False)
+    )
+    common = {
+        "name": stage.name,
+        "kind": stage.stage.kind,
+        "fingerprint": fingerprint,
+        "settings": stage.settings(),
+    }
+    with ResourceMeter(stage.folder / "stage.json", common, before) as meter:
+        context.ranks.of_first(stage.name)
+        try:
+            with _plain_errors(stage.folder):
+                figures = stage.stage.run(stage.config, context)
+        except (StageError, ConfigError) as error:
+            with suppress(OSError):  # the error itself may be that the disk is full
+                meter.write("failed", error=str(error))
+            raise
+        for artifact, path in stage.artifacts.items():
+            if not path.exists():
+                raise RuntimeError(f"stage {stage.name!r} ended without its artifact {artifact!r}: {path}")
+        for artifact in stage.stage.publish:
+            shutil.copyfile(
+                stage.artifacts[artifact], context.recipe.folder / stage.stage.artifacts[artifact]
+            )
+        result = meter.write("done", figures=figures)
+    context.say(f"done in {result.seconds:.0f} s, peak memory {result.peak_memory_mb:.0f} MB")
+    return result
+
+
+@contextmanager
+def _plain_errors(folder: Path) -> Iterator[None]:
+    """What the disk does wrong, and files that were damaged on it, end a stage as errors for a person."""
+    try:
+        yield
+    except (StageError, ConfigError):
+        raise
+    except DamagedFile as error:
+        raise StageError(f"{error.path} is damaged: {error.reason}", error.remedy) from error
+    except Exception as error:
+        told = disk_error(error, folder)
+        if told is None:
+            raise
+        raise StageError(*told) from error
+
+
+def _drop_damaged_result(stage: RecipeStage, console: Console) -> None:
+    """A damaged `stage.json` counts as none, but for a stage that has trained: it would begin afresh.
+
+    Raises:
+        StageError: naming the file.
+    """
+    try:
+        read_result(stage.folder)
+    except DamagedFile as error:
+        if _has_trained(stage.folder):
+            kept = f"{stage.folder.name}.before"
+            remedy = f"restore it, or remove it to train afresh; what was trained is then kept in {kept}"
+            raise StageError(f"{error.path} is damaged: {error.reason}", remedy) from None
+        console.print(
+            f"  {error.path} is damaged: the stage runs again", highlight=False, markup=False, soft_wrap=True
+        )
+        error.path.unlink()
+
+
+def _has_trained(folder: Path) -> bool:
+    return any(folder.glob("checkpoint*"))
+
+
+def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
+    """Out of the way with it; what was trained is not thrown away, but put in place of what was kept before."""
+    if keeps and folder.is_dir():
+        for path in folder.iterdir():
+            if path.name in keeps:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return
+    if _has_trained(folder):
+        kept = folder.with_name(f"{folder.name}.before")
+        shutil.rmtree(kept, ignore_errors=True)
+        os.replace(folder, kept)
+        context.say(f"what was trained before is kept in {kept}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_done(stage: RecipeStage, fingerprint: str) -> StageResult | None:
+    result = read_result(stage.folder)
+    if result is None or result.state != "done" or result.fingerprint != fingerprint:
+        return None
+    return result if all(path.exists() for path in stage.artifacts.values()) else None
+
+
+def _require_upstream(stage: RecipeStage, results: Mapping[str, StageResult]) -> None:
+    missing = [name for name in stage.upstream if name not in results and not stage.stage.reads_run]
+    if missing:
+        raise ConfigError(
+            f"{stage.name}: needs {missing[0]!r}, which has not run", "--only", "run without --only"
+        )
+
+
+def _report_failure(
+    recipe: Recipe, failed: RecipeStage, console: Console, results: dict[str, StageResult]
+) -> None:
+    result = None
+    with suppress(DamagedFile):  # by a full disk, perhaps
+        result = read_result(failed.folder)
+    if result is not None:
+        results[failed.name] = result
+    for stage in recipe.stages:
+        if stage.stage.reads_run:
+            shutil.rmtree(stage.folder, ignore_errors=True)
+            try:
+                with _plain_errors(stage.folder):
+                    _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))
+            except (StageError, ConfigError) as error:  # the disk is full: the first error is the one to tell
+                console.print(f"  no report: {error}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process a run folder; the lock goes with the process, however it ends."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "another process is running this", str(folder), "wait for it, or give --name"
+            ) from None
+        yield
+
+
+class ResourceMeter:
+    """Wall seconds and peak memory (this process and its children) of a stage, over all its attempts.
+
+    Memory is the sum of resident sets, sampled; pages that processes share count in each. The figures are
+    written every few seconds, so that those of a killed attempt are not lost.
+    """
+
+    def __init__(self, path: Path, common: dict[str, Any], before: StageResult | None) -> None:
+        self._path, self._common = path, common
+        self._seconds_before = before.seconds if before else 0.0
+        self._peak_mb = before.peak_memory_mb if before else 0.0
+        self._started = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> ResourceMeter:
+        self.write("running")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+
+    def write(self, state: str, figures: dict[str, Any] | None = None, error: str = "") -> StageResult:
+        if state != "running":
+            self._stop.set()
+            self._thread.join()
+        self._sample()
+        result = StageResult(
+            **self._common,
+            state=state,
+            figures=figures or {},
+            seconds=self._seconds_before + time.monotonic() - self._started,
+            peak_memory_mb=self._peak_mb,
+            error=error,
+        )
+        write_json(self._path, result.__dict__)
+        return result
+
+    def _watch(self) -> None:
+        ticks = 0
+        while not self._stop.wait(0.25):
+            self._sample()
+            ticks += 1
+            if ticks % 20 == 0:
+                with suppress(OSError):  # a full disk is told by what the stage itself writes
+                    self.write("running")
+
+    def _sample(self) -> None:
+        total = 0
+        process = psutil.Process(os.getpid())
+        for one in [process, *process.children(recursive=True)]:
+            try:
+                total += one.memory_info().rss
+            except psutil.Error:
+                continue
+        self._peak_mb = max(self._peak_mb, total / 2**20)

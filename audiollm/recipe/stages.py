@@ -1,0 +1,400 @@
+"""A recipe is a list of stages. This file: what a stage is, and a recipe read, typed and checked before any work.
+
+`runner.py` executes what `load_recipe` returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+
+from audiollm.recipe.config import (
+    ConfigError,
+    Document,
+    KeyPath,
+    apply_overrides,
+    load_document,
+    nearest,
+    resolve,
+    resolve_settings,
+    show_path,
+    split_stage,
+)
+
+HERE = "here"
+_SHARD_INDEX = ("index.json", "index.safetensors")
+
+Value = TypeVar("Value")
+Size = Literal["tiny", "small", "300m", "1b", "3b"]
+
+
+def check_input(path: Path, info: ValidationInfo) -> Path:
+    """Accept an earlier stage's artifact or something that exists, and note the latter for the fingerprint."""
+    known = info.context or {}
+    path = path.expanduser()
+    if str(path) in known.get("artifacts", ()):
+        return path
+    if not path.exists():
+        if "absent" not in known:
+            raise ValueError(f"no such file or folder: {path}")
+        known["absent"].append(path)
+        return path
+    known.get("inputs", []).append(path)
+    return path
+
+
+InputPath = Annotated[Path, AfterValidator(check_input)]
+"""A file or folder that a stage reads: an earlier stage's artifact, or a path that exists when the run starts."""
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's settings. Fields named `size` and `seed` default to the recipe's."""
+
+    incidental: ClassVar[frozenset[str]] = frozenset()
+    """Settings that change how a stage runs, and not what it makes: a changed one does not start it afresh."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+def chosen(value: Value | None) -> Value:
+    """A setting that is optional in a recipe and that the stage's rules of `size` have filled in."""
+    assert value is not None
+    return value
+
+
+@dataclass
+class StagePlan:
+    """What `audiollm plan` says of one stage, before anything runs."""
+
+    parameters: int = 0
+    tokens: float = 0.0
+    memory_mb: float = 0.0
+    """Of one device that does the work alone."""
+    memory_mb_on: Callable[[int], float] | None = None
+    """Of each of so many devices; None: the stage runs on one."""
+    disk_mb: float = 0.0
+    seconds: float | None = None
+    """As measured on CPUs, or the budget; None: by `flops`, or not known."""
+    flops: float = 0.0
+    """Floating-point operations of a training, all devices together."""
+    note: str = ""
+    facts: dict[str, float] = field(default_factory=dict)
+    """For later stages' plans."""
+    model: Mapping[str, Any] | None = None
+    """The config.json of the model that it makes, for stages that start from it."""
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    """Where they will be; told by who asks for the plans, for stages that read them."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of stage, as found through the entry-point group `audiollm.stages`.
+
+    Args:
+        kind: its name in a recipe.
+        config: the pydantic model of its settings.
+        run: does the work below `context.folder`, resumes what it finds there, and returns its figures (JSON
+            values) for the report.
+        artifacts: name -> path below the stage's folder of what it makes; checked after the run.
+        help: one line.
+        plan: estimates from the settings and the plans of earlier stages, by name.
+        reads_run: depends on every earlier stage, and runs also after one of them has failed (the report).
+        publish: artifacts that are copied to the run's own folder.
+        all_ranks: `run` is called on every rank of a distributed run (it trains), and the first one alone writes;
+            else it is called on the first one while the others wait.
+        keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
+    """
+
+    kind: str
+    config: type[StageConfig]
+    run: Callable[[Any, Any], dict[str, Any]]
+    artifacts: Mapping[str, str]
+    help: str
+    plan: Callable[[Any, Mapping[str, StagePlan]], StagePlan] | None = None
+    reads_run: bool = False
+    publish: tuple[str, ...] = ()
+    all_ranks: bool = False
+    keeps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeStage:
+    """A stage in its place in a recipe, settings typed and references resolved."""
+
+    name: str
+    stage: Stage
+    config: StageConfig
+    folder: Path
+    upstream: tuple[str, ...]
+    inputs: tuple[Path, ...]
+
+    @property
+    def artifacts(self) -> dict[str, Path]:
+        return {name: self.folder / path for name, path in self.stage.artifacts.items()}
+
+    def settings(self) -> dict[str, Any]:
+        return self.config.model_dump(mode="json")
+
+    def fingerprint(self, upstream: Mapping[str, str]) -> str:
+        """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does."""
+        parts = [self.stage.kind, self.config.model_dump_json(exclude=set(self.config.incidental))]
+        parts += [f"{name}={upstream[name]}" for name in self.upstream]
+        parts += [line for path in self.inputs for line in _stat_lines(path)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    path: Path
+    size: Size
+    seed: int
+    folder: Path
+    stages: tuple[RecipeStage, ...]
+    parameters: dict[str, Any]
+    """The top-level keys, resolved (`audio`, `transcripts`, ...)."""
+
+
+@cache
+def stage_entry_points() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group="audiollm.stages")}
+
+
+def find_stage(kind: str, where: str = "", key: str = "") -> Stage:
+    """The stage of that kind.
+
+    Raises:
+        ConfigError: no installed package has it, with the nearest that there is.
+    """
+    known = stage_entry_points()
+    if kind not in known:
+        raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, nearest(kind, known))
+    stage = known[kind].load()
+    assert isinstance(stage, Stage)
+    return stage
+
+
+def load_recipe(
+    path: Path,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    runs: Path = Path("runs"),
+    absent: list[Path] | None = None,
+) -> Recipe:
+    """Read, override, resolve and type a whole recipe.
+
+    Args:
+        path: the YAML file. `${here}` in it is its folder.
+        overrides: `key=value` and `stage.key=value`.
+        name: the run's name in place of the recipe's.
+        runs: the folder of all runs.
+        absent: receives the inputs that do not exist (for a plan, which reads none); None: they are an error.
+
+    Raises:
+        ConfigError: anything at all that is wrong with it.
+    """
+    document = load_document(path)
+    if HERE in document.data:
+        raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
+    document.data[HERE] = str(path.parent)
+    entries = _stage_entries(document)
+    names = [entry[0] for entry in entries]
+    apply_overrides(document, overrides, names)
+    used: set[str] = set()
+    top = resolve(document, used)
+    recipe_name = name or _text(top, "name", path.stem)
+    if not recipe_name or Path(recipe_name).name != recipe_name or recipe_name.startswith("."):
+        raise ConfigError(
+            f"name: {recipe_name!r} is not a folder name", document.where(("name",)), "no slashes"
+        )
+    size, seed = _size(top), _seed(top)
+    folder = runs / recipe_name
+    stages = _build_stages(
+        document, _stage_entries(document), folder, {"size": size, "seed": seed}, used, absent
+    )
+    _refuse_unused(document, used)
+    parameters = {key: value for key, value in top.data.items() if key not in ("stages", HERE)}
+    return Recipe(recipe_name, path, size, seed, folder, tuple(stages), parameters)
+
+
+# --------------------------------------------------------------------------------------------- top level
+
+
+def _stage_entries(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
+    entries = document.data.get("stages")
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError("stages: a recipe needs a list of stages", document.where(("stages",)))
+    result: list[tuple[str, str, dict[str, Any]]] = []
+    for index, entry in enumerate(entries):
+        parts = split_stage(entry)
+        where, key = document.where(("stages", index)), f"stages[{index}]"
+        if parts is None:
+            raise ConfigError(f"{key}: not a stage", where, "write it as  - kind: {setting: value}")
+        if parts[1] not in stage_entry_points():
+            find_stage(parts[1], where, key)
+        if parts[0] in [other[0] for other in result]:
+            raise ConfigError(
+                f"{key}: a second stage named {parts[0]!r}", where, "give it a `name:` of its own"
+            )
+        if parts[0] in document.data or Path(parts[0]).name != parts[0] or parts[0].startswith("."):
+            raise ConfigError(
+                f"{key}: {parts[0]!r} cannot be a stage's name", where, "it is a folder, not a key"
+            )
+        result.append(parts)
+    return result
+
+
+def _text(document: Document, key: str, default: str) -> str:
+    value = document.data.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{key}: must be text, not {value!r}", document.where((key,)))
+    return value
+
+
+def _size(document: Document) -> Size:
+    value = document.data.get("size", "tiny")
+    known = ("tiny", "small", "300m", "1b", "3b")
+    if value not in known:
+        raise ConfigError(
+            f"size: no such size: {value!r}", document.where(("size",)), f"known: {', '.join(known)}"
+        )
+    return value
+
+
+def _seed(document: Document) -> int:
+    value = document.data.get("seed", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"seed: must be a whole number from 0, not {value!r}", document.where(("seed",)))
+    return value
+
+
+def _refuse_unused(document: Document, used: set[str]) -> None:
+    reserved = {"name", "size", "seed", "stages", "description", HERE}
+    for key in document.data:
+        if key not in reserved and key not in used:
+            raise ConfigError(
+                f"{key}: nothing in this recipe refers to it", document.where((key,)), nearest(key, reserved)
+            )
+
+
+# ----------------------------------------------------------------------------------------------- stages
+
+
+def _build_stages(
+    document: Document,
+    entries: Sequence[tuple[str, str, dict[str, Any]]],
+    folder: Path,
+    recipe_defaults: Mapping[str, Any],
+    used: set[str],
+    absent: list[Path] | None,
+) -> list[RecipeStage]:
+    stages: list[RecipeStage] = []
+    made: dict[str, dict[str, str]] = {}
+    for index, (name, kind, settings) in enumerate(entries):
+        path: KeyPath = ("stages", index, kind)
+        stage = find_stage(kind)
+        referred: set[str] = set()
+        resolved = resolve_settings(settings, path, document, made, referred)
+        used |= referred
+        for key, value in recipe_defaults.items():
+            if key in stage.config.model_fields:
+                resolved.setdefault(key, value)
+        config, inputs = _typed(stage, resolved, path, document, made, absent)
+        upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
+        stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs)))
+        made[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}
+    return stages
+
+
+def _typed(
+    stage: Stage,
+    settings: dict[str, Any],
+    path: KeyPath,
+    document: Document,
+    made: Mapping[str, Mapping[str, str]],
+    absent: list[Path] | None,
+) -> tuple[StageConfig, list[Path]]:
+    inputs: list[Path] = []
+    artifacts = {where for stage_artifacts in made.values() for where in stage_artifacts.values()}
+    lacking: list[Path] = []
+    known = {"artifacts": artifacts, "inputs": inputs} | ({} if absent is None else {"absent": lacking})
+    try:
+        config = stage.config.model_validate(settings, context=known)
+    except ValidationError as error:
+        raise _explain(error, stage, path, document) from None
+    if absent is not None:
+        used = set(_paths(config.model_dump()))
+        absent += [path for path in lacking if path in used and path not in absent]
+    return config, inputs
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """All paths in settings, written as a path or as an address; a setting's own words (`none`) are neither."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+        yield Path(value)
+    elif not isinstance(value, str) and isinstance(value, Iterable):
+        for inner in value:
+            yield from _paths(inner)
+
+
+def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Document) -> ConfigError:
+    """The first of pydantic's complaints, as a person should meet it."""
+    problem = error.errors(include_url=False)[0]
+    location = tuple(problem["loc"])
+    full: KeyPath = (*path, *location)
+    where, key = document.where(full), show_path(full)
+    listing = f"settings of this stage: audiollm run --help-stage {stage.kind}"
+    if problem["type"] == "extra_forbidden":
+        known = _fields_at(stage.config, location[:-1])
+        return ConfigError(
+            f"{key}: no such setting", where, f"{nearest(str(location[-1]), known)}   {listing}"
+        )
+    if problem["type"] == "missing":
+        return ConfigError(f"{key}: required", where, listing)
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = problem.get("input")
+    if "no such file" in message:
+        place = f"{location[0]}" if location else ""
+        return ConfigError(
+            f"{key}: {message}", where, f"check the path, or give another: {stage.kind}.{place}=PATH"
+        )
+    shown = "" if isinstance(given, (dict, list)) else f", not {given!r}"
+    return ConfigError(f"{key}: {message}{shown}", where, listing)
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _stat_lines(path: Path) -> list[str]:
+    if path.is_file():
+        stat = path.stat()
+        return [f"{path}\t{stat.st_size}\t{stat.st_mtime_ns}"]
+    lines = []
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        # made beside the tars when they are first opened: a run that goes on would find its input changed by itself
+        own = _SHARD_INDEX if any(file.endswith(".tar") for file in files) else ()
+        for file in sorted(set(files).difference(own)):
+            full = os.path.join(folder, file)
+            stat = os.lstat(full)
+            lines.append(f"{full}\t{stat.st_size}\t{stat.st_mtime_ns}")
+    return lines

@@ -1,0 +1,1 @@
+"""Supervised training of the DualFFN decoder: batches, losses, the stage `train`."""

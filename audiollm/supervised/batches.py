@@ -1,0 +1,254 @@
+"""What a step trains on: which samples, shown how, in which packs, and the packs of this rank. Made in workers.
+
+A step is a pure function of its number: nothing here has a state.
+
+Shapes: K items of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audiollm.data.chat.conditions import corrupt, hide_conditions
+from audiollm.data.chat.fitting import Policy, fit
+from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.hearing.augment import augment
+from audiollm.data.hearing.augmentation import Augmentation
+from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
+from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.sample import BadSample
+from audiollm.data.records.source import LoadedSample, Source
+from audiollm.files.set_aside import SetAside
+from audiollm.supervised.survey import Survey
+from audiollm.train.loop.task import step_generator
+
+ROWS_MULTIPLE = 128
+WINDOW_RUNS = 64
+"""Of 64 samples each are shuffled together: 4,096, a smaller source as a whole."""
+KEPT_BYTES = 128 * 2**20
+"""Of features of small data, which are made once and not in every pass; in each worker."""
+EVALUATED = 256
+"""Held-out samples of a task that an evaluation looks at, at most."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What a step holds, and how it is shown and packed."""
+
+    batch_size: int
+    """Samples of an optimizer step, over all ranks and packs."""
+    max_tokens: int
+    """Positions of a pack: what is in memory at a time."""
+    max_length: int
+    """Positions of a sample."""
+    too_long: Policy = "cut"
+    packing: str = "packed"
+    normalization: Normalization = "sequence"
+    audio_reduction: AudioReduction = "mean"
+    text_dropout: float = 0.0
+    speaker_dropout: float = 0.0
+    corrupt_codes: float = 0.0
+    encoder: FeatureShape | None = None
+    """What is heard is given as features for the model's audio encoder; None: as codes."""
+    augment: tuple[Augmentation | None, ...] = ()
+    """Of each source, how features are varied in training; evaluations hear what there is."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This rank's packs of a step, at least one, and as many as every other rank's."""
+
+    packs: list[PackedBatch]
+    bad: list[BadSample] = field(default_factory=list)
+    """Left out of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
+        return _restore, (_as_arrays(self.packs), self.bad)
+
+
+class BatchMaker:
+    """`maker(step)` is the step's `StepBatch`; goes to worker processes, which open the sources themselves."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Sequence[float] | None,
+        survey: Survey,
+        template: Template,
+        batching: Batching,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._sources, self._template, self._batching = sources, template, batching
+        self._seed, self._rank, self._world = seed, rank, world
+        self._heard = HeardClips(batching.encoder, KEPT_BYTES) if batching.encoder else None
+        self._rows = survey.rows
+        self._used = [survey.used(place, held_out=False) for place in range(len(sources))]
+        self.mixture = Mixture([len(used) for used in self._used], weights, seed, window_runs=WINDOW_RUNS)
+
+    def __call__(self, step: int) -> StepBatch:
+        size = self._batching.batch_size
+        first = step * size
+        items = [
+            (item.source, int(self._used[item.source][item.index]))
+            for item in self.mixture.items(first, first + size)
+        ]
+        lengths = [int(self._rows[source][index]) for source, index in items]
+        plan = plan_step(lengths, self._batching.max_tokens, self._world, self._batching.packing)
+        bad: list[BadSample] = []
+        packs = [self._pack(own, first, items, bad) for own in plan[self._rank]]
+        return StepBatch(packs, bad)
+
+    def passes(self, steps: int) -> list[float]:
+        """How often so many steps go through each source."""
+        drawn_S = self.mixture.drawn(steps * self._batching.batch_size)
+        return [float(n) / max(1, len(used)) for n, used in zip(drawn_S, self._used, strict=True)]
+
+    def _pack(
+        self, own: Pack, first: int, items: Sequence[tuple[int, int]], bad: list[BadSample]
+    ) -> PackedBatch:
+        streams = []
+        for place in own:
+            source, index = items[place]
+            generator = step_generator(self._seed, first + place, "draw")
+            try:
+                streams.append(self._draw(source, index, generator))
+            except BadSample as error:
+                bad.append(error.with_traceback(None))
+        return packed(streams, self._template, self._batching)
+
+    def _draw(self, source: int, index: int, generator: torch.Generator) -> TokenStream:
+        """The sample as it is shown this time: one of its encodings, conditions hidden or not, codes corrupted.
+
+        No longer than the step's plan has it: with its text hidden more of its turns could fit.
+
+        Raises:
+            BadSample: it can no longer be read.
+        """
+        loaded, config = self._sources[source][index], self._batching
+        dice = torch.rand(4, generator=generator).tolist()
+        codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
+        hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
+        audio = self._audio(source, index, loaded, codes, generator)
+        messages, audio = hide_conditions(loaded.sample.messages, audio, *hidden)
+        stream, _ = fit(self._template, messages, audio, int(self._rows[source][index]), config.too_long)
+        assert stream is not None, "the survey leaves out what is refused"
+        share = dice[3] * config.corrupt_codes
+        return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
+
+    def _audio(
+        self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
+    ) -> list[PartAudio]:
+        """What its parts are given as: features are made once, and varied as the source has it.
+
+        Raises:
+            BadSample: it can no longer be read.
+        """
+        heard, shape = self._heard, self._batching.encoder
+        if heard is None or shape is None:
+            return part_audio(loaded, codes, None)
+        audio = part_audio(loaded, codes, shape, lambda part, clip: heard((source, index, part), clip))
+        config = self._batching.augment[source] if self._batching.augment else None
+        if config is None:
+            return audio
+        return [
+            augment(part, config, shape, generator) if isinstance(part, ClipFeatures) else part
+            for part in audio
+        ]
+
+
+def evaluation_packs(
+    sources: Sequence[Source],
+    survey: Survey,
+    template: Template,
+    batching: Batching,
+    set_aside: SetAside,
+    rank: int = 0,
+    world: int = 1,
+) -> dict[str, list[PackedBatch]]:
+    """By task, this rank's packs of held-out samples (evenly picked), conditions all shown and no code corrupted."""
+    streams: dict[str, list[TokenStream]] = {}
+    for place, source in enumerate(sources):
+        numbers = evenly(survey.used(place, held_out=True), EVALUATED)
+        for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
+            messages, length = loaded.sample.messages, batching.max_length
+            stream, _ = fit(template, messages, audio, length, batching.too_long)
+            if stream is not None:
+                streams.setdefault(loaded.sample.task, []).append(stream)
+    found = {}
+    for task, own in sorted(streams.items()):
+        plan = plan_step([len(stream) for stream in own], batching.max_tokens, world)
+        found[task] = [packed([own[i] for i in each], template, batching) for each in plan[rank]]
+    return found
+
+
+def read_usable(
+    source: Source, numbers: np.ndarray, encoder: FeatureShape | None, set_aside: SetAside
+) -> Iterator[tuple[LoadedSample, list[PartAudio]]]:
+    """These samples with what their audio parts are given as; one that can no longer be read is set aside."""
+    for number in numbers:
+        try:
+            loaded = source[int(number)]
+            audio = part_audio(loaded, (loaded.encodings or [[]])[0], encoder)
+        except BadSample as bad:
+            set_aside.add([bad])
+        else:
+            yield loaded, audio
+
+
+def packed(streams: Sequence[TokenStream], template: Template, batching: Batching) -> PackedBatch:
+    """One pack of them; an idle one of none."""
+    if not streams:
+        return idle_pack(template.num_codebooks, ROWS_MULTIPLE, batching.encoder)
+    return pack(streams, ROWS_MULTIPLE, batching.normalization, batching.audio_reduction, batching.encoder)
+
+
+def evenly(numbers: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of them, evenly picked."""
+    if len(numbers) <= most:
+        return numbers
+    picked: np.ndarray = numbers[np.arange(most) * len(numbers) // most]
+    return picked
+
+
+def _restore(packs: list[Any], bad: list[BadSample]) -> StepBatch:
+    return StepBatch(_as_tensors(packs), bad)
+
+
+class _Plain(NamedTuple):
+    """A dataclass taken apart."""
+
+    kind: Callable[..., Any]
+    values: dict[str, Any]
+
+
+def _as_arrays(value: Any) -> Any:
+    """Dataclasses of tensors, taken apart, with arrays in their place."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, list):
+        return [_as_arrays(each) for each in value]
+    if is_dataclass(value):
+        return _Plain(
+            type(value), {each.name: _as_arrays(getattr(value, each.name)) for each in fields(value)}
+        )
+    return value
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, list):
+        return [_as_tensors(each) for each in value]
+    if isinstance(value, _Plain):
+        return value.kind(**{name: _as_tensors(each) for name, each in value.values.items()})
+    return value

@@ -1,0 +1,121 @@
+"""The audio encoder of a training with `audio_in: features`: its shape, its weights, and whether it is frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from audiollm.data.hearing.features import FRAMES_A_SECOND
+from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config, load_tower
+from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import is_language_model, read_config
+from audiollm.models.layouts import config_of
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import StageError
+from audiollm.recipe.stages import chosen
+from audiollm.supervised.settings import AudioEncoderSettings, TrainConfig
+
+DEFAULT_WINDOW_S = 30
+
+
+def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
+    """The encoder that the trained model has; None: what is heard is given to it as codes.
+
+    Raises:
+        StageError: `start` has an encoder and is to go without it, or has none, or two are asked for.
+    """
+    own, settings = _encoder_of_start(config), config.model.audio_encoder
+    if config.audio_in == "codes":
+        if own is not None:
+            raise StageError(f"{config.start} hears through an audio encoder", "set audio_in: features", 2)
+        return None
+    if own is None and settings is None:
+        raise StageError(
+            f"{config.start} has no audio encoder", "give model.audio_encoder, or audio_in: codes", 2
+        )
+    if own is not None and settings is not None and settings.model_fields_set - {"trained"}:
+        raise StageError(
+            f"{config.start} has an audio encoder of its own",
+            "leave model.audio_encoder out, but for `trained`",
+            2,
+        )
+    return own or _from_settings(chosen(settings), config)
+
+
+def add_encoder(model: DualFFN, config: TrainConfig) -> None:
+    """Give the model its encoder, where it is to have one and does not have it yet.
+
+    Raises:
+        StageError: no weights of that shape in the folder of the encoder.
+    """
+    encoder, settings = encoder_of(config), config.model.audio_encoder
+    if encoder is None or model.config.audio_encoder is not None:
+        return
+    model.add_audio_encoder(encoder)
+    if settings is not None and settings.path is not None:
+        try:
+            load_tower(model.audio_tower, settings.path)
+        except ConfigError as error:
+            raise StageError(str(error), "see model.audio_encoder.path", 2) from error
+
+
+def freeze_encoder(model: DualFFN, config: TrainConfig) -> None:
+    """Freeze the encoder where it is to stay as it is; after `adapt`, whose patterns do not ask.
+
+    Raises:
+        StageError: a projector that begins at random is not trained.
+    """
+    settings = config.model.audio_encoder
+    if model.config.audio_encoder is None:
+        return
+    if settings is not None and not settings.trained:
+        model.audio_tower.freeze()
+    is_trained = any(parameter.requires_grad for parameter in model.audio_encoder_proj.parameters())
+    if not is_trained and _encoder_of_start(config) is None:
+        raise StageError(
+            "the projector of the new audio encoder begins at random, and nothing trains it",
+            "add 'audio_encoder_proj.*' to `trained`, or audio_encoder_proj to lora.trained_beside",
+            2,
+        )
+
+
+# Private
+
+
+def _encoder_of_start(config: TrainConfig) -> AudioEncoderConfig | None:
+    if config.start is None or is_language_model(config.start):
+        return None
+    folder = model_folder(config.start)
+    return config_of(read_config(folder), str(folder / "config.json")).audio_encoder
+
+
+def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> AudioEncoderConfig:
+    """A published encoder is given windows that are filled up, as it was trained; one from scratch none."""
+    stride = settings.stride or DEFAULT_STRIDE[settings.stem]
+    others: dict[str, Any] = {
+        name: getattr(settings, name) for name in ("reduction", "projector_size", "dropout")
+    } | {"stride": stride}
+    if settings.padded is not None:
+        others["padded"] = settings.padded
+    a_second = FRAMES_A_SECOND / FRAMES_PER_POSITION[settings.stem]
+    if settings.window_s is not None:
+        others["max_source_positions"] = round(settings.window_s * a_second)
+    elif settings.path is None:
+        others["max_source_positions"] = int(DEFAULT_WINDOW_S * a_second) // stride * stride
+    hidden = settings.hidden_size or chosen(config.model.hidden_size)
+    try:
+        if settings.path is not None:
+            return encoder_config(settings.path, **others)
+        return AudioEncoderConfig(
+            d_model=hidden,
+            encoder_layers=settings.num_layers or max(2, 2 * chosen(config.model.num_layers) // 3),
+            encoder_attention_heads=settings.num_heads or max(1, hidden // 64),
+            encoder_ffn_dim=settings.intermediate_size or 4 * hidden,
+            num_mel_bins=settings.num_mel_bins or 80,
+            stem=settings.stem,
+            stem_channels=settings.stem_channels or AudioEncoderConfig.stem_channels,
+            **others,
+        )
+    except (ConfigError, ValueError) as error:
+        raise StageError(str(error), "see model.audio_encoder", 2) from error

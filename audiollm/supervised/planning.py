@@ -1,0 +1,237 @@
+"""What `audiollm plan` says of the stage `train`: parameters, tokens, memory of a device, operations, disk.
+
+Parameters are counted on a model without memory; the rest are estimates, each with its rule beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from audiollm.files.atomic import read_json
+from audiollm.models.audio_stem import stem_values
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.layouts import describe
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.stages import StagePlan, chosen
+from audiollm.supervised.adapt import adapt
+from audiollm.supervised.flops import encoder_multiplications
+from audiollm.supervised.settings import TrainConfig
+from audiollm.supervised.shape import planned_shape
+from audiollm.train.loop.optim import freeze
+
+FRAME_RATE = 25
+TEXT_ROWS = 40
+"""Of a sample's text, headers and delay together."""
+ASSUMED_CLIP_S = 10.0
+"""Where the data is not there to be looked at."""
+OWN_MB = 700
+"""Python, torch, and the context of a device."""
+STEM_COPIES = 3
+"""Of what a convolution gives, kept for the backward pass: itself, its norm or activation, and without gaps."""
+VALUES_A_ROW = 24
+"""Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
+
+LOOP_PREFIX = "model.model."
+"""The training loop's names of the decoder's parameters, which `rules` go by: the task's module, and its losses'."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters of a model."""
+
+    total: int
+    trained: int
+    largest_unit: int
+    """What FSDP2 and ZeRO 3 gather at a time: embeddings and heads, and two layers."""
+    trains_encoder: bool
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on, as far as it can be told beforehand."""
+
+    samples: float | None
+    length: float
+    """Positions of a sample, on average."""
+
+
+def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    """Estimates for `plan`; where the start is not there yet, it says so and leaves out what depends on it.
+
+    Raises:
+        ConfigError, StageError: what it starts from is no model, or what is to be trained is not in it.
+    """
+    shape = planned_shape(config, plans)
+    data = _data(config, plans, _rows_a_second(shape))
+    batch = chosen(config.batch_size)
+    steps = config.steps_for(data.samples / batch) if data.samples else config.steps
+    tokens = (steps or 0) * batch * data.length
+    seconds = config.minutes * 60 if config.minutes else None
+    note = f"{config.budget_text()}, {batch} sequences a step"
+    if data.samples is None:
+        note += f", clips of {ASSUMED_CLIP_S:g} s assumed"
+    if shape is None:
+        return StagePlan(
+            tokens=tokens, seconds=seconds, note=f"{note}; unknown until {_missing(config)} is there"
+        )
+    try:
+        counts = count_parameters(config, shape)
+    except ValueError as error:  # a pattern that fits nothing
+        raise ConfigError(str(error), "train", "see `trained`, `lora` and `rules`") from error
+    if counts.trained < counts.total:
+        note += f", {counts.trained / 1e6:.1f} M trained"
+    memory = partial(_memory_mb, config, shape, counts, batch * data.length)
+    return StagePlan(
+        parameters=counts.total,
+        tokens=tokens,
+        memory_mb=memory(1),
+        memory_mb_on=memory,
+        disk_mb=_disk_mb(config, counts),
+        seconds=seconds,
+        flops=0.0 if seconds else (steps or 0) * batch * _flops_a_sample(config, shape, counts, data.length),
+        note=note,
+        model=describe(shape, None),
+    )
+
+
+def count_parameters(config: TrainConfig, shape: DualFFNConfig) -> Counts:
+    """Exactly, by a model of that shape on the meta device with what is trained chosen as the stage does.
+
+    Raises:
+        ValueError: a pattern of `trained`, `lora` or `rules` that fits nothing.
+    """
+    with torch.device("meta"):
+        model = DualFFN(shape)
+        total = sum(parameter.numel() for parameter in model.parameters())
+        layer = max(sum(p.numel() for p in layer.parameters()) for layer in model.model.layers)
+        outside = total - sum(p.numel() for p in model.model.layers.parameters())
+        adapt(model, config.trained, config.lora)
+        settings = config.model.audio_encoder
+        if shape.audio_encoder is not None and settings is not None and not settings.trained:
+            model.audio_tower.freeze()
+    named = {f"{LOOP_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
+    freeze(named.items(), config.rules)
+    trained = {name: parameter.numel() for name, parameter in named.items() if parameter.requires_grad}
+    trains_encoder = any("audio_tower." in name for name in trained)
+    return Counts(total, sum(trained.values()), outside + 2 * layer, trains_encoder)
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _missing(config: TrainConfig) -> str:
+    settings = config.model.audio_encoder
+    if settings is not None and settings.path is not None and not settings.path.exists():
+        return str(settings.path)
+    return str(config.start)
+
+
+def _rows_a_second(shape: DualFFNConfig | None) -> float:
+    """Of audio: those of a codec, or those of what an encoder hears, where the model has one."""
+    heard = None if shape is None else shape.audio_encoder
+    return FRAME_RATE if heard is None else heard.features.rows_a_second
+
+
+def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: float) -> Data:
+    """By the counts of shards that are there, or else by the plan of the stage that makes them."""
+    samples, frames, known = 0.0, 0.0, True
+    for source in config.shards:
+        path = Path(source.path)
+        planned = next((plan for plan in plans.values() if path in plan.artifacts.values()), None)
+        counts = _counts(path) if planned is None else _planned_counts(planned)
+        known = known and counts is not None
+        if counts is not None:
+            samples, frames = samples + counts[0], frames + counts[1]
+    if not known or not samples:
+        return Data(None, ASSUMED_CLIP_S * rows_a_second + TEXT_ROWS)
+    rows = frames / samples * rows_a_second / FRAME_RATE
+    return Data(samples, min(rows + TEXT_ROWS, chosen(config.max_length)))
+
+
+def _counts(path: Path) -> tuple[float, float] | None:
+    """Samples and frames as `index.json` tells them."""
+    index = path / "index.json"
+    found = read_json(index).get("counts") if index.is_file() else None
+    return (found["samples"], found["frames"]) if found else None
+
+
+def _planned_counts(plan: StagePlan) -> tuple[float, float] | None:
+    facts = plan.facts
+    frames = facts.get("frames", facts.get("audio_s", 0.0) * FRAME_RATE)
+    return (facts["clips"], frames) if facts.get("clips") else None
+
+
+def _memory_mb(
+    config: TrainConfig, shape: DualFFNConfig, counts: Counts, rows_a_step: float, devices: int
+) -> float:
+    """Of each of so many devices: weights and Adam's states in fp32, gradients, averages, and one pack's activations.
+
+    In half precision autocast keeps a copy of the weights; where activations are computed again, of those that are
+    trained. FSDP2 and ZeRO 3 hold 1 / devices of all and gather a part at a time; ZeRO 2 holds all weights, in half
+    precision, and shares the rest. The least is the whole model in fp32, which each device has when training begins.
+    """
+    half = 0 if config.precision == "fp32" else 2
+    again = config.activation_checkpointing
+    states = 4 * counts.trained * (4 if config.ema_decay else 3)
+    weights: float = 4 * counts.total
+    held: float
+    if devices == 1 or config.strategy in ("auto", "ddp"):
+        held = weights + states + half * (counts.trained + counts.largest_unit if again else counts.total)
+    elif config.strategy == "zero2":
+        held = (half or 4) * counts.total + (states + 4 * counts.trained) / devices
+    else:
+        held = (weights + states) / devices + (half or 4) * counts.largest_unit
+    rows = min(rows_a_step / devices, chosen(config.max_tokens))
+    value = half or 4
+    activations = rows * _kept(shape.num_layers, shape.hidden_size, value, again)
+    if shape.audio_encoder is not None:
+        encoder = shape.audio_encoder
+        positions = rows * encoder.stride
+        layers = encoder.encoder_layers if counts.trains_encoder else 1
+        activations += positions * _kept(layers, encoder.d_model, value, again)
+        if counts.trains_encoder:
+            stem = (encoder.stem, encoder.num_mel_bins, encoder.stem_channels, encoder.d_model)
+            activations += positions * STEM_COPIES * stem_values(*stem) * value
+    return OWN_MB + max(held + activations, weights) / 2**20
+
+
+def _kept(layers: int, width: int, value_bytes: int, again: bool) -> float:
+    """Bytes a row that the backward pass needs: of all layers, or their inputs in fp32 and one layer's."""
+    layer = VALUES_A_ROW * width * value_bytes
+    return layers * width * 4 + layer if again else layers * layer
+
+
+def _disk_mb(config: TrainConfig, counts: Counts) -> float:
+    """Three checkpoints while a new one is put before the last two, the best weights (twice for as long), the model."""
+    checkpoint = 4 * counts.total + 4 * counts.trained * (3 if config.ema_decay else 2)
+    models = 4 * counts.total * (2 if config.keep_best else 1)
+    return (3 * checkpoint + models) / 2**20
+
+
+def _flops_a_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, length: float) -> float:
+    """Forward, backward to the activations, and the gradients of what is trained: 2 operations a weight each.
+
+    A row meets one of the two feed-forwards, and one of the heads, the audio's mostly. Activations that are computed
+    again are work, too (in contrast to `training_flops`, which serves MFU).
+    """
+    attended = shape.num_heads * shape.head_dim
+    width = 2 * attended + 2 * shape.num_kv_heads * shape.head_dim
+    weights = shape.num_layers * shape.hidden_size * (width + 3 * shape.intermediate_size)
+    weights += shape.hidden_size * shape.num_codebooks * shape.codebook_size
+    again = 2 if config.activation_checkpointing else 0
+    passes = 4 + 2 * counts.trained / counts.total + again
+    flops: float = length * passes * (weights + shape.num_layers * attended * length)
+    if shape.audio_encoder is not None:
+        encoder = shape.audio_encoder
+        positions: float = max(0.0, length - TEXT_ROWS) * encoder.stride
+        if encoder.padded:
+            positions = encoder.max_source_positions * -(-positions // encoder.max_source_positions)
+        work = positions * encoder_multiplications(encoder)
+        flops += (6 + again if counts.trains_encoder else 2) * work
+    return flops

@@ -1,0 +1,291 @@
+"""The stage `train`: its settings, the rules of `size`, and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from audiollm.data.hearing.augmentation import Augmentation
+from audiollm.data.records.storage import is_url
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import InputPath, Stage, StagePlan, check_input
+from audiollm.train.settings import ModelTrainingConfig
+
+
+def _check_source(address: str, info: ValidationInfo) -> str:
+    return address if is_url(address) else str(check_input(Path(address), info))
+
+
+SourceAddress = Annotated[str, AfterValidator(_check_source)]
+
+
+@dataclass(frozen=True)
+class SizeRule:
+    """What follows from `size`. Heads are 64 wide."""
+
+    hidden_size: int
+    num_layers: int
+    batch_size: int
+    steps: int | None
+    passes: float | None
+    learning_rate: float
+    vocab_size: int
+    max_tokens: int
+
+
+SIZES: dict[str, SizeRule] = {
+    "tiny": SizeRule(192, 6, 48, None, 24, 2e-3, 1_024, 8_192),
+    "small": SizeRule(512, 12, 64, 20_000, None, 6e-4, 8_192, 8_192),
+    "300m": SizeRule(1024, 16, 256, 100_000, None, 3e-4, 32_768, 16_384),
+    "1b": SizeRule(2048, 16, 512, 250_000, None, 2e-4, 128_256, 16_384),
+    "3b": SizeRule(3072, 28, 512, 500_000, None, 1.5e-4, 128_256, 8_192),
+}
+
+
+class AudioEncoderSettings(BaseModel):
+    """The encoder of `audio_in: features`: a published one, or one from scratch, whose size follows the model's."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    path: InputPath | None = None
+    """A folder with a Whisper, or a model that has such an encoder (config.json, safetensors); None: from scratch."""
+    trained: bool = True
+    """Otherwise the encoder stays as it is, and its projector alone is trained."""
+    hidden_size: int | None = Field(None, ge=8)
+    num_layers: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=8)
+    num_mel_bins: int | None = Field(None, ge=8)
+    window_s: float | None = Field(None, gt=0, le=30)
+    """Longer clips are cut into such windows; None: 30 s, or as published."""
+    padded: bool | None = None
+    """Windows are filled up with silence. None: those of a published encoder, which was trained so."""
+    stem: Literal["conv1d", "conv2d"] = "conv1d"
+    """What makes positions of mel frames: Whisper's convolutions over time (50 a second), or 2-D ones (12.5 a second),
+    which learn from few recordings. Published encoders have `conv1d`."""
+    stem_channels: int | None = Field(None, ge=8)
+    """Of the first block of `conv2d`, the later ones have more; None: 32."""
+    stride: int | None = Field(None, ge=1)
+    """So many of its positions become one row of the model; None: 2, and 1 of `conv2d`."""
+    reduction: Literal["concat", "mean"] = "concat"
+    """They are put side by side, or their mean is taken (Qwen2-Audio, Boson)."""
+    projector_size: int | None = Field(None, ge=8)
+    """Width of a hidden layer between encoder and model; None: one linear layer."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> AudioEncoderSettings:
+        shape = {
+            "hidden_size", "num_layers", "num_heads", "intermediate_size", "num_mel_bins", "stem", "stem_channels",
+        }  # fmt: skip
+        if self.path is not None and (given := shape & self.model_fields_set):
+            raise ValueError(f"{min(given)} is set, but path gives an encoder with a shape of its own")
+        if self.stem != "conv2d" and self.stem_channels is not None:
+            raise ValueError("stem_channels is set, but stem is conv1d, which is as wide as the encoder")
+        return self
+
+
+class ModelConfig(BaseModel):
+    """The model of `train`. What is None follows from `size`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    kind: Literal["dual_ffn"] = "dual_ffn"
+    hidden_size: int | None = Field(None, ge=16)
+    num_layers: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=16)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    sliding_window: int | None = Field(None, ge=1)
+    """Positions that each one sees; None: all before it."""
+    sliding_window_layers: tuple[int, ...] | None = None
+    """Layers that see no further than `sliding_window`, counted from 0, while the others see all; None: all layers.
+    A short one in the first layer alone joins what lies side by side, a word and the codes after it, sooner."""
+    audio_ffn_layers: tuple[int, ...] | None = None
+    """Layers with norms and a feed-forward of their own for audio, counted from 0; None: all."""
+    audio_encoder: AudioEncoderSettings | None = None
+    """Of `audio_in: features`; None: from scratch, or that of `start`."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, head by head (Qwen3): attention gets sharp sooner."""
+    code_heads: Literal["random", "embeddings"] = "random"
+    """How the heads of the codes begin; as their embeddings, where the model is to repeat codes that it is given."""
+    attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
+    """What computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
+
+
+class ShardsConfig(BaseModel):
+    """One source of samples."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    path: SourceAddress
+    """A folder of shards, or a .jsonl of samples without audio; here, or at any fsspec URL."""
+    weight: float | None = Field(None, ge=0)
+    """Its share of the samples of a step, relative to the others'; None: as many as it has."""
+    augment: Augmentation | None = None
+    """Of this source, in place of the stage's `augment`."""
+
+
+class TrainConfig(ModelTrainingConfig):
+    """Settings of `train`. What is None follows from `size`."""
+
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "workers",
+        "listen",
+        "codec",
+        "max_codes_mb",
+    }
+
+    shards: list[ShardsConfig] = Field(min_length=1)
+    """A path, or a list of paths and of `{path, weight}`."""
+    model: ModelConfig = ModelConfig()
+    start: InputPath | None = None
+    """A folder to begin from, with its vocabulary: a trained model's, Higgs Audio V2's (transformers' or Boson's
+    files), or a plain Llama's or Qwen's, whose vocabulary grows by the special tokens. None: from scratch."""
+    text_tokenizer: InputPath | None = None
+    """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
+    audio_in: Literal["codes", "features"] = "codes"
+    """What is heard is given to the model as codes, or as features through an audio encoder: then it needs no codes."""
+    augment: Augmentation | None = None
+    """How what is heard is varied in training (`audio_in: features`): `{}`, or `{shift: 1, ...}`; None: not at all."""
+    max_tokens: int | None = Field(None, ge=64)
+    """Positions of a pack, which is what is in memory at a time; a step has as many packs as it takes."""
+    max_length: int | None = Field(None, ge=16)
+    """Positions of a sample; None: those of a pack."""
+    too_long: Literal["cut", "refuse"] = "cut"
+    """What becomes of longer samples: whole turns are left out, or the end of the first; counted either way."""
+    packing: Literal["packed", "sorted", "in_order"] = "packed"
+    """First fit; or samples of similar length together; or one after the other. The objective is the same."""
+    normalization: Literal["sequence", "token"] = "sequence"
+    """Every sequence counts the same, or every target does."""
+    audio_reduction: Literal["mean", "sum"] = "mean"
+    """Over codebooks."""
+    text_dropout: float = Field(0.15, ge=0, lt=1)
+    """Share of the spoken samples whose text is hidden, so that text guidance works."""
+    speaker_dropout: float = Field(0.15, ge=0, lt=1)
+    """Share of the spoken samples whose speaker is hidden, so that speaker guidance works."""
+    corrupt_codes: float = Field(0.16, ge=0, lt=1)
+    """Up to this share of a sample's input codes is replaced at random (targets are not)."""
+    text_weight: float = Field(0.1, ge=0)
+    audio_weight: float = Field(1.0, ge=0)
+    max_codes_mb: float = Field(64, gt=0)
+    """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
+    workers: int = Field(0, ge=0)
+    """Processes that read and pack ahead; 0: the training process itself."""
+    strict: bool = False
+    """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
+    codec: InputPath | None = None
+    """Of the shards: with it, the same few held-out prompts are spoken at every evaluation."""
+    listen: int = Field(4, ge=0)
+    """How many."""
+    evaluations: int = Field(12, ge=1)
+    """Of the held-out samples, evenly over the steps."""
+    keep_best: bool = False
+    """End with the weights of the best evaluation, and not of the last step."""
+
+    @field_validator("shards", mode="before")
+    @classmethod
+    def _one_or_many(cls, given: Any) -> Any:
+        each = given if isinstance(given, list) else [given]
+        return [{"path": one} if isinstance(one, (str, Path)) else one for one in each]
+
+    @model_validator(mode="after")
+    def _follow_size(self) -> TrainConfig:
+        rule, model = SIZES[self.size], self.model
+        shape = self.model.model_fields_set - {"kind", "attention", "audio_ffn_layers", "audio_encoder"}
+        if self.start is not None and shape:
+            raise ValueError(f"model.{min(shape)} is set, but start gives a model with a shape of its own")
+        if self.start is None and self.trained in ("adapter", "audio_ffn"):
+            raise ValueError(f"trained is {self.trained!r}: give start, the model whose other weights stay")
+        if model.audio_encoder is not None and self.audio_in == "codes":
+            raise ValueError("model.audio_encoder is set, but audio_in is codes: set it to features")
+        if 0 < sum(source.weight is not None for source in self.shards) < len(self.shards):
+            raise ValueError("give every one of the shards a weight, or none")
+        if self.audio_in == "codes" and any(self.augmentations):
+            raise ValueError("augment is set, but audio_in is codes: set it to features")
+        self.follow_size(rule.steps, rule.passes, rule.batch_size, rule.learning_rate)
+        self.max_tokens = self.max_tokens or rule.max_tokens
+        self.max_length = self.max_length or self.max_tokens
+        if self.max_length > self.max_tokens:
+            raise ValueError(
+                f"max_length {self.max_length} is more than a pack holds: max_tokens {self.max_tokens}"
+            )
+        hidden = model.hidden_size or rule.hidden_size
+        heads = model.num_heads or max(1, hidden // 64)
+        if hidden % (2 * heads):
+            raise ValueError(f"hidden_size {hidden} must be a multiple of 2 x num_heads {heads}")
+        layers = model.num_layers or rule.num_layers
+        for name in ("audio_ffn_layers", "sliding_window_layers"):
+            chosen_layers = getattr(model, name) or ()
+            strange = [n for n in chosen_layers if not (n >= 0 and (self.start or n < layers))]
+            if strange:
+                raise ValueError(f"model.{name}: no layer {strange} among {layers}")
+        if model.sliding_window_layers is not None and model.sliding_window is None:
+            raise ValueError(
+                "model.sliding_window_layers is set, but sliding_window, how far they see, is not"
+            )
+        filled = {
+            "hidden_size": hidden,
+            "num_heads": heads,
+            "audio_encoder": model.audio_encoder or self._encoder_from_scratch(),
+            "num_layers": layers,
+            "intermediate_size": model.intermediate_size or intermediate_size(hidden),
+        }
+        self.model = model.model_copy(update=filled)
+        if model.attention in ("flash_attn", "varlen") and self.precision == "fp32":
+            raise ValueError(
+                f"model.attention {model.attention!r} needs half precision, and precision is 'fp32': "
+                "take auto or sdpa, or precision bf16"
+            )
+        return self
+
+    def _encoder_from_scratch(self) -> AudioEncoderSettings | None:
+        return AudioEncoderSettings() if self.audio_in == "features" and self.start is None else None
+
+    @property
+    def augmentations(self) -> tuple[Augmentation | None, ...]:
+        """Of each source."""
+        return tuple(source.augment or self.augment for source in self.shards)
+
+    @property
+    def weights(self) -> list[float] | None:
+        """Of the sources; None: by their sizes."""
+        given = [source.weight for source in self.shards if source.weight is not None]
+        return given or None
+
+
+def intermediate_size(hidden_size: int) -> int:
+    """Feed-forward width: 8/3 of the hidden size (SwiGLU), to the next multiple of 64."""
+    return -(-hidden_size * 8 // 3 // 64) * 64
+
+
+def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
+    from audiollm.supervised.run import train_model
+
+    return train_model(config, context)
+
+
+def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    from audiollm.supervised.planning import plan_training  # here: it imports torch
+
+    return plan_training(config, plans)
+
+
+STAGE = Stage(
+    kind="train",
+    config=TrainConfig,
+    run=_run,
+    artifacts={"checkpoint": "model"},
+    help="train the DualFFN decoder on the shards",
+    plan=_plan,
+    all_ranks=True,
+)

@@ -1,0 +1,180 @@
+"""What a training begins from: another model, a DualFFN or a plain language model; or the codec's code vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from audiollm.data.chat.template import Template
+from audiollm.data.text.tokenizer import (
+    FILE_NAME,
+    add_special_tokens,
+    header_style_of,
+    missing_tokens,
+    read_text_tokenizer,
+)
+from audiollm.files.atomic import DamagedFile
+from audiollm.files.tensors import load_tensors
+from audiollm.generation.engine.defaults import read_trained
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.generation_config import read_generation
+from audiollm.models.hub import (
+    from_language_model,
+    grow_vocabulary,
+    is_language_model,
+    load_pretrained,
+    read_config,
+)
+from audiollm.models.layouts import config_of
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.config import ConfigError
+
+STYLE_OF_OTHERS = "chatml"
+"""The turn marks that a vocabulary gets which has those of no known style."""
+COPIED_STD = 0.05
+"""Of embeddings and heads that begin alike: in a sketch of one layer that is to repeat random codes, 0.02 took three
+times the steps."""
+
+
+def start_vocabulary(folder: Path) -> Tokenizer:
+    """The vocabulary of a model's folder, with the special tokens appended that it lacks; all other ids stay.
+
+    Raises:
+        ConfigError: none there, or one that cannot be read.
+    """
+    tokenizer = read_text_tokenizer(model_folder(folder))
+    try:
+        style = header_style_of(tokenizer)
+    except ConfigError:
+        style = STYLE_OF_OTHERS
+    if missing_tokens(tokenizer, style):
+        add_special_tokens(tokenizer, style)
+    return tokenizer
+
+
+def start_codec(folder: Path | None) -> dict[str, Any]:
+    """The codebooks of the model in a folder, and their codec's digest where it is known; else those of Higgs.
+
+    Raises:
+        ConfigError: the folder's settings are damaged.
+    """
+    if folder is None or is_language_model(model_folder(folder)):
+        return {"num_codebooks": 8, "codebook_size": 1024}
+    folder = model_folder(folder)
+    config = config_of(read_config(folder), str(folder / "config.json"))
+    found: dict[str, Any] = {"num_codebooks": config.num_codebooks, "codebook_size": config.codebook_size - 2}
+    digest = read_trained(folder).codec_digest
+    return found if digest is None else {**found, "digest": digest}
+
+
+def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int] | None = None) -> DualFFN:
+    """The model in a folder, with a row for every word of the template's vocabulary.
+
+    Args:
+        folder: a DualFFN's (ours, transformers' or Boson's Higgs Audio V2), or a plain Llama's or Qwen's.
+        audio_ffn_layers: of a language model, the layers that get an audio feed-forward; None: all.
+
+    Raises:
+        ConfigError: no such model, codes of another shape, or a vocabulary in which its words have other ids.
+    """
+    folder = model_folder(folder)
+    shape = (template.num_codebooks, template.codebook_size + 2)
+    if is_language_model(folder):
+        model = from_language_model(folder, *shape, audio_ffn_layers)
+    else:
+        start_generation(folder)  # what is wrong with it is told now, and not when the training is over
+        model = load_pretrained(folder)
+        found = (model.config.num_codebooks, model.config.codebook_size)
+        if found != shape:
+            raise ConfigError(
+                f"the model has {found[0]} codebooks of {found[1] - 2} codes, the shards {shape[0]} of {shape[1] - 2}",
+                str(folder),
+                "they are those of another codec: tokenize with the codec that the model was trained on",
+            )
+        own = model.config.audio_ffn_layers
+        if audio_ffn_layers is not None and tuple(sorted(audio_ffn_layers)) != own:
+            raise ConfigError(
+                f"model.audio_ffn_layers is set, but the model to start from has its own: {own or 'all'}",
+                str(folder),
+                "leave it out: it is for language models without an audio part",
+            )
+    grow_vocabulary(model, template.tokenizer, _known_words(folder, template.tokenizer))
+    return model
+
+
+def start_generation(folder: Path | None) -> dict[str, Any]:
+    """How codes are best drawn from the model that a training begins from, which holds for what comes of it, too.
+
+    A language model's settings are those of words, and say nothing.
+
+    Raises:
+        ConfigError: its generation_config.json is damaged.
+    """
+    return {} if folder is None or is_language_model(folder) else read_generation(model_folder(folder))
+
+
+@torch.no_grad()
+def start_heads_from_embeddings(model: DualFFN) -> None:
+    """Begin the head of every code as its embedding, both larger than at random.
+
+    Attention can then repeat a code that it finds without learning, code by code, how each is said.
+    """
+    embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
+    embed *= COPIED_STD / embed.std()
+    model.audio_lm_head.weight.copy_(embed)
+
+
+def read_codebooks(path: Path, template: Template) -> Tensor:
+    """The code vectors that `tokenize` wrote beside the shards, `[K, V, D]`.
+
+    Raises:
+        DamagedFile: the file holds something else, or the vectors of other codebooks than the shards' index says.
+    """
+    remedy = "restore it and index.json beside it, or run `tokenize` again"
+    vectors_KVD = load_tensors(path, remedy).get("vectors_KVD")
+    if vectors_KVD is None or vectors_KVD.ndim != 3 or not vectors_KVD.isfinite().all():
+        raise DamagedFile(path, "it holds no code vectors", remedy)
+    found, said = tuple(vectors_KVD.shape[:2]), (template.num_codebooks, template.codebook_size)
+    if found != said:
+        reason = (
+            f"it has {found[0]} codebooks of {found[1]} codes, and index.json says {said[0]} of {said[1]}"
+        )
+        raise DamagedFile(path, reason, remedy)
+    return vectors_KVD
+
+
+@torch.no_grad()
+def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
+    """Begin the audio embeddings and heads as random projections of the codec's code vectors.
+
+    Codes that sound alike then begin alike, which shortens training; BOS and EOS keep their own random rows.
+    """
+    config = model.config
+    books, size, dim = vectors_KVD.shape
+    scale_K = vectors_KVD.flatten(1).std(dim=1).clamp_min(1e-6)
+    embed = model.model.embed_audio_tokens.embed_audio_tokens.weight
+    for table in (embed, model.audio_lm_head.weight):
+        rows_KVC = table.unflatten(0, (books, config.codebook_size))
+        for level in range(books):
+            projection = torch.randn(dim, config.hidden_size) * 0.02 / dim**0.5
+            rows_KVC[level, :size] += vectors_KVD[level] / scale_K[level] @ projection
+
+
+def _known_words(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """How many ids the model's own vocabulary has; None where its folder has no vocabulary."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    words, given = read_text_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    moved = next((word for word, place in words.items() if given.get(word) != place), None)
+    if moved is not None:
+        raise ConfigError(
+            f"text_tokenizer: {moved!r} has another id than in the vocabulary of the model to start from",
+            str(folder),
+            "leave text_tokenizer out: the model's own is taken",
+        )
+    return max(words.values()) + 1

@@ -1,0 +1,214 @@
+"""One look at every sample before training: how long it is, whether it is trained on or held out, what is bad.
+
+Steps are then planned from lengths alone, and every rank comes to the same plan without reading what others read.
+
+Shapes: N samples of a source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from audiollm.data.chat.fitting import Fitting, Policy, plan_fit
+from audiollm.data.chat.template import Template
+from audiollm.data.hearing.features import (
+    FeatureRows,
+    FeatureShape,
+    PartSize,
+    clip_rows,
+    heard_parts,
+    no_codes,
+)
+from audiollm.data.records.sample import BadSample, TextPart
+from audiollm.data.records.source import LoadedSample, Source
+from audiollm.files.atomic import DamagedFile, atomic_path
+from audiollm.files.set_aside import SetAside
+from audiollm.files.tensors import open_tensors
+
+Advance = Callable[[], None]
+FITTINGS = tuple(Fitting)
+VOCABULARY_TEXT = 200_000_000
+"""Characters that a vocabulary is learned from, at most: more takes long and changes little."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """By source, in the order of the sources."""
+
+    rows: list[np.ndarray]
+    """int64 `[N]`: positions of each sample, cut as the policy says; 0: it is not used."""
+    held_out: list[np.ndarray]
+    """bool `[N]`: of the split `test`."""
+    fittings: list[np.ndarray]
+    """int64 `[N]`: a place in `FITTINGS`, -1 where the sample is bad."""
+    speakers: tuple[str, ...]
+    """Names that the samples to train on give in their metadata."""
+    digests: tuple[str, ...]
+    """Of the sources, as they were numbered."""
+
+    def used(self, source: int, held_out: bool) -> np.ndarray:
+        """Numbers of the samples that are trained on, or held out."""
+        return np.flatnonzero((self.rows[source] > 0) & (self.held_out[source] == held_out))
+
+    def counts(self) -> dict[str, int]:
+        """How many samples fit as they are, how many were cut and how, and how many are refused or bad."""
+        found = Counter(int(kind) for kinds in self.fittings for kind in kinds)
+        return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(found.items())}
+
+
+def texts_of(
+    sources: Sequence[Source], set_aside: SetAside, advance: Advance, limit: int = VOCABULARY_TEXT
+) -> Iterator[str]:
+    """The texts and roles of samples that are trained on, for a vocabulary: `limit` characters and no more."""
+    for _, _, loaded in _readable(sources, set_aside, advance):
+        if is_held_out(loaded):
+            continue
+        for message in loaded.sample.messages:
+            texts = [part.text for part in message.content if isinstance(part, TextPart)] + [message.role]
+            yield from texts
+            limit -= sum(map(len, texts))
+        if limit <= 0:
+            return
+
+
+def survey(
+    sources: Sequence[Source],
+    template: Template,
+    max_length: int,
+    policy: Policy,
+    set_aside: SetAside,
+    advance: Advance,
+    encoder: FeatureShape | None = None,
+) -> Survey:
+    """Read every sample once.
+
+    Args:
+        encoder: of the model, where what is heard is given to it as features; None: as codes.
+
+    Raises:
+        BadSample: the first bad one, where `set_aside` is strict.
+    """
+    sizes = [len(source) for source in sources]
+    rows = [np.zeros(size, np.int64) for size in sizes]
+    held_out = [np.zeros(size, bool) for size in sizes]
+    fittings = [np.full(size, -1, np.int64) for size in sizes]
+    speakers: set[str] = set()
+    for place, index, loaded in _readable(sources, set_aside, advance):
+        try:
+            for encoding in loaded.encodings:
+                for codes_KT in encoding:
+                    template.check_codes(codes_KT)
+            parts = _sizes(loaded, encoder)
+            plan = plan_fit(template, loaded.sample.messages, parts, max_length, policy)
+        except BadSample as bad:
+            set_aside.add([bad.with_traceback(None)])
+            continue
+        except ValueError as error:
+            set_aside.add([_bad(sources[place], index, loaded, str(error), "does not compile")])
+            continue
+        if plan.fitting == Fitting.REFUSED:
+            reason = f"longer than {max_length} positions, and too_long is {policy}"
+            set_aside.add([_bad(sources[place], index, loaded, reason, "too long")])
+        rows[place][index], held_out[place][index] = plan.rows, is_held_out(loaded)
+        fittings[place][index] = FITTINGS.index(plan.fitting)
+        speaker = loaded.sample.metadata.get("speaker")
+        if speaker is not None and plan.rows and not is_held_out(loaded):
+            speakers.add(str(speaker))
+    digests = tuple(source.digest for source in sources)
+    return Survey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
+
+
+def save_survey(path: Path, found: Survey) -> None:
+    arrays = {
+        f"{name}/{place:06d}": array
+        for name in ("rows", "held_out", "fittings")
+        for place, array in enumerate(getattr(found, name))
+    }
+    with atomic_path(path) as temporary:
+        # in one entry: several would lie in the file in any order
+        names: dict[str, Any] = {"speakers": list(found.speakers), "digests": list(found.digests)}
+        names["sha256"] = _digest_of(arrays, names)
+        save_file(arrays, temporary, metadata={"names": json.dumps(names)})
+
+
+def load_survey(path: Path) -> Survey:
+    """What `save_survey` wrote; surveys of earlier versions have no digest to be compared with.
+
+    Raises:
+        DamagedFile: it is something else.
+    """
+    with open_tensors(path, "numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        metadata = file.metadata() or {}
+    try:
+        names = json.loads(metadata["names"])
+        digest = names.pop("sha256", None)
+        if digest is not None and digest != _digest_of(arrays, names):
+            raise ValueError("its SHA-256 is not the one that was written")
+        rows, held_out, fittings = (
+            [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
+            for kind in ("rows", "held_out", "fittings")
+        )
+        return Survey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DamagedFile(path, f"it holds no survey ({error})") from None
+
+
+def frames_of(loaded: LoadedSample) -> list[int]:
+    """Code frames of each audio part: those of the longest encoding."""
+    return [max(codes.shape[1] for codes in part) for part in zip(*loaded.encodings, strict=True)]
+
+
+def is_held_out(loaded: LoadedSample) -> bool:
+    return bool(loaded.sample.metadata.get("split") == "test")
+
+
+def _readable(
+    sources: Sequence[Source], set_aside: SetAside, advance: Advance
+) -> Iterator[tuple[int, int, LoadedSample]]:
+    for place, source in enumerate(sources):
+        set_aside.add(source.bad)
+        for index in range(len(source)):
+            advance()
+            try:
+                loaded = source[index]
+            except BadSample as bad:
+                set_aside.add([bad])
+                continue
+            yield place, index, loaded
+
+
+def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:
+    """Of each audio part: its code frames, or the rows of its features."""
+    frames = frames_of(loaded)
+    sizes: list[PartSize] = []
+    for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
+        if heard and encoder is not None:
+            sizes.append(FeatureRows(clip_rows(clip, encoder)))
+        elif number < len(frames):
+            sizes.append(frames[number])
+        else:
+            raise no_codes(clip)
+    return sizes
+
+
+def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: str) -> BadSample:
+    return BadSample(f"{source.name} [{index}]", loaded.sample.id, reason, kind)
+
+
+def _digest_of(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
+    """Of the arrays with their names and types, and of what is written beside them."""
+    digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The training loop, independent of the model: task, checkpoints, monitor, optimizers, budget."""

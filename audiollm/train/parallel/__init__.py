@@ -1,0 +1,1 @@
+"""How gradients, weights and optimizer states are spread over ranks: DDP, FSDP2, ZeRO."""

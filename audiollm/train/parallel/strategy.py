@@ -1,0 +1,251 @@
+"""How gradients, weights and optimizer states live on the ranks: whole on each (one process, DDP), or in parts.
+
+The loop sees the same four acts everywhere: prepare, backward, step, and reading or writing one tensor as a
+whole. So a checkpoint's layout does not depend on the strategy, nor on the number of ranks.
+
+Losses of all ranks add up (see README.md); all strategies here average gradients, so each multiplies by the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.recipe.ranks import Ranks
+from audiollm.train.options import StrategyName
+from audiollm.train.parallel.wrapping import Build, Optimizers, ddp, fsdp2, is_trained, refuse_several
+from audiollm.train.parallel.zero import ZeroStrategy
+
+
+class Strategy(Protocol):
+    """What the loop needs of one. `optimizer` is always a name."""
+
+    optimizers: Optimizers
+    casts_weights: bool
+    """Forward passes see the weights in the products' own type: they need autocast always, not in training alone."""
+
+    def prepare(
+        self, modules: Mapping[str, nn.Module], groups: Mapping[str, list[str]], build: Build
+    ) -> dict[str, nn.Module]:
+        """Wrap the modules that are trained and build the optimizers; returns all modules, by their names."""
+
+    def accumulate(self, optimizer: str, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch: the ranks are reduced over with the last alone."""
+
+    def backward(self, loss: Tensor, optimizer: str, last: bool) -> None: ...
+
+    def step(self, optimizer: str, clip_norm: float) -> Tensor:
+        """Clip and update. Returns the gradients' norm before clipping; not finite: no update was made."""
+
+    def without_gradient(self, optimizer: str) -> set[str]:
+        """The trained parameters that the last backward passes of an optimizer did not reach, by name."""
+
+    def settle(self) -> None:
+        """After forward passes without a backward one: weights go back to where they are kept."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """A parameter or a buffer as a whole, on every rank; all must call it."""
+
+    def write(self, tensor: Tensor, value: Tensor) -> None:
+        """The opposite of `read`."""
+
+    def local(self, parameter: Tensor) -> Tensor:
+        """The part of a parameter that this rank holds and updates, sharing its memory."""
+
+    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
+        """`optimizer/parameter.entry` -> reads it as a whole; all ranks must read the same, in the same order."""
+
+    def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None: ...
+
+    def scaler_state(self) -> dict[str, float]:
+        """Of the fp16 loss scale; empty without."""
+
+    def restore_scaler(self, state: Mapping[str, float]) -> None: ...
+
+
+def choose_strategy(
+    name: StrategyName,
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    clip_norm: float,
+    unused_parameters: bool = False,
+) -> Strategy:
+    """The strategy of that name; a process that is alone needs none, whatever the name.
+
+    Args:
+        dtype: what products are taken in; None for the parameters' own.
+        clip_norm: DeepSpeed clips by itself.
+        unused_parameters: some steps leave some parameters without a gradient (DDP must look for them).
+
+    Raises:
+        ValueError: fp16 with ZeRO on a CPU.
+    """
+    half = dtype == torch.float16
+    if ranks.world == 1:
+        return TorchStrategy(ranks, lambda module: module, half, device)
+    if name in ("zero2", "zero3"):
+        if half and device.type == "cpu":
+            raise ValueError(f"{name} cannot take fp16 on a CPU: set precision to bf16 or fp32")
+        return ZeroStrategy(ranks, int(name[-1]), dtype, clip_norm, device)
+    if name == "fsdp2":
+        return TorchStrategy(ranks, fsdp2(device, dtype), half, device, "fsdp2", dtype is not None)
+    return TorchStrategy(ranks, ddp(device, unused_parameters), half, device)
+
+
+class TorchStrategy:
+    """torch's own optimizers: one process, DDP, and FSDP2."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        wrap: Callable[[nn.Module], nn.Module],
+        half: bool,
+        device: torch.device,
+        one_optimizer: str = "",
+        casts_weights: bool = False,
+    ) -> None:
+        """`one_optimizer`: the strategy's name where it cannot have several."""
+        self.casts_weights = casts_weights
+        self._ranks, self._wrap, self._one_optimizer = ranks, wrap, one_optimizer
+        self._scaler = torch.amp.GradScaler(device.type) if half else None
+        self.optimizers: Optimizers = {}
+
+    def prepare(
+        self, modules: Mapping[str, nn.Module], groups: Mapping[str, list[str]], build: Build
+    ) -> dict[str, nn.Module]:
+        if self._one_optimizer:
+            refuse_several(groups, self._one_optimizer)
+        wrapped = {name: self._wrap(m) if is_trained(m) else m for name, m in modules.items()}
+        self.optimizers = build()  # after wrapping: FSDP2 puts other parameters in their place
+        self._modules, self._groups, self._wrapped = dict(modules), groups, wrapped
+        return wrapped
+
+    @contextmanager
+    def accumulate(self, optimizer: str, last: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in [] if last else self._groups[optimizer]:
+                stack.enter_context(_without_reduction(self._wrapped[name]))
+            yield
+
+    def backward(self, loss: Tensor, optimizer: str, last: bool) -> None:
+        if self._ranks.world > 1:
+            loss = loss * self._ranks.world
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        if self._one_optimizer:  # FSDP2's leaves are not the parameters: they cannot be named
+            loss.backward()
+        else:
+            # the generator's loss goes through the discriminator: its weights' gradients are not even computed
+            loss.backward(inputs=self._parameters(optimizer))
+
+    def step(self, optimizer: str, clip_norm: float) -> Tensor:
+        used = self.optimizers[optimizer]
+        if self._scaler is not None:
+            self._scaler.unscale_(used)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters(optimizer), clip_norm)
+        if self._scaler is not None:
+            self._scaler.step(used)
+            self._scaler.update()
+        else:
+            used.step()
+        return _whole(norm)
+
+    def without_gradient(self, optimizer: str) -> set[str]:
+        names = self._names()
+        return {names[p] for p in self._parameters(optimizer) if p.grad is None}
+
+    def settle(self) -> None:
+        for module in self._wrapped.values():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return _whole(tensor).detach()
+
+    @torch.no_grad()
+    def write(self, tensor: Tensor, value: Tensor) -> None:
+        tensor.copy_(_like(value, tensor))
+
+    def local(self, parameter: Tensor) -> Tensor:
+        return _own_part(parameter.detach())
+
+    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
+        names = self._names()
+        return {
+            f"{optimizer}/{names[parameter]}.{key}": partial(self.read, value)
+            for optimizer, used in self.optimizers.items()
+            for group in used.param_groups
+            for parameter in group["params"]
+            for key, value in used.state.get(parameter, {}).items()
+        }
+
+    def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
+        names = self._names()
+        of_parameter: dict[str, dict[str, Tensor]] = {}
+        for full, read in entries.items():
+            owner, _, key = full.rpartition(".")
+            of_parameter.setdefault(owner, {})[key] = read()
+        for optimizer, used in self.optimizers.items():
+            state: dict[int, dict[str, Tensor]] = {}
+            for index, parameter in enumerate(p for group in used.param_groups for p in group["params"]):
+                own = of_parameter.get(f"{optimizer}/{names[parameter]}", {})
+                if own:
+                    state[index] = {key: v if v.ndim == 0 else _like(v, parameter) for key, v in own.items()}
+            used.load_state_dict({"state": state, "param_groups": used.state_dict()["param_groups"]})
+
+    def scaler_state(self) -> dict[str, float]:
+        return dict(self._scaler.state_dict()) if self._scaler is not None else {}
+
+    def restore_scaler(self, state: Mapping[str, float]) -> None:
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(dict(state))
+
+    def _parameters(self, optimizer: str) -> list[nn.Parameter]:
+        groups = self.optimizers[optimizer].param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def _names(self) -> dict[Tensor, str]:
+        return {p: f"{name}.{key}" for name, m in self._modules.items() for key, p in m.named_parameters()}
+
+
+def _without_reduction(module: nn.Module) -> AbstractContextManager[None]:
+    if hasattr(module, "set_requires_gradient_sync"):
+        return _fsdp2_without_reduction(module)
+    return module.no_sync() if hasattr(module, "no_sync") else nullcontext()  # type: ignore[operator]
+
+
+@contextmanager
+def _fsdp2_without_reduction(module: Any) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if _is_sharded(tensor) else tensor
+
+
+def _own_part(tensor: Any) -> Tensor:
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _like(value: Tensor, tensor: Tensor) -> Tensor:
+    """`value`, in parts where `tensor` is: every rank cuts out its own, nothing is sent."""
+    if not _is_sharded(tensor):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    moved = value.to(tensor.device)
+    return distribute_tensor(moved, tensor.device_mesh, tensor.placements, src_data_rank=None)  # type: ignore[attr-defined]

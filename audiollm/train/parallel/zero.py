@@ -1,0 +1,189 @@
+"""DeepSpeed ZeRO: optimizer states (2), and weights too (3), in flat parts over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.recipe.ranks import Ranks
+from audiollm.train.parallel.wrapping import Build, Optimizers, fresh_accelerator, is_trained, refuse_several
+
+
+class ZeroStrategy:
+    """DeepSpeed ZeRO 2 and 3, through Accelerate. One module is trained, by one optimizer; no float64."""
+
+    def __init__(
+        self, ranks: Ranks, stage: int, dtype: torch.dtype | None, clip_norm: float, device: torch.device
+    ) -> None:
+        self._ranks, self._stage, self._dtype = ranks, stage, dtype
+        self._clip_norm, self._device = clip_norm, device
+        self.casts_weights = dtype is not None
+        self.optimizers: Optimizers = {}
+
+    def prepare(
+        self, modules: Mapping[str, nn.Module], groups: Mapping[str, list[str]], build: Build
+    ) -> dict[str, nn.Module]:
+        refuse_several(groups, f"zero{self._stage}")
+        trained = [name for name, module in modules.items() if is_trained(module)]
+        if len(trained) > 1:
+            raise ValueError(f"zero{self._stage} trains one module, not {trained}: set strategy to ddp")
+        optimizer = next(iter(build().values()))
+        accelerator = fresh_accelerator(zero=_zero_plugin(self._stage, self._dtype, self._clip_norm))
+        self._engine, prepared = accelerator.prepare(modules[trained[0]], optimizer)
+        self._backward = accelerator.deepspeed_engine_wrapped.backward
+        self._zero = self._engine.optimizer
+        self._start_states()
+        self.optimizers = {"main": prepared}
+        self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
+        self._unreached = {name for _, name in self._trained()}
+        for parameter, name in self._trained():  # DeepSpeed moves gradients away: `grad` tells nothing
+            parameter.register_hook(partial(self._note_gradient, name))
+        return {**modules, trained[0]: self._engine}
+
+    def accumulate(self, optimizer: str, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def backward(self, loss: Tensor, optimizer: str, last: bool) -> None:
+        self._backward(loss * self._ranks.world, sync_gradients=last)  # the last one updates as well
+
+    def step(self, optimizer: str, clip_norm: float) -> Tensor:
+        return torch.as_tensor(self._engine.get_global_grad_norm())
+
+    def without_gradient(self, optimizer: str) -> set[str]:
+        return set(self._unreached)
+
+    def settle(self) -> None:
+        """DeepSpeed lets go of gathered weights by itself."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if tensor.requires_grad and tensor in self._names:
+            return safe_get_full_fp32_param(tensor)
+        with GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+            return tensor.detach().clone()
+
+    @torch.no_grad()
+    def write(self, tensor: Tensor, value: Tensor) -> None:
+        """Both what is computed with and, where it is trained, the fp32 weights behind it."""
+        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+        value = value.to(self._device)
+        with GatheredParameters([tensor], modifier_rank=0, enabled=hasattr(tensor, "ds_id")):
+            tensor.copy_(value)
+        if tensor.requires_grad and tensor in self._names:
+            self._set_own(tensor, value)
+
+    def local(self, parameter: Tensor) -> Tensor:
+        raise ValueError(
+            f"averaged weights (ema_decay) need the strategy ddp or fsdp2, not zero{self._stage}"
+        )
+
+    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
+        """Adam's count of steps is the same for all; each parameter has a copy, as without ZeRO."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        count = next(iter(self._zero.optimizer.state.values()))["step"]
+        entries: dict[str, Callable[[], Tensor]] = {}
+        for parameter, name in self._trained():
+            entries[f"main/{name}.step"] = partial(torch.clone, count)
+            for key in ("exp_avg", "exp_avg_sq"):
+                entries[f"main/{name}.{key}"] = partial(safe_get_full_optimizer_state, parameter, key)
+        return entries
+
+    def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
+        own = [(parameter, f"main/{name}") for parameter, name in self._trained()]
+        counts = {float(entries[f"{name}.step"]()) for _, name in own if f"{name}.step" in entries}
+        if not counts:
+            return
+        if len(counts) > 1:
+            raise ValueError(
+                f"zero{self._stage} cannot go on from this checkpoint: its parameters were updated "
+                f"{sorted(counts)} times; go on with the strategy ddp or fsdp2"
+            )
+        for state in self._zero.optimizer.state.values():
+            state["step"].fill_(counts.copy().pop())
+        for parameter, name in own:
+            for key in ("exp_avg", "exp_avg_sq"):
+                self._set_own(parameter, entries[f"{name}.{key}"](), key)
+
+    def scaler_state(self) -> dict[str, float]:
+        return {"scale": float(self._zero.cur_scale)} if self._dtype == torch.float16 else {}
+
+    def restore_scaler(self, state: Mapping[str, float]) -> None:
+        if state and self._dtype == torch.float16:
+            self._zero.loss_scaler.cur_scale = state["scale"]
+
+    def _note_gradient(self, name: str, gradient: Tensor) -> None:
+        self._unreached.discard(name)
+
+    def _trained(self) -> list[tuple[nn.Parameter, str]]:
+        return [(p, name) for p, name in self._names.items() if p.requires_grad]
+
+    def _set_own(self, parameter: Tensor, value: Tensor, entry: str | None = None) -> None:
+        """This rank's part of the fp32 weight, or of a moment of it, out of the whole.
+
+        ZeRO 3 fills the last part up; DeepSpeed's own setter of the whole fails where a part is nothing else.
+        """
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        value = value.to(self._device).float()
+        if self._stage == 3:
+            size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+            filled = torch.zeros(size * self._ranks.world, device=self._device)
+            filled[: value.numel()] = value.flatten()
+            value = filled[size * self._ranks.rank :][:size]
+        weight, moment = (
+            (safe_set_full_fp32_param, safe_set_full_optimizer_state)
+            if self._stage == 2
+            else (safe_set_local_fp32_param, safe_set_local_optimizer_state)
+        )
+        if entry is None:
+            weight(parameter, value)
+        else:
+            moment(parameter, value, entry)
+
+    def _start_states(self) -> None:
+        """Adam's moments, at zero, of what DeepSpeed's optimizer updates: this rank's share of each group, end to end.
+
+        Made before the first step: ZeRO 2 (0.19.8) links the states of all groups to their parameters once the
+        first group is done, and never those that come after it.
+        """
+        zero = self._zero
+        flat_parts = (
+            zero.single_partition_of_fp32_groups if self._stage == 2 else zero.fp32_partitioned_groups_flat
+        )
+        for flat in flat_parts:
+            count = torch.zeros((), dtype=torch.float32, device=flat.device)
+            moments = {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
+            zero.optimizer.state[flat] = {"step": count, **moments}
+        if self._stage == 2:
+            zero._lazy_init_hp_params_optimizer_state()
+
+
+def _zero_plugin(stage: int, dtype: torch.dtype | None, clip_norm: float) -> Any:
+    from accelerate import DeepSpeedPlugin
+
+    settings: dict[str, Any] = {
+        # its own counts of samples; the loop has its own
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": clip_norm,
+        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if dtype is not None:
+        settings["bf16" if dtype == torch.bfloat16 else "fp16"] = {"enabled": True}
+    return DeepSpeedPlugin(hf_ds_config=settings)

@@ -1,0 +1,1 @@
+"""A run of the steps: configuration, rules, presets, walks, workers."""

@@ -1,0 +1,200 @@
+"""Settings of the stage `annotate`: what comes in, which steps measure, which thresholds decide, where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
+
+from audiollm.recipe.config import nearest
+from audiollm.recipe.stages import InputPath, StageConfig, check_input
+from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class, paths_of
+from pipelines.annotate.execution.presets import PRESETS, Preset
+from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.inputs import MANIFESTS, is_address
+from pipelines.annotate.input.transcripts import compile_pattern, is_pattern, parse_condition
+from pipelines.annotate.measurements.duplicates import DuplicateConfig
+from pipelines.annotate.recognizers.choice import RecognizerChoice
+from pipelines.annotate.step import Resources
+from pipelines.execution.engine import available_cpus
+
+_RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
+PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
+
+
+class Config(StageConfig):
+    """Settings of the stage `annotate`."""
+
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"workers", "engine", "ray_address", "gpus", "earlier", "max_unpacked_gb"}
+    )
+
+    input: str | list[str] | None = None
+    """A folder, a file, a glob, a list (CSV or JSONL with a column path), a tar or an address; several in a list.
+    null: speak a corpus."""
+    transcripts: str | None = None
+    """A CSV or JSONL of path,text[,speaker,split], or a pattern such as '{text}_{speaker}_{take}.wav'."""
+    test: str | None = None
+    """Which recordings are the test set, by the transcripts' fields: 'take<5', 'speaker==theo,take>=3'."""
+    preset: PresetName = "quickstart"
+    """Steps and thresholds by name; those below change it."""
+    recognizers: list[Any] = Field(default=["pocketsphinx"])
+    """Who hears: kinds, or objects with a `kind` and its settings. Of several the consensus is the text where none is
+    given."""
+    grammar: Literal["auto", "open"] | list[str] = "auto"
+    """The texts that pocketsphinx may hear; auto: those given where there are at most 60, else any."""
+    steps: dict[str, dict[str, Any] | None] = Field(default={})
+    """Step -> its settings, over those of the preset; null: without this step."""
+    thresholds: dict[str, Any] = Field(default={})
+    """Threshold -> value, over those of the preset; null: without this threshold."""
+    missing_scorer: Literal["fail", "skip"] = "fail"
+    """What happens where a model of a step or threshold is not there; skip: the report says what was not applied."""
+    outlier_iqr: float | None = Field(None, gt=0)
+    """Interquartile ranges beside the quartiles of a file's seconds a character from which a segment is dropped; null:
+    as the preset says."""
+    duplicates: DuplicateConfig | Literal[False] | None = None
+    """What counts as a duplicate, and is dropped; false: nothing; null: as the preset says."""
+    link_speakers: float | None = Field(None, gt=0, le=1)
+    """Cosine from which voices of two recordings are one speaker; null: 0.83 where the step speakers runs."""
+    bins: Path | None = None
+    """Edges of an earlier run (`bins.json`) for the words that say how high, fast and loud; null: of this corpus."""
+    quality_sample: int = Field(default=300, ge=0)
+    """On how many segments the quality is measured where no step does it for all (DNSMOS, 0.25 s each)."""
+    shards: bool = False
+    """Write the kept segments as webdataset shards, too."""
+    max_unpacked_gb: float = Field(default=100, gt=0)
+    """Archives are unpacked up to so much in all; what comes after it is set aside."""
+    workers: int | None = Field(default=None, ge=0)
+    """Processes; 0 and 1: in this one; null: one a CPU."""
+    engine: Literal["local", "ray"] = "local"
+    """Processes of this machine, or actors of a Ray cluster."""
+    ray_address: str | None = None
+    """Of the cluster; null: one that is started on this machine."""
+    gpus: float = Field(0.0, ge=0)
+    """How many there are for steps that want one."""
+    resources: dict[str, Resources] = Field(default={})
+    """Step -> what one worker of it takes."""
+    earlier: InputPath | None = None
+    """`ledger/ledger.sqlite` of another annotation: what was measured there, with the same settings on the same
+    content, is not measured again."""
+    retry_failed: bool = False
+    """Try again what failed in an earlier run."""
+    seed: int = 0
+    corpus: synthetic.CorpusConfig = Field(default_factory=synthetic.CorpusConfig)
+    """The corpus that is spoken where `input` is null."""
+
+    @field_validator("input")
+    @classmethod
+    def _inputs_exist(cls, value: str | list[str] | None, info: ValidationInfo) -> str | list[str] | None:
+        for text in [value] if isinstance(value, str) else value or ():
+            if not is_address(text) and not any(mark in text for mark in "*?["):
+                check_input(Path(text), info)
+        return value
+
+    @field_validator("transcripts")
+    @classmethod
+    def _transcripts_are_usable(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and is_pattern(value):
+            compile_pattern(value)
+        elif value is not None:
+            check_input(Path(value), info)
+        return value
+
+    @field_validator("test")
+    @classmethod
+    def _test_is_a_condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_condition(value)
+        return value
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_are_known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, settings in value.items():
+            if name not in KINDS:
+                raise ValueError(f"no step {name!r}: {nearest(name, list(KINDS))}")
+            if settings is None and name in BUILT_IN:
+                raise ValueError(f"the step {name} is always there")
+        return value
+
+    @model_validator(mode="after")
+    def _go_together(self, info: ValidationInfo) -> Config:
+        if self.input is None and (self.transcripts or self.test):
+            raise ValueError("transcripts and test are for recordings: give `input` as well")
+        if self.test and not self.transcripts and not any(t.lower().endswith(MANIFESTS) for t in self.inputs):
+            raise ValueError("test is a condition over fields of the transcripts: give `transcripts` as well")
+        limits = self.limits
+        shortest, longest = limits.min_duration_s, limits.max_duration_s
+        if shortest is not None and longest is not None and shortest >= longest:
+            raise ValueError("min_duration_s must be below max_duration_s")
+        names = [recognizer.name or recognizer.kind for recognizer in self.recognizer_settings()]
+        if len(set(names)) < len(names):
+            raise ValueError("two recognizers have the same name: give each a `name`")
+        taken = set(names) & set(KINDS)
+        if taken:
+            raise ValueError(f"a recognizer cannot have the name of the step {taken.pop()}")
+        for name in self.resources:
+            if name not in (*KINDS, *names):
+                raise ValueError(f"resources: no step {name!r}: {nearest(name, [*KINDS, *names])}")
+        for settings in (*self.recognizer_settings(), *self.step_settings().values()):
+            for path in paths_of(settings):
+                check_input(path, info)
+        if self.bins is not None:
+            check_input(self.bins, info)
+        return self
+
+    @property
+    def inputs(self) -> list[str]:
+        """All of them; none where a corpus is spoken."""
+        paths = [self.input] if isinstance(self.input, str) else self.input or []
+        return [text if is_address(text) else str(Path(text).expanduser()) for text in paths]
+
+    @property
+    def num_workers(self) -> int:
+        """Asked for, or one for each CPU."""
+        return max(1, available_cpus() if self.workers is None else self.workers)
+
+    @property
+    def chosen_preset(self) -> Preset:
+        return PRESETS[self.preset]
+
+    @property
+    def limits(self) -> Thresholds:
+        """The preset's thresholds and those set by hand."""
+        known = Thresholds.model_fields
+        for name in self.thresholds:
+            if name not in known:
+                raise ValueError(f"thresholds: no {name!r}: {nearest(name, list(known))}")
+        return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
+
+    def recognizer_settings(self) -> list[RecognizerChoice]:
+        """Typed."""
+        return [
+            _RECOGNIZER.validate_python({"kind": each} if isinstance(each, str) else each)
+            for each in self.recognizers
+        ]
+
+    def step_settings(self, separated: Path = Path("separated")) -> dict[str, BaseModel]:
+        """Typed settings of all steps but the recognizers.
+
+        Args:
+            separated: where the step `separate` writes.
+        """
+        chosen: dict[str, Mapping[str, Any]] = {name: {} for name in BUILT_IN}
+        chosen |= self.chosen_preset.steps
+        if self.recognizers:
+            chosen["consensus"] = {}
+        for name, own in self.steps.items():
+            if own is None:
+                chosen.pop(name, None)
+            else:
+                chosen[name] = {**chosen.get(name, {}), **own}
+        if "separate" in chosen:
+            chosen["separate"] = {**chosen["separate"], "folder": separated}
+        longest = self.limits.max_duration_s
+        if longest is not None:
+            chosen["segments"] = {"max_duration_s": longest, **chosen["segments"]}
+        return {name: config_class(name).model_validate(own) for name, own in chosen.items()}

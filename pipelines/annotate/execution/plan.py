@@ -1,0 +1,106 @@
+"""What `audiollm plan` says of an annotation: sound by headers, times by measured rates of one CPU, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.stages import StagePlan
+from pipelines.annotate.execution import chain as chains
+from pipelines.annotate.execution.chain import paths_of
+from pipelines.annotate.execution.config import Config
+from pipelines.annotate.input import synthetic
+from pipelines.annotate.input.inputs import is_address
+
+_PROBED_FILES = 2000
+# seconds of one CPU, measured; see README.md
+_PER_CLIP_S, _PER_SCORE_S, _START_S = 0.012, 0.22, 3.0
+_CLOSED_RTF = 0.015
+_RTF = {
+    "voice_activity": 0.005,
+    "pocketsphinx": 0.35,
+    "speakers": 0.1,
+    "quality": 0.1,
+    "events": 0.03,
+    "prosody": 0.02,
+}
+_OWN_MB, _WORKER_MB = 700.0, 750.0
+_SPOKEN_CLIP_S = 0.47
+
+
+def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
+    """Audio seconds and clips from the headers of up to 2,000 files; times from measured rates of one CPU.
+
+    Raises:
+        ConfigError: a scorer is missing, and the settings do not say to go on without.
+    """
+    del upstream
+    notes = _lacking(config)
+    disk_mb = 0.0
+    if not config.inputs:
+        clips = float(len(config.corpus.words) * config.corpus.voices * config.corpus.takes)
+        audio_s = _SPOKEN_CLIP_S * clips
+        notes.insert(0, "speaks its own corpus")
+        disk_mb = audio_s * synthetic.SAMPLE_RATE * 2 / 1e6
+    else:
+        audio_s, clips, note = _probe(config.inputs)
+        notes.insert(0, note)
+    workers = config.num_workers
+    rates = dict(_RTF)
+    if config.grammar != "open" and (config.transcripts is not None or not config.inputs):
+        rates["pocketsphinx"] = _CLOSED_RTF
+    names = ["voice_activity", *config.step_settings(), *(each.kind for each in config.recognizer_settings())]
+    work_s = sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _PER_CLIP_S * clips
+    work_s += _PER_SCORE_S * min(clips, config.quality_sample)
+    return StagePlan(
+        memory_mb=_OWN_MB + _WORKER_MB * workers * (workers > 1),
+        disk_mb=disk_mb + 4e-3 * clips,
+        seconds=2 * _START_S + work_s / workers,
+        note="; ".join(filter(None, notes)),
+        facts={"audio_s": audio_s, "clips": clips},
+    )
+
+
+def _lacking(config: Config) -> list[str]:
+    """What is missing and will be gone on without.
+
+    Raises:
+        ConfigError: it will not.
+    """
+    chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
+    # a model that an earlier stage makes, or that is not here yet: the plan says so by itself
+    later = {name for name, own in chain.settings.items() if not all(map(Path.exists, paths_of(own)))}
+    lacking = [each.reason for each in chains.missing(chain, config.limits) if each.step not in later]
+    if lacking and config.missing_scorer == "fail":
+        raise ConfigError(
+            f"annotate: the preset {config.preset} needs what is not here: {'; '.join(lacking)}",
+            "",
+            "give it, or set annotate.missing_scorer=skip to go on without",
+        )
+    return [f"without: {reason}" for reason in lacking]
+
+
+def _probe(inputs: list[str]) -> tuple[float, float, str]:
+    from audiollm.audio import AudioError, find_audio, probe
+
+    files: list[Path] = []
+    unknown = 0
+    for text in inputs:
+        path = Path(text)
+        if is_address(text) or not path.exists():
+            unknown += 1
+        else:
+            files += find_audio(path)[0] if path.is_dir() else [path]
+    step = max(1, -(-len(files) // _PROBED_FILES))
+    durations = []
+    for file in files[::step]:
+        try:
+            durations.append(probe(file).duration_s or 0.0)
+        except AudioError:
+            continue
+    share = len(files) / max(1, len(files[::step]))
+    notes = [f"from the headers of {len(files[::step])} of {len(files)} files"] if step > 1 else []
+    if unknown:
+        notes.append(f"{unknown} inputs that are not here are not counted")
+    return sum(durations) * share, len(durations) * share, "; ".join(notes)

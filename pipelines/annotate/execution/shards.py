@@ -1,0 +1,221 @@
+"""Webdataset shards of segments: `<index>.tar` with `<id>.flac`, the sound in one rate and loudness, and `<id>.json`,
+the row of the segment.
+
+A shard follows from its rows and the settings alone, byte for byte (no times, no users, members in the order of the
+rows), so shards can be made in any order, by any number of processes, and again. One that is there is whole and is
+left alone.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from audiollm.files.atomic import atomic_path, read_json, write_json
+from audiollm.files.set_aside import UNREADABLE, set_aside_row
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+
+Row = Mapping[str, Any]
+NAMED = r"%06d.tar"
+INDEX = "index.json"
+_PEAK = 0.99
+_BYTES_A_SAMPLE = 2
+"""Uncompressed, which bounds what FLAC takes: the rows of a shard are known before a sample is read."""
+_BYTES_A_ROW = 4096
+"""Two headers and the row's JSON, roughly."""
+
+
+class ShardConfig(BaseModel):
+    """What the sound in the shards is like, and how large they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sample_rate: int = Field(24_000, ge=8_000)
+    """In Hz; the sound is one channel."""
+    loudness_lufs: float | None = Field(-23.0, ge=-70, le=0)
+    """Of each segment (ITU-R BS.1770-4), or as near as its peak allows; null: as it was recorded."""
+    max_gain_db: float = Field(20.0, ge=0)
+    """Nothing is made louder by more: what is all but silent stays so."""
+    max_bytes: int = Field(500_000_000, ge=1)
+    """Of a shard, at 16 bits a sample; one segment may exceed it."""
+
+
+class Shard(NamedTuple):
+    """What is in a shard that is to be made, or was."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+
+class Made(NamedTuple):
+    """A shard that is there: what it holds, and what could not be read (rows of `set_aside.jsonl`)."""
+
+    name: str
+    digest: str
+    ids: tuple[str, ...]
+    seconds: float
+    set_aside: tuple[dict[str, Any], ...]
+
+
+def plan_shards(rows: Iterable[Row], config: ShardConfig) -> list[Shard]:
+    """Which rows go into which shard, in their order, by their durations.
+
+    Raises:
+        ValueError: an id that is no file's name, or is there twice.
+    """
+    shards: list[list[Row]] = []
+    used = 0.0
+    seen: set[str] = set()
+    for row in rows:
+        _check_id(row["id"], seen)
+        size = _seconds(row) * config.sample_rate * _BYTES_A_SAMPLE + _BYTES_A_ROW
+        if not shards or used + size > config.max_bytes:
+            shards.append([])
+            used = 0.0
+        shards[-1].append(row)
+        used += size
+    return [Shard(NAMED % index, tuple(each)) for index, each in enumerate(shards)]
+
+
+def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
+    """Write one shard, or find that it is there already.
+
+    A segment whose recording cannot be read any more is left out and reported. What was made is written beside the
+    shard (`<index>.json`) after it, with a digest of the rows and settings: other rows make another shard.
+    """
+    from audiollm.audio import AudioError
+
+    note = folder / f"{Path(shard.name).stem}.json"
+    digest = _digest(shard, config)
+    known = _noted(note, folder / shard.name, digest)
+    if known is not None:
+        return known
+    note.unlink(missing_ok=True)
+    ids, aside, seconds = [], [], 0.0
+    with (
+        atomic_path(folder / shard.name) as temporary,
+        tarfile.open(temporary, "w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        for row in shard.rows:
+            try:
+                sound, duration_s = _sound(row, config)
+            except AudioError as error:
+                aside.append(set_aside_row("annotate", row["path"], UNREADABLE, str(error), row["id"]))
+                continue
+            about = {
+                **row, "sample_rate": config.sample_rate, "num_channels": 1, "duration_s": round(duration_s, 4),
+                "source": {name: row[name] for name in ("sample_rate", "num_channels", "duration_s") if name in row},
+            }  # fmt: skip
+            _add(archive, f"{row['id']}.flac", sound)
+            _add(archive, f"{row['id']}.json", json.dumps(about, ensure_ascii=False, sort_keys=True).encode())
+            ids.append(row["id"])
+            seconds += duration_s
+    made = Made(shard.name, digest, tuple(ids), round(seconds, 3), tuple(aside))
+    write_json(note, made._asdict())
+    return made
+
+
+def made_from(value: Mapping[str, Any]) -> Made:
+    """What `Made._asdict` gave, as it comes out of JSON."""
+    ids, aside = tuple(value["ids"]), tuple(value["set_aside"])
+    return Made(value["name"], value["digest"], ids, float(value["seconds"]), aside)
+
+
+def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> dict[str, Any]:
+    """Write `index.json` over all shards, and remove those of an earlier run that are no more; returns its content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {each.name for each in made}
+    for old in folder.glob("[0-9]*.tar"):
+        if old.name not in names:
+            old.unlink()
+            old.with_suffix(".json").unlink(missing_ok=True)
+    for left_by_a_kill in folder.glob(".[0-9]*.*.tar"):
+        left_by_a_kill.unlink(missing_ok=True)
+    shards = [
+        {"name": each.name, "segments": len(each.ids), "seconds": each.seconds,
+         "bytes": (folder / each.name).stat().st_size}
+        for each in sorted(made)
+    ]  # fmt: skip
+    index = {
+        "sample_rate": config.sample_rate,
+        "loudness_lufs": config.loudness_lufs,
+        "segments": sum(len(each.ids) for each in made),
+        "seconds": round(sum(each.seconds for each in made), 3),
+        "set_aside": [row for each in sorted(made) for row in each.set_aside],
+        "shards": shards,
+    }
+    write_json(folder / INDEX, index)
+    return index
+
+
+def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
+    """One channel at the rate and loudness of the shards; one gain for all samples, and nothing is clipped."""
+    from audiollm.audio import Waveform, integrated_loudness_lufs
+
+    sound = sound.mono().resample(config.sample_rate)
+    if config.loudness_lufs is None:
+        return sound
+    loudness = integrated_loudness_lufs(sound)
+    peak = float(sound.samples_CN.abs().max())
+    if loudness == -math.inf or peak == 0:
+        return sound
+    gain = 10 ** (min(config.loudness_lufs - loudness, config.max_gain_db) / 20)
+    return Waveform(sound.samples_CN * min(gain, _PEAK / peak), config.sample_rate)
+
+
+# ---------------------------------------------------------------------------------------------- private
+
+
+def _sound(row: Row, config: ShardConfig) -> tuple[bytes, float]:
+    from audiollm.audio import encode_bytes, load
+
+    sound = standardize(load(row["path"], row["start_s"], row["end_s"]), config)
+    return encode_bytes(sound.samples_CN, sound.sample_rate, "flac"), sound.duration_s
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _check_id(id: str, seen: set[str]) -> None:
+    if not id or id in seen:
+        raise ValueError(f"the id {id!r} is there twice" if id else "a segment has no id")
+    # webdataset takes what follows the first dot for the kind of a member
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", id):
+        raise ValueError(f"{id!r:.120} is no file's name: letters, digits, - and _, at most 200")
+    seen.add(id)
+
+
+def _seconds(row: Row) -> float:
+    return float(row["end_s"]) - float(row["start_s"])
+
+
+def _digest(shard: Shard, config: ShardConfig) -> str:
+    made_of = [config.model_dump(), [dict(row) for row in shard.rows]]
+    return sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+
+
+def _noted(note: Path, tar: Path, digest: str) -> Made | None:
+    """What was made earlier of the same rows; None where that is another or is not there."""
+    try:
+        known = read_json(note)
+    except (OSError, ValueError):
+        return None
+    if not tar.is_file() or not isinstance(known, dict) or known.get("digest") != digest:
+        return None
+    return made_from(known)

@@ -1,0 +1,131 @@
+"""Whether a recognized text is trusted: what speaks for each recognizer's text, and which text is kept.
+
+Figures by name, each where it was measured; the rules of the step `text` in `rules.py` compare them:
+
+    speech_share               of the segment, by voice activity
+    other_sound                score of the likeliest sound event where no kind of speech is among the tags
+    foreign                    "en, spoken fr": the recognizer's language is not the one that is given or told
+    language_probability       how sure the recognizer is of its language
+    pocketsphinx_words         their number (open vocabulary)
+    pocketsphinx_confidence    mean posterior probability of its words (open vocabulary)
+    pocketsphinx_fit           how well the sound fits its words, in nats per frame (open vocabulary)
+    grammar_fit                the same with a grammar, which has no posterior probabilities
+    token_confidence           mean probability of the tokens of a model that tells it
+    vote_share                 mean share of recognizers behind a word; of two and more recognizers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
+from pipelines.annotate.step import Value
+from pipelines.annotate.steps.language import base_code
+
+STEP = "text"
+"""Under which the rules find the figures, and rows hold them."""
+NO_WORDS = Drop("recognizers", "", "no words recognized", "")
+_SPEECH_LABELS = (
+    "speech", "conversation", "narration", "monologue", "babbling", "whispering", "shout", "yell", "chatter"
+)  # fmt: skip
+"""Parts of the names of AudioSet's classes in which somebody speaks."""
+_SURE_OF_LANGUAGE = 0.8
+"""From this probability on, a recognizer's language speaks against the text of another one."""
+
+
+STRONGER = (
+    "A stronger recognizer keeps more: --recognizer faster_whisper=FOLDER. It needs the package faster-whisper "
+    "(pip install 'audiollm[whisper]') and a folder with a Whisper in CTranslate2's format, such as "
+    "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
+    "preprocessor_config.json` makes of one; audiollm itself downloads nothing."
+)
+"""What a report on refused texts ends with."""
+
+
+class Judged(NamedTuple):
+    """The text that is kept of a segment, or why none is.
+
+    Args:
+        source: the recognizer's name, or `consensus`; None without a text.
+        figures: those of the text that is kept, else of the first that is refused.
+    """
+
+    text: str
+    source: str | None
+    figures: Value
+    refused: Drop | None
+
+
+def judge_text(
+    values: Mapping[str, Value],
+    kinds: Mapping[str, str],
+    language: str | None,
+    speech_share: float,
+    thresholds: Thresholds,
+) -> Judged:
+    """The text of the recognizers that are trusted: of one alone its own, of several their consensus.
+
+    Args:
+        values: of the steps so far, with `consensus`.
+        kinds: recognizer -> its kind, in their order.
+        language: that is given with the recording.
+    """
+    names = [name for name in kinds if name in values]
+    told = {name: _told_language(name, names, values, language) for name in names}
+    figures = {name: _figures(kinds[name], values[name], values, told[name], speech_share) for name in names}
+    refused = {name: _broken(figures[name], thresholds) for name in names if values[name]["text"]}
+    trusted = [name for name in names if refused.get(name) is None]
+    if not any(values[name]["text"] for name in trusted):
+        first = next((name for name, drop in refused.items() if drop is not None), None)
+        return Judged("", None, figures[first or names[0]], refused[first] if first else NO_WORDS)
+    if len(trusted) == 1:
+        return Judged(values[trusted[0]]["text"], trusted[0], figures[trusted[0]], None)
+    shared = {"vote_share": values["consensus"]["vote_share"]}
+    drop = _broken(shared, thresholds) if values["consensus"]["text"] else NO_WORDS
+    return Judged("" if drop else values["consensus"]["text"], None if drop else "consensus", shared, drop)
+
+
+def _broken(figures: Value, thresholds: Thresholds) -> Drop | None:
+    return first_broken(RULES, thresholds, STEP, figures, "speech")
+
+
+def _figures(
+    kind: str, value: Value, values: Mapping[str, Value], told: str | None, speech_share: float
+) -> Value:
+    own = base_code(value["language"]) if value["language"] else None
+    found: Value = {
+        "speech_share": speech_share,
+        "other_sound": _other_sound(values.get("events") or {}),
+        "foreign": f"{own}, spoken {told}" if own and told and own != told else None,
+        "language_probability": value["language_probability"],
+    }
+    if kind != "pocketsphinx":
+        found["token_confidence"] = value["confidence"]
+    elif value["confidence"] is None:
+        found["grammar_fit"] = value["acoustic_fit"]
+    else:
+        found["pocketsphinx_words"] = len(value["words"])
+        found["pocketsphinx_confidence"] = value["confidence"]
+        found["pocketsphinx_fit"] = value["acoustic_fit"]
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _told_language(
+    name: str, names: Sequence[str], values: Mapping[str, Value], given: str | None
+) -> str | None:
+    """The given language, else that of which another recognizer is sure."""
+    if given:
+        return base_code(given)
+    others = [values[other] for other in names if other != name]
+    sure = [value for value in others if (value["language_probability"] or 0.0) >= _SURE_OF_LANGUAGE]
+    likeliest = max(sure, key=lambda value: value["language_probability"], default=None)
+    return base_code(likeliest["language"]) if likeliest and likeliest["language"] else None
+
+
+def _other_sound(events: Mapping[str, Any]) -> float | None:
+    """None where no events were measured, and where somebody speaks among them."""
+    tags = events.get("tags") or ()
+    if any(part in tag["label"].lower() for tag in tags for part in _SPEECH_LABELS):
+        return None
+    return max((tag["score"] for tag in tags), default=None)

@@ -1,0 +1,236 @@
+"""The way of a recording and of its segments from step to step, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from audiollm.files.set_aside import UNREADABLE
+from pipelines.annotate.execution.chain import OF_SOUNDS, OF_TEXT, Chain
+from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
+from pipelines.annotate.execution.spool import Row, Spool
+from pipelines.annotate.execution.trust import STEP, Judged, judge_text
+from pipelines.annotate.execution.worker import Item, Span
+from pipelines.annotate.input.sources import Source
+from pipelines.annotate.step import Step, Value
+from pipelines.execution.engine import Call, Walk
+
+FAILED = "failed"
+"""The kind of what ended with an error that is no one's of the file."""
+NO_SPEECH = "no speech found"
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Makes the walks of a run, which put what they find into a spool."""
+
+    chain: Chain
+    thresholds: Thresholds
+    spool: Spool
+
+    def recording(self, file: int, source: Source) -> Walk:
+        """Through the steps of recordings; returns the walks of the segments."""
+        values: dict[str, Value] = {}
+        path = source.path
+        for step in self.chain.recording:
+            needed = _needed(step, values)
+            key = (
+                None if step.name == "separate" else self.chain.key(step, source.digest, source.given, needed)
+            )
+            size = values.get("probe", {}).get("duration_s") or 0.0
+            outcome = yield Call(step.name, key, Item(path, source.given, None, needed), size)
+            if outcome.value is None:
+                self.spool.put_file(file, _failed(source, values, step.name, outcome.error or ""))
+                return []
+            values[step.name] = outcome.value
+            if step.name == "separate":  # all that comes later listens to what it wrote
+                path = outcome.value["path"]
+                source = replace(source, digest=self.chain.key(step, source.digest, (), {}))
+        parts = values["segments"]["segments"]
+        self.spool.put_file(file, _file_row(source, values))
+        return [self._segment(file, number, source, path, part, values) for number, part in enumerate(parts)]
+
+    def sampled(self, file: int, number: int, source: Source) -> Walk:
+        """A kept segment through the steps of the sample; what they find is added to its row."""
+        row = self.spool.segment(file, number)
+        span = Span(row["start_s"], row["end_s"], row["kind"], None)
+        for step in self.chain.sampled:
+            needed = _needed(step, row["measured"])
+            key = self.chain.key(step, source.digest, (source.given, span), needed)
+            item = Item(row["path"], source.given, span, needed)
+            outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
+            if outcome.value is not None:
+                row["measured"][step.name] = outcome.value
+        self.spool.put_segment(file, number, row)
+        return []
+
+    def repeated(self, source: Source, same: str) -> Row:
+        """The row of a file whose content came before."""
+        return {**_named(source), "duration_s": None, "repeats": same}
+
+    def _segment(
+        self,
+        file: int,
+        number: int,
+        source: Source,
+        path: str,
+        part: Mapping[str, Any],
+        recording: Mapping[str, Value],
+    ) -> Walk:
+        """Through the steps of segments, until a rule is broken; returns no further walks."""
+        span = Span(part["start_s"], part["end_s"], part["kind"], part["speaker"])
+        values: dict[str, Value] = {}
+        errors: dict[str, str] = {}
+        judged: Judged | None = None
+        drop = self._check("segment", _about(part), span.kind) or self._check(
+            "probe", recording["probe"], span.kind
+        )
+        for step in self.chain.segment:
+            if drop:
+                break
+            if span.kind == "sound" and step.name not in OF_SOUNDS:
+                continue
+            if judged and judged.refused and step.name in OF_TEXT:
+                continue
+            needed = _needed(step, {**recording, **_with_text(values, judged)})
+            key = self.chain.key(step, source.digest, (source.given, span), needed)
+            item = Item(path, source.given, span, needed)
+            outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
+            if outcome.value is None:
+                errors[step.name] = outcome.error or ""
+                drop = self._broken_by(step, outcome.error or "", errors)
+            else:
+                values[step.name] = outcome.value
+                drop = self._check(step.name, outcome.value, span.kind)
+                if step.name == "consensus" and source.given.text is None:
+                    judged = self._judged(source, part, values)
+        drop = drop or _without_recognizers(source, span, self.chain.recognizers)
+        heard = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
+        row = _segment_row(source, path, part, recording["probe"], values, errors, heard, judged)
+        self.spool.put_segment(file, number, {**row, "dropped": drop.as_row() if drop else None})
+        return []
+
+    def _judged(self, source: Source, part: Mapping[str, Any], values: Mapping[str, Value]) -> Judged:
+        share = _about(part)["speech_share"]
+        return judge_text(values, self.chain.kinds, source.given.language, share, self.thresholds)
+
+    def _check(self, step: str, value: Value, kind: str) -> Drop | None:
+        return first_broken(RULES, self.thresholds, step, value, kind)
+
+    def _broken_by(self, step: Step, error: str, errors: Mapping[str, str]) -> Drop | None:
+        """An error costs the segment where a threshold waits for the value, or where nothing else can take its
+        place; else it costs the value alone."""
+        waits = any(
+            rule.step == step.name and getattr(self.thresholds, rule.threshold) is not None for rule in RULES
+        )
+        speechless = step.name in self.chain.recognizers and set(self.chain.recognizers) <= set(errors)
+        if waits or speechless or step.name in ("signal", "consensus"):
+            return Drop(step.name, "", *_kind_and_reason(error))
+        return None
+
+
+def _needed(step: Step, values: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: values[name] for name in step.needs if name in values}
+
+
+def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, Value]:
+    """The values as later steps read them: with the text that is kept as the consensus, without one that is refused."""
+    if judged is None:
+        return dict(values)
+    if judged.refused:
+        return {name: value for name, value in values.items() if name != "consensus"}
+    return {**values, "consensus": {**values["consensus"], "text": judged.text}}
+
+
+def _about(part: Mapping[str, Any]) -> Value:
+    """What the segment itself tells, for rules."""
+    duration_s = part["end_s"] - part["start_s"]
+    return {
+        "duration_s": round(duration_s, 6),
+        "overlap_share": round(part["overlap_s"] / duration_s, 4) if duration_s else 0.0,
+        "speech_share": round(part["speech_s"] / duration_s, 4) if duration_s else 0.0,
+    }
+
+
+def _without_recognizers(source: Source, span: Span, recognizers: Sequence[str]) -> Drop | None:
+    if span.kind == "sound" or source.given.text is not None or recognizers:
+        return None
+    return Drop("recognizers", "", "no text given and no recognizer asked for", "")
+
+
+def _segment_row(
+    source: Source,
+    path: str,
+    part: Mapping[str, Any],
+    probe: Value,
+    values: Mapping[str, Value],
+    errors: Mapping[str, str],
+    heard: Mapping[str, str],
+    judged: Judged | None,
+) -> Row:
+    given, signal = source.given, values.get("signal", {})
+    told = {STEP: judged.figures} if judged else {}
+    row: Row = {
+        "path": path,
+        "file": source.name,
+        "digest": source.digest,
+        "start_s": part["start_s"],
+        "end_s": part["end_s"],
+        "duration_s": round(part["end_s"] - part["start_s"], 6),
+        "kind": part["kind"],
+        # a voice that diarization found is one within its file
+        "speaker": given.speaker
+        or (f"{source.name}#{part['speaker']}" if part["speaker"] else source.folder),
+        "split": source.split,
+        "text": given.text if given.text is not None else judged.text if judged else "",
+        "text_source": "given" if given.text is not None else judged.source if judged else None,
+        "text_refused": judged.refused.as_row() if judged and judged.refused else None,
+        "language": values.get("language", {}).get("language") or given.language,
+        "heard": dict(heard),
+        "speech_s": part["speech_s"],
+        **{name: value for name, value in _about(part).items() if name != "duration_s"},
+        "level_dbfs": signal.get("level_dbfs"),
+        "peak_dbfs": signal.get("peak_dbfs"),
+        "clipped_share": signal.get("clipped_share"),
+        "sample_rate": probe["sample_rate"],
+        "num_channels": probe["num_channels"],
+        "measured": {"probe": dict(probe), **values, **told},
+    }
+    if errors:
+        row["errors"] = dict(errors)
+    if part.get("note"):
+        row["note"] = part["note"]
+    return row
+
+
+def _file_row(source: Source, values: Mapping[str, Value]) -> Row:
+    speakers = values.get("speakers", {}).get("speakers", {})
+    return {
+        **_named(source),
+        "duration_s": values["voice_activity"]["duration_s"],
+        "speech_s": round(sum(end - start for start, end in values["voice_activity"]["spans"]), 3),
+        "form": {name: values["probe"][name] for name in ("codec", "sample_rate", "num_channels")},
+        "voices": {
+            name: {"seconds": v["seconds"], "embedding": v["embedding"]} for name, v in speakers.items()
+        },
+    }
+
+
+def _failed(source: Source, values: Mapping[str, Value], step: str, error: str) -> Row:
+    kind, reason = _kind_and_reason(error)
+    duration_s = values.get("probe", {}).get("duration_s")
+    return {
+        **_named(source),
+        "duration_s": duration_s,
+        "failed": {"step": step, "kind": kind, "reason": reason},
+    }
+
+
+def _named(source: Source) -> Row:
+    return {"name": source.name, "path": source.path, "digest": source.digest}
+
+
+def _kind_and_reason(error: str) -> tuple[str, str]:
+    known = f"{UNREADABLE}: "
+    return (UNREADABLE, error.removeprefix(known)) if error.startswith(known) else (FAILED, error)

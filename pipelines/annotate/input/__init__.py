@@ -1,0 +1,1 @@
+"""What comes in: files, archives, transcripts, and the synthetic corpus."""

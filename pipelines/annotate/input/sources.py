@@ -1,0 +1,168 @@
+"""What there is to annotate: the input's audio files, each with the transcript, speaker and split given."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from audiollm.files.set_aside import Row, set_aside_row
+from audiollm.recipe.config import nearest
+from pipelines.annotate.input.inputs import Found, Inputs, absolute
+from pipelines.annotate.input.transcripts import (
+    SPLITS,
+    Condition,
+    Transcript,
+    TranscriptError,
+    compile_pattern,
+    is_pattern,
+    match_pattern,
+    parse_condition,
+    read_transcripts,
+)
+from pipelines.annotate.step import Given
+
+DEFAULT_SPEAKER = "speaker"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recording: `path` is absolute, `name` tells where it comes from, with forward slashes.
+
+    Args:
+        digest: SHA-256 of its content.
+        folder: the speaker where nothing else tells: the first folder of the name.
+    """
+
+    path: str
+    name: str
+    digest: str
+    folder: str
+    given: Given = field(default_factory=Given)
+    split: str | None = None
+
+
+@dataclass
+class Sources:
+    """What the input holds; every audio file is in `found` or in `rejected`."""
+
+    found: list[Source] = field(default_factory=list)
+    rejected: list[Row] = field(default_factory=list)
+    not_audio: int = 0
+    orphans: list[Row] = field(default_factory=list)
+    """Rows of the transcripts for which there is no audio file."""
+
+    @property
+    def num_audio(self) -> int:
+        return len(self.found) + len(self.rejected)
+
+
+def match_sources(
+    inputs: Inputs, digests: Mapping[str, str], transcripts: str | None, test: str | None
+) -> Sources:
+    """The recordings of the inputs, matched with their transcripts.
+
+    Args:
+        digests: by path; a recording without one is in `inputs.rejected` by another name, and is left out.
+        transcripts: None, a file, or a pattern over file names; see `transcripts.py`.
+        test: the condition that marks the test set; everything else is then for training.
+
+    Raises:
+        TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
+    """
+    sources = Sources(not_audio=inputs.not_audio, rejected=list(inputs.rejected))
+    audio = [item for item in inputs.audio if item.path in digests]
+    given: dict[str, Transcript] | None = None
+    if transcripts is not None:
+        if is_pattern(transcripts):
+            given = _from_pattern(transcripts, [item.name for item in audio])
+            why = f"its name does not match {transcripts!r}"
+        else:
+            given, sources.orphans = _from_file(Path(transcripts).expanduser(), inputs.root, audio)
+            why = f"no row of {transcripts}"
+        if audio and not given:
+            raise TranscriptError(
+                f"not one of the {len(audio)} recordings has a transcript ({audio[0].name!r}: {why})"
+            )
+    condition = parse_condition(test) if test is not None else None
+    for item in audio:
+        if given is not None and item.name not in given:
+            sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
+            continue
+        transcript = (inputs.given if given is None else given).get(item.name)
+        known = Given(transcript.text, transcript.speaker, _language(transcript)) if transcript else Given()
+        split = _split(transcript, condition) if transcript else None
+        folder = _speaker_by_folder(item.name)
+        sources.found.append(Source(item.path, item.name, digests[item.path], folder, known, split))
+    if (
+        condition is not None
+        and sources.found
+        and not any(source.split == "test" for source in sources.found)
+    ):
+        raise TranscriptError(f"the condition {test!r} holds for none of the {len(sources.found)} recordings")
+    return sources
+
+
+def pattern_hint(names: Sequence[str]) -> str | None:
+    """A pattern that most of these names seem to follow, if they look like fields joined by `_` or `-`."""
+    stems = [re.sub(r"\.[^.]*$", "", name.rsplit("/", 1)[-1]) for name in names]
+    for separator in "_-":
+        counts = Counter(stem.count(separator) + 1 for stem in stems if all(stem.split(separator)))
+        num_fields, num_names = max(counts.items(), key=lambda item: item[1], default=(1, 0))
+        if num_fields > 1 and num_names >= 0.9 * len(stems):
+            others = ["{speaker}", "{take}", *(f"{{field{index}}}" for index in range(4, num_fields + 1))]
+            return separator.join(["{text}", *others[: num_fields - 1]])
+    return None
+
+
+def _from_pattern(pattern: str, names: Sequence[str]) -> dict[str, Transcript]:
+    expression = compile_pattern(pattern)
+    matches = ((name, match_pattern(pattern, expression, name)) for name in names)
+    return {name: transcript for name, transcript in matches if transcript is not None}
+
+
+def _from_file(
+    file: Path, root: Path | None, audio: Sequence[Found]
+) -> tuple[dict[str, Transcript], list[Row]]:
+    """Transcripts by name. A path is relative to the input folder, else to the folder of the transcripts."""
+    by_path = {item.path: item.name for item in audio}
+    names = {item.name for item in audio}
+    given: dict[str, Transcript] = {}
+    orphans: list[Row] = []
+    for written, transcript in read_transcripts(file):
+        candidates = [absolute(folder / written) for folder in (root, file.parent) if folder is not None]
+        name = next((by_path[path] for path in candidates if path in by_path), None)
+        if name is None and written in names:  # a member of a tar, or an address
+            name = written
+        if name is None:
+            exists = any(Path(path).exists() for path in candidates)
+            detail = (
+                f"{transcript.where} ({'not audio, or not below the input' if exists else 'no such file'})"
+            )
+            orphans.append(set_aside_row("annotate", candidates[0], "transcript without a recording", detail))
+        elif name in given:
+            raise TranscriptError(f"{transcript.where}  {written!r} is the file of {given[name].where} again")
+        else:
+            given[name] = transcript
+    return given, orphans
+
+
+def _language(transcript: Transcript) -> str | None:
+    return transcript.fields.get("language") or None
+
+
+def _split(transcript: Transcript, condition: Condition | None) -> str | None:
+    if condition is not None:
+        return "test" if condition.holds(transcript) else "train"
+    if transcript.split is not None and transcript.split not in SPLITS:
+        raise TranscriptError(
+            f"{transcript.where}  split {transcript.split!r}: {nearest(transcript.split, SPLITS)}; "
+            f"or choose the test set by a condition, as in test='split=={transcript.split}'"
+        )
+    return transcript.split
+
+
+def _speaker_by_folder(name: str) -> str:
+    return name.split("/")[0] if "/" in name else DEFAULT_SPEAKER

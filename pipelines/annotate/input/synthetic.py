@@ -1,0 +1,224 @@
+"""A corpus spoken by espeak-ng, for runs without recordings: known texts, different voices, no download.
+
+The library and its data come with the package espeakng-loader and are driven through ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from audiollm.recipe.stages import StageConfig
+
+SAMPLE_RATE = 22050
+PATTERN = "{text}_{speaker}_{take}.wav"
+_AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8 = 2, 1, 1
+_RATE, _PITCH, _RANGE = 1, 3, 4
+
+
+class Voice(NamedTuple):
+    """A speaker: espeak-ng's name of it (accent+variant), its ways of speaking, and the size of its vocal tract."""
+
+    name: str
+    espeak: str
+    pitch: int
+    """espeak-ng's, before `formants` moves it."""
+    rate: int
+    """Words per minute, as heard."""
+    formants: float = 1.0
+    """Factor of all frequencies: at 1.15 the vocal tract is 13 % shorter, as a woman's beside a man's."""
+    mellowness: float = 0.0
+    """Pole of a low pass, for a softer voice: 0.5 takes 5 dB at 4 kHz and 9 dB at 8 kHz."""
+
+
+VOICES = (
+    Voice("anna", "en-us+f3", 58, 150),
+    Voice("bruno", "en-us+m3", 60, 145),
+    Voice("clara", "en-us+adam", 95, 155, formants=1.15),
+    Voice("duncan", "en-gb-scotland+m7", 45, 140),
+    Voice("edith", "en-us+f2", 52, 150, mellowness=0.5),
+    Voice("frank", "en-us+Denis", 70, 150),
+)
+
+
+class CorpusConfig(StageConfig):
+    """The corpus that is spoken where no recordings are given."""
+
+    words: list[str] = Field(
+        default=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], min_length=1
+    )
+    """The texts, of letters, digits, spaces, hyphens and apostrophes."""
+    voices: int = Field(default=6, ge=1, le=len(VOICES))
+    takes: int = Field(default=24, ge=1)
+    """Of each text by each voice."""
+    test_takes: int = Field(default=4, ge=0)
+    """The first so many takes are the test set."""
+
+    @field_validator("words")
+    @classmethod
+    def _speakable(cls, words: list[str]) -> list[str]:
+        for word in words:
+            if not re.fullmatch(r"[A-Za-z0-9'-]+( [A-Za-z0-9'-]+)*", word):
+                raise ValueError(
+                    f"{word!r} is not made of letters, digits, single spaces, hyphens and apostrophes"
+                )
+        if len({word.lower() for word in words}) < len(words):
+            raise ValueError("the same text is there twice")
+        return words
+
+    @model_validator(mode="after")
+    def _takes_to_train_on(self) -> CorpusConfig:
+        if self.test_takes >= self.takes:
+            raise ValueError(f"test_takes ({self.test_takes}) must be below takes ({self.takes})")
+        return self
+
+
+def speak_corpus(folder: Path, config: CorpusConfig, seed: int, on_done: Callable[[int], None]) -> int:
+    """Speak the corpus into `folder` as `{text}_{voice}_{take}.wav`; what is there is kept.
+
+    Takes differ by rate, pitch, intonation, level and a faint noise, all drawn from the seed. The same
+    arguments give the same files, whatever was cut short before.
+
+    Args:
+        on_done: called with the number of files done.
+
+    Returns:
+        The number of files.
+    """
+    from audiollm.audio import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    done = 0
+    for voice_index, voice in enumerate(VOICES[: config.voices]):
+        takes = [
+            (word, take, folder / _file_name(word, voice, take))
+            for word in config.words
+            for take in range(config.takes)
+        ]
+        if not all(path.exists() for *_, path in takes):
+            with (
+                Synthesizer() as synthesizer
+            ):  # afresh: the library's own random numbers run on from text to text
+                for index, (word, take, path) in enumerate(takes):
+                    random = np.random.default_rng([seed, voice_index, config.words.index(word), take])
+                    samples_N = _perform(synthesizer, voice, word, random)
+                    if not path.exists():
+                        save(path, _as_tensor(samples_N), SAMPLE_RATE)
+                    on_done(done + index + 1)
+        done += len(takes)
+        on_done(done)
+    return done
+
+
+class Synthesizer:
+    """espeak-ng in this process, in a state of its own: what it says depends only on what it said before.
+
+    The library keeps its state in static variables, so each instance loads a copy of it. Use it in a `with`.
+
+    Raises:
+        OSError: the library or its data cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        import espeakng_loader
+
+        self._folder = tempfile.TemporaryDirectory(prefix="audiollm-espeak-")
+        source = Path(espeakng_loader.get_library_path())
+        copy = Path(self._folder.name) / source.name
+        shutil.copyfile(source, copy)
+        self._library = ctypes.CDLL(str(copy))
+        self._blocks: list[NDArray[np.int16]] = []
+        callback_type = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
+        )
+        self._callback = callback_type(self._take_block)
+        data = espeakng_loader.get_data_path().encode()
+        if self._library.espeak_Initialize(_AUDIO_OUTPUT_SYNCHRONOUS, 0, data, 0) != SAMPLE_RATE:
+            raise OSError(f"espeak-ng does not start with its data at {data.decode()}")
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def __enter__(self) -> Synthesizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._library.espeak_Terminate()
+        self._folder.cleanup()
+
+    def speak(
+        self, text: str, voice: str, rate: int = 160, pitch: int = 50, intonation: int = 50
+    ) -> NDArray[np.float32]:
+        """Say `text`.
+
+        Args:
+            voice: espeak-ng's name, as in `en-us+f3`.
+            rate: words a minute, from 80.
+            pitch, intonation: 0 to 100.
+
+        Returns:
+            [N] in [-1, 1] at 22,050 Hz.
+
+        Raises:
+            ValueError: no such voice.
+        """
+        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise ValueError(f"espeak-ng has no voice {voice!r}")
+        for parameter, value in ((_RATE, rate), (_PITCH, pitch), (_RANGE, intonation)):
+            self._library.espeak_SetParameter(parameter, value, 0)
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # breathy voices: else seeded by the clock
+        self._blocks.clear()
+        content = text.encode()
+        self._library.espeak_Synth(content, len(content) + 1, 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None)
+        self._library.espeak_Synchronize()
+        samples_N = np.concatenate([np.zeros(0, np.int16), *self._blocks])
+        return (samples_N / np.float32(32768.0)).astype(np.float32)
+
+    def _take_block(self, samples: Any, length: int, events: Any) -> int:
+        if samples and length > 0:
+            self._blocks.append(np.ctypeslib.as_array(samples, (length,)).copy())
+        return 0
+
+
+def _perform(
+    synthesizer: Synthesizer, voice: Voice, word: str, random: np.random.Generator
+) -> NDArray[np.float32]:
+    import soxr
+    from scipy.signal import lfilter
+
+    rate = voice.rate + int(random.integers(-15, 16))
+    samples_N = synthesizer.speak(
+        word,
+        voice.espeak,
+        rate=round(rate / voice.formants),  # what follows makes it faster by as much
+        pitch=voice.pitch + int(random.integers(-5, 6)),
+        intonation=50 + int(random.integers(-20, 21)),
+    )
+    if voice.formants != 1.0:
+        samples_N = soxr.resample(samples_N, voice.formants, 1.0)
+    samples_N = lfilter([1 - voice.mellowness], [1, -voice.mellowness], samples_N)
+    peak = 10 ** (random.uniform(-8.0, -3.0) / 20)
+    samples_N = samples_N * (peak / max(float(np.abs(samples_N).max(initial=0.0)), 1e-3))
+    noise_N = random.normal(0.0, 10 ** (random.uniform(-70.0, -62.0) / 20), len(samples_N))
+    result: NDArray[np.float32] = (samples_N + noise_N).clip(-1.0, 1.0).astype(np.float32)
+    return result
+
+
+def _file_name(word: str, voice: Voice, take: int) -> str:
+    return PATTERN.format(text=word.replace(" ", "_"), speaker=voice.name, take=take)
+
+
+def _as_tensor(samples_N: NDArray[np.float32]) -> Any:
+    import torch
+
+    return torch.from_numpy(samples_N)[None]

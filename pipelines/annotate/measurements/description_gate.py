@@ -1,0 +1,198 @@
+"""Whether a description fits a sound better than something plainer does: by a CLAP, or by the model that wrote it.
+
+Shapes: N samples, D dimensions of an embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audiollm.files.json_files import OFFLINE
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+    from audiollm.generation.speaking.generator import Generator
+    from pipelines.annotate.step import Value
+
+ROUNDING = 1e-4
+"""In nats a token: a model that does not listen finds a text as likely with any sound, up to this."""
+_SHORTEST_WINDOW_S = 0.5
+_SILENCE = 1e-4
+_BUZZ_HZ, _BUZZ_HARMONICS = 110.0, 36
+
+Asked = Sequence[tuple[str, str]]
+"""Questions and what was answered."""
+
+
+class Verdict(NamedTuple):
+    """What the gate found: two numbers of one kind, larger is better, and why it is refused (or nothing)."""
+
+    ours: float | None
+    reference: float | None
+    reason: str | None
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason is None
+
+
+class Gate(Protocol):
+    """Compares a description with something plainer."""
+
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+        """
+        Args:
+            asked: each question and its answer.
+            text: the answers as one.
+            values: what other steps found.
+        """
+
+
+class ClapGate:
+    """The cosine of sound and description is at least that of the sound and its labels (AudioSetCaps).
+
+    A sound that is longer than the model takes is heard in windows, the embeddings of which are averaged: nothing is
+    drawn at random, as the feature extractor would.
+
+    Raises:
+        ConfigError: the folder holds no CLAP, or pickled weights only.
+    """
+
+    def __init__(self, folder: Path, max_labels: int) -> None:
+        from transformers import ClapModel, ClapProcessor
+
+        from audiollm.recipe.config import ConfigError
+        from audiollm.train.loop.optim import default_device
+
+        try:
+            self._processor = ClapProcessor.from_pretrained(str(folder), **OFFLINE)
+            model = ClapModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            remedy = "give a folder that transformers' ClapModel reads, with safetensors weights"
+            raise ConfigError(f"no CLAP loads from {folder}: {said}", "description.clap", remedy) from error
+        self._model, self._max_labels = model.eval().to(default_device()), max_labels
+
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+        labels = labels_of(values.get("events", {}), self._max_labels)
+        if not labels:
+            return Verdict(
+                None, None, "no labels to compare with: the step events found none, or does not run"
+            )
+        heard_D = self._sound(sound)
+        ours, reference = (
+            round(float(heard_D @ self._text(each)), 4)
+            for each in (text, f"The sound of {', '.join(labels)}.")
+        )
+        refused = ours < reference
+        return Verdict(ours, reference, "the labels fit the sound better" if refused else None)
+
+    def _sound(self, sound: Waveform) -> NDArray[np.float64]:
+        extractor = self._processor.feature_extractor
+        rate, longest = int(extractor.sampling_rate), int(extractor.nb_max_samples)
+        samples_N = sound.mono().resample(rate).samples_CN[0].numpy()
+        windows = [samples_N[start : start + longest] for start in range(0, len(samples_N), longest)]
+        if len(windows) > 1 and len(windows[-1]) < _SHORTEST_WINDOW_S * rate:
+            windows.pop()
+        total_D = np.sum(
+            [self._embed(extractor(w, sampling_rate=rate, return_tensors="pt")) for w in windows], 0
+        )
+        return _unit(total_D)
+
+    def _text(self, text: str) -> NDArray[np.float64]:
+        longest = int(self._model.config.text_config.max_position_embeddings) - 2  # Roberta counts from 2
+        tokens = self._processor.tokenizer(text, truncation=True, max_length=longest, return_tensors="pt")
+        return self._embed(tokens)
+
+    def _embed(self, inputs: Any) -> NDArray[np.float64]:
+        import torch
+
+        kind = "audio" if "input_features" in inputs else "text"
+        known = ("input_features", "is_longer", "input_ids", "attention_mask")
+        given = {name: inputs[name].to(self._model.device) for name in known if name in inputs}
+        with torch.inference_mode():
+            found = getattr(self._model, f"get_{kind}_features")(**given)
+        embedding_D = found if isinstance(found, torch.Tensor) else found.pooler_output
+        return _unit(embedding_D[0].double().cpu().numpy())
+
+
+class SelfGate:
+    """The mean log-probability a token of the answers, given this sound, is above its mean over four others: this one
+    backwards (the same timbre, no words), noise of its spectrum, a buzz of its level, and silence.
+
+    So a model that writes the same whatever it hears is refused, and one that describes what a recording has in common
+    with its reverse or with noise, rain, is not. What is tested is that the words come from the sound. Whether they are
+    right only another model can tell: a CLAP.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+        mono = sound.mono()
+        ours = self.log_probability(mono, asked)
+        reference = float(np.mean([self.log_probability(other, asked) for other in others(mono)]))
+        refused = not ours > reference + ROUNDING
+        reason = "as likely with other sounds" if refused else None
+        return Verdict(round(ours, 4), round(reference, 4), reason)
+
+    def log_probability(self, sound: Waveform, asked: Asked) -> float:
+        """The mean over all tokens of the answers, their ends included, in nats."""
+        import torch
+
+        from audiollm.data.packing import pack
+        from audiollm.data.records.sample import Message, TextPart
+        from audiollm.supervised.losses import token_losses
+
+        own = self._generator
+        encoder, heard = own.model.config.audio_encoder, own.heard(sound)
+        streams = []
+        for question, answer in asked:
+            messages = list(own.question(sound, question).messages)
+            said = Message(role="assistant", content=[TextPart(text=answer)])
+            streams.append(own.template.compile([*messages, said], [heard]))
+        shape = encoder.features if encoder is not None else None
+        device = next(own.model.parameters()).device
+        batch = pack(streams, normalization="token", encoder=shape).to(device)
+        with torch.inference_mode():
+            losses = token_losses(own.model, own.model(batch), batch)
+        return -float(losses["text"]) / float(batch.counts["text"])
+
+
+def labels_of(events: Mapping[str, Any], most: int) -> list[str]:
+    """The labels of a value of the step `events`, the likeliest first: events above their threshold, else tags."""
+    found = events.get("events") or events.get("tags") or ()
+    ordered = sorted(found, key=lambda each: (-each["score"], each["label"]))
+    return list(dict.fromkeys(str(each["label"]) for each in ordered))[:most]
+
+
+def others(sound: Waveform) -> list[Waveform]:
+    """A mono sound backwards, noise of its spectrum, a buzz of its level, and next to nothing; always the same."""
+    import torch
+
+    from audiollm.audio import Waveform
+
+    samples_N = sound.samples_CN[0].double().numpy()
+    generator = np.random.default_rng(0)
+    spectrum = np.fft.rfft(samples_N)
+    phases = np.exp(2j * np.pi * generator.random(len(spectrum)))
+    noise_N = np.fft.irfft(np.abs(spectrum) * phases, n=len(samples_N))
+    silence_N = _SILENCE * generator.standard_normal(len(samples_N))
+    phase_N = 2 * np.pi * _BUZZ_HZ * np.arange(len(samples_N)) / sound.sample_rate
+    buzz_N = np.sum([np.cos(number * phase_N) for number in range(1, _BUZZ_HARMONICS + 1)], 0)
+    level = np.sqrt(np.mean(samples_N**2) / max(np.mean(buzz_N**2), 1e-12))
+    made = (samples_N[::-1], noise_N, buzz_N * level, silence_N)
+    return [
+        Waveform(torch.from_numpy(np.clip(each, -1, 1).astype(np.float32))[None], sound.sample_rate)
+        for each in made
+    ]
+
+
+def _unit(vector_D: NDArray[np.float64]) -> NDArray[np.float64]:
+    length = float(np.linalg.norm(vector_D))
+    return vector_D / length if length else vector_D

@@ -1,0 +1,314 @@
+"""Near duplicates among the segments of a corpus: by the fingerprint of their sound, and by their text.
+
+The same words said by many are no duplicates: texts count only within a speaker (or a file), and only where a limit is
+set. What is found depends on the rows alone, not on their order. Candidates come from frames' bits that two
+segments have in common, so the work grows with the segments and not with their pairs.
+
+Shapes: F frames of a segment, A frames of all segments, H keys, P pairs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+KEY_FRAMES_APART = 4
+"""A key is the bits of a frame and half of those of the frame that is so far behind it: 24 bits. Each frame has two."""
+KEYS_A_SEGMENT = 64
+"""The keys whose hashes are smallest stand for a segment (a bottom-k sketch): those of two versions overlap."""
+BUCKET = 12
+"""A segment is compared with as many of those that follow it in the list of a key; others meet in the next round."""
+MOST_ROUNDS = 20
+GLANCE_FRAMES = 8
+"""To either side of a common key: where these differ too much, the rest is not looked at."""
+GLANCE_BIT_ERRORS = 0.25
+FULL_FRAMES = 125
+"""From so many frames with sound (2 s) on, two sounds may differ by as much as is allowed."""
+FEWEST_FRAMES = 8
+"""Of two segments that can be alike without being equal."""
+
+
+class DuplicateConfig(BaseModel):
+    """What counts as a duplicate."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_bit_errors: float | None = Field(0.18, ge=0, lt=0.5)
+    """The largest share of bits that differ between the fingerprints of the same sound, of 2 s or more; of shorter ones
+    down to half of that: two takes of a short word may differ in as few as 0.11. null: sounds are not compared."""
+    min_overlap: float = Field(0.8, gt=0.5, le=1)
+    """Of the longer of the two: what is cut at the edges is still the same, what is a small part of another is not."""
+    max_same_text: int | None = Field(None, ge=1)
+    """How many segments with the same text stay; null: any number."""
+    text_within: Literal["speaker", "file", "corpus"] = "speaker"
+    """Where texts are compared: among the segments of a speaker, of a file, or of all."""
+
+
+class Item(NamedTuple):
+    """What is known of a segment: the columns of its row that are compared.
+
+    Args:
+        bits_F: of the step `fingerprint`; empty: not comparable by sound.
+        quality: better is larger, compared one after the other.
+    """
+
+    id: str
+    bits_F: NDArray[np.uint16]
+    duration_s: float
+    quality: tuple[float, ...]
+    speaker: str
+    file: str
+    text: str
+
+
+def find_duplicates(
+    rows: Sequence[Mapping[str, Any]], config: DuplicateConfig | None = None
+) -> dict[str, str]:
+    """The segments that repeat another, each with the one that stays in their place.
+
+    Of those that are alike the one of the best quality stays (DNSMOS, then the ratio of signal to noise), then the
+    longest, then the first by id.
+
+    Args:
+        rows: as in `segments.jsonl`, with `measured.fingerprint.bits`; ids are unique.
+
+    Returns:
+        id -> id; the latter is never a key.
+    """
+    config = config or DuplicateConfig()
+    items = sorted((item_of(row) for row in rows), key=_rank)
+    found = (
+        {} if config.max_bit_errors is None else same_sound(items, config.max_bit_errors, config.min_overlap)
+    )
+    if config.max_same_text is not None:
+        left = [item for item in items if item.id not in found]
+        found |= same_text(left, config.max_same_text, config.text_within)
+    return {id: _last(found, id) for id in sorted(found)}
+
+
+def item_of(row: Mapping[str, Any]) -> Item:
+    """The columns of a row that are compared; those that it lacks say nothing."""
+    measured = row.get("measured") or {}
+    quality = measured.get("quality") or {}
+    known = [(quality.get("dnsmos") or {}).get("ovr"), quality.get("snr_db")]
+    bits = (measured.get("fingerprint") or {}).get("bits") or ""
+    return Item(
+        str(row["id"]),
+        np.frombuffer(bytes.fromhex(bits), ">u2").astype(np.uint16),
+        float(row["duration_s"]),
+        tuple(-np.inf if value is None else float(value) for value in known),
+        str(row.get("speaker") or ""),
+        str(row.get("file") or row.get("path") or ""),
+        str(row.get("text") or ""),
+    )
+
+
+def same_sound(items: Sequence[Item], max_bit_errors: float, min_overlap: float) -> dict[str, str]:
+    """Which items sound like one that comes before them; items are in the order in which they are to be kept."""
+    found, left = _equal_bits(items)
+    if len(left) < 2:
+        return found
+    table = _table(left)
+    for _ in range(MOST_ROUNDS):
+        pairs_P2, more = _alike(left, table, max_bit_errors, min_overlap)
+        dropped = _dropped(pairs_P2)
+        found |= {left[worse].id: left[better].id for worse, better in dropped.items()}
+        if not (dropped and more):
+            break
+        stays_H = ~np.isin(table.item_H, list(dropped))
+        table = _Table(table.key_H[stays_H], table.item_H[stays_H], table.place_H[stays_H])
+    return found
+
+
+def same_text(
+    items: Sequence[Item], most: int, within: Literal["speaker", "file", "corpus"]
+) -> dict[str, str]:
+    """Which items have the text of `most` others before them; each goes to the first of those that stay."""
+    from audiollm.data.text.forms import recognition_form
+
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for item in items:
+        text = recognition_form(item.text)
+        if text:
+            place = {"speaker": item.speaker, "file": item.file, "corpus": ""}[within]
+            groups[place, text].append(item.id)
+    return {id: group[0] for group in groups.values() for id in group[most:]}
+
+
+def bit_errors(
+    one_F: NDArray[np.uint16], other_F: NDArray[np.uint16], farthest: int = 16, min_overlap: float = 0.8
+) -> float:
+    """The share of bits in which two fingerprints differ where they fit best, by trying all shifts; 1: nowhere.
+
+    Frames that are silent in both are left out.
+    """
+    best = 1.0
+    for shift in range(-farthest, farthest + 1):
+        first_F, second_F = one_F[max(shift, 0) :], other_F[max(-shift, 0) :]
+        count = min(len(first_F), len(second_F))
+        if count < min_overlap * max(len(one_F), len(other_F)):
+            continue
+        first_F, second_F = first_F[:count], second_F[:count]
+        heard = np.count_nonzero(first_F | second_F)
+        if heard:
+            best = min(best, float(np.bitwise_count(first_F ^ second_F).sum()) / (16 * heard))
+    return best
+
+
+# ------------------------------------------------------------------------------------------------ order
+
+
+def _rank(item: Item) -> tuple[Any, ...]:
+    return (*(-value for value in item.quality), -item.duration_s, item.id)
+
+
+def _last(found: Mapping[str, str], id: str) -> str:
+    while id in found:
+        id = found[id]
+    return id
+
+
+def _equal_bits(items: Sequence[Item]) -> tuple[dict[str, str], list[Item]]:
+    """Items whose bits an earlier one has, and the others that can be compared further."""
+    first: dict[bytes, str] = {}
+    found: dict[str, str] = {}
+    left = []
+    for item in items:
+        if not len(item.bits_F):
+            continue
+        stays = first.setdefault(item.bits_F.tobytes(), item.id)
+        if stays == item.id:
+            left.append(item)
+        else:
+            found[item.id] = stays
+    return found, left
+
+
+def _dropped(pairs_P2: NDArray[np.int64]) -> dict[int, int]:
+    """The best stays and what is like it goes; then the best of the rest, and so on."""
+    followers: dict[int, list[int]] = defaultdict(list)
+    for better, worse in pairs_P2.tolist():
+        followers[better].append(worse)
+    dropped: dict[int, int] = {}
+    for better in sorted(followers):
+        if better not in dropped:
+            for worse in followers[better]:
+                dropped.setdefault(worse, better)
+    return dropped
+
+
+# ------------------------------------------------------------------------------------- pairs that are alike
+
+
+class _Table(NamedTuple):
+    """The keys of all items in order, the items that they are of, and the frames where they are."""
+
+    key_H: NDArray[np.uint32]
+    item_H: NDArray[np.int64]
+    place_H: NDArray[np.int64]
+
+
+def _table(items: Sequence[Item]) -> _Table:
+    sketches = [_sketch(item.bits_F) for item in items]
+    key_H = np.concatenate([keys for keys, _ in sketches])
+    place_H = np.concatenate([places for _, places in sketches])
+    item_H = np.repeat(np.arange(len(items)), [len(keys) for keys, _ in sketches])
+    order_H = np.lexsort((place_H, item_H, key_H))
+    return _Table(key_H[order_H], item_H[order_H], place_H[order_H])
+
+
+def _sketch(bits_F: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The keys of an item whose hashes are smallest, and the frames where they are."""
+    first_F, second_F = bits_F[:-KEY_FRAMES_APART], bits_F[KEY_FRAMES_APART:]
+    places_H = np.flatnonzero((first_F != 0) & (second_F != 0))
+    first_H = first_F[places_H].astype(np.uint32) << np.uint32(8)
+    second_H = second_F[places_H]
+    lower = np.uint32(1 << 24)
+    keys_H = np.concatenate([first_H | second_H >> 8, first_H | second_H & 255 | lower]).astype(np.uint32)
+    places_H = np.concatenate([places_H, places_H])
+    if len(keys_H) > KEYS_A_SEGMENT:
+        # a multiplicative hash, so that which keys are kept has nothing to do with what they mean
+        hashes_H = (keys_H * np.uint32(2654435761)).astype(np.uint64) << np.uint64(32) | places_H.astype(
+            np.uint64
+        )
+        kept = np.argpartition(hashes_H, KEYS_A_SEGMENT)[:KEYS_A_SEGMENT]
+        keys_H, places_H = keys_H[kept], places_H[kept]
+    return keys_H, places_H
+
+
+def _alike(
+    items: Sequence[Item], table: _Table, max_bit_errors: float, min_overlap: float
+) -> tuple[NDArray[np.int64], bool]:
+    """Pairs (earlier, later) of items that sound the same, and whether a list was too long to compare all in it."""
+    key_H, item_H, place_H = table
+    lengths = np.array([len(item.bits_F) for item in items])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    bits_A = np.concatenate([item.bits_F for item in items])
+    found = np.zeros((0, 2), np.int64)
+    for step in range(1, min(BUCKET, len(key_H) - 1) + 1):
+        same_P = np.flatnonzero((key_H[step:] == key_H[:-step]) & (item_H[step:] != item_H[:-step]))
+        one_P, other_P = item_H[same_P], item_H[same_P + step]
+        shift_P = place_H[same_P + step] - place_H[same_P]
+        fits = _overlap(lengths[one_P], lengths[other_P], shift_P) >= min_overlap
+        one_P, other_P, shift_P, place_P = (each[fits] for each in (one_P, other_P, shift_P, place_H[same_P]))
+        similar = _glance(bits_A, starts, one_P, other_P, place_P, shift_P)
+        triples_P3 = np.unique(np.stack([one_P, other_P, shift_P], axis=1)[similar], axis=0)
+        alike = [
+            _is_alike(items[one].bits_F, items[other].bits_F, shift, max_bit_errors)
+            for one, other, shift in triples_P3.tolist()
+        ]
+        found = np.concatenate([found, triples_P3[np.array(alike, bool), :2]])
+    more = bool((key_H[BUCKET + 1 :] == key_H[: -BUCKET - 1]).any())
+    return np.unique(found, axis=0), more
+
+
+def _overlap(
+    one_P: NDArray[np.int64], other_P: NDArray[np.int64], shift_P: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The share of the longer one that both have, when the second begins `shift` frames before the first."""
+    common_P = np.minimum(one_P, other_P - shift_P) - np.maximum(0, -shift_P)
+    share_P: NDArray[np.float64] = common_P / np.maximum(one_P, other_P)
+    return share_P
+
+
+def _glance(
+    bits_A: NDArray[np.uint16],
+    starts: NDArray[np.int64],
+    one_P: NDArray[np.int64],
+    other_P: NDArray[np.int64],
+    place_P: NDArray[np.int64],
+    shift_P: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Whether the frames around the common key are alike; near the edges of a segment there are fewer."""
+    errors_P, heard_P = np.zeros(len(one_P), np.int64), np.zeros(len(one_P), np.int64)
+    for step in range(-GLANCE_FRAMES, GLANCE_FRAMES + KEY_FRAMES_APART + 1):
+        first_P, second_P = starts[one_P] + place_P + step, starts[other_P] + place_P + shift_P + step
+        inside_P = (
+            (first_P >= starts[one_P]) & (first_P < starts[one_P + 1])
+            & (second_P >= starts[other_P]) & (second_P < starts[other_P + 1])
+        )  # fmt: skip
+        bits_P = bits_A[np.where(inside_P, first_P, 0)]
+        others_P = bits_A[np.where(inside_P, second_P, 0)]
+        errors_P += np.where(inside_P, np.bitwise_count(bits_P ^ others_P), 0)
+        heard_P += inside_P & ((bits_P | others_P) != 0)
+    similar: NDArray[np.bool_] = errors_P <= GLANCE_BIT_ERRORS * 16 * heard_P
+    return similar
+
+
+def _is_alike(
+    one_F: NDArray[np.uint16], other_F: NDArray[np.uint16], shift: int, max_bit_errors: float
+) -> bool:
+    """Whether few enough bits differ, when the second begins `shift` frames before the first."""
+    first_F, second_F = one_F[max(-shift, 0) :], other_F[max(shift, 0) :]
+    count = min(len(first_F), len(second_F))
+    first_F, second_F = first_F[:count], second_F[:count]
+    heard = int(np.count_nonzero(first_F | second_F))
+    if heard < FEWEST_FRAMES:
+        return False
+    allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * heard / FULL_FRAMES)
+    return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * heard

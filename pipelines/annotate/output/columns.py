@@ -1,0 +1,61 @@
+"""What is measured, said in words: columns for `compose`, with the edges of what is low or high."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from audiollm.files.atomic import write_text
+from audiollm.recipe.config import ConfigError
+from pipelines.annotate.execution.spool import Row
+from pipelines.annotate.output.bins import CorpusBins, fit_corpus
+
+MIN_TAG_SCORE = 0.1
+"""A tag with less is not said of a segment."""
+_DESCRIBED = ("scene", "speakers", "content")
+_ATTRIBUTES = ("age", "gender", "emotion")
+
+
+@dataclass(frozen=True)
+class ColumnMaker:
+    """The columns of a row: description, attributes, sound events, and numbers as words."""
+
+    bins: CorpusBins
+
+    def __call__(self, row: Row) -> dict[str, Any]:
+        measured = row["measured"]
+        found: dict[str, Any] = {}
+        described = measured.get("description") or {}
+        if (described.get("gate") or {}).get("accepted"):
+            found |= {name: described[name] for name in _DESCRIBED if described.get(name)}
+        attributes = measured.get("attributes") or {}
+        found |= {name: attributes[name]["label"] for name in _ATTRIBUTES if attributes.get(name)}
+        tags = (measured.get("events") or {}).get("tags", ())
+        heard = [tag["label"] for tag in tags if tag["score"] >= MIN_TAG_SCORE]
+        if heard:
+            found["events"] = heard
+        return found | (self.bins.labels(measured) if row["kind"] == "speech" else {})
+
+    def save(self, path: Path) -> None:
+        """The edges, for another corpus."""
+        write_text(path, self.bins.model_dump_json(indent=2) + "\n")
+
+
+def make_columns(edges: Path | None, rows: Iterable[Row]) -> ColumnMaker:
+    """With the edges of an earlier run, or with those of these rows.
+
+    Raises:
+        ConfigError: `edges` holds none.
+    """
+    if edges is None:
+        return ColumnMaker(fit_corpus(row["measured"] for row in rows if row["kind"] == "speech"))
+    try:
+        return ColumnMaker(CorpusBins.model_validate_json(edges.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise ConfigError(
+            f"annotate.bins: {edges} holds no edges: {error}", "", "give bins.json of an earlier run"
+        ) from None

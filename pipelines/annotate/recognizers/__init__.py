@@ -1,0 +1,1 @@
+"""Speech recognizers as steps: Pocketsphinx, Whisper, transformers, endpoints, audio LLMs."""

@@ -1,0 +1,71 @@
+"""Recognizer `audio_llm`: a model that answers questions about sound, asked what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from pipelines.annotate.recognizers.value import RecognizerConfig, heard
+from pipelines.annotate.step import Resources, Segment, Value
+
+PROMPT = "Transcribe the speech."
+"""A phrasing of the task `asr` (`audiollm/data/chat/tasks.yaml`): our own models were trained with it."""
+_QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "「": "」"}
+
+
+class AudioLlmConfig(RecognizerConfig):
+    """An understanding checkpoint of our own, or an audio LLM of transformers."""
+
+    kind: Literal["audio_llm"] = "audio_llm"
+    model: str
+    """The folder of a model or of the stage that trained it, or `package.module:factory` (see `evaluate.subjects`)."""
+    codec: Path | None = None
+    """Of a model of ours that hears through one; None: that of its run."""
+    prompt: str = Field(PROMPT, min_length=1)
+    max_tokens: int = Field(256, ge=1)
+    language: str | None = None
+    """Of what is said, told to those who read the text (not to the model: that is the prompt's part)."""
+    gpus: float = Field(0.0, ge=0)
+    """Share of a GPU for each worker."""
+
+
+class AudioLlm:
+    """Greedy; the answer is taken as it is, without quotation marks around the whole of it."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+
+    def __init__(self, config: AudioLlmConfig) -> None:
+        self.name = config.name or config.kind
+        self.resources = Resources(gpus=config.gpus)
+        self._config = config
+
+    def missing(self) -> str | None:
+        model = Path(self._config.model)
+        places = (model / "config.json", model / "model" / "config.json")
+        if ":" in self._config.model and not model.exists():
+            return None  # an import path: whether it can be made is known when it is made
+        if any(place.is_file() for place in places):
+            return None
+        return f"{self.name}.model: no model in {model} (config.json): give a trained model's folder"
+
+    def setup(self) -> None:
+        """Raises: ConfigError: no such model, or its codec is not there."""
+        from audiollm.evaluate.subjects.protocols import load_answerer
+
+        self._model = load_answerer(self._config.model, self._config.codec, self._config.max_tokens).model
+
+    def process(self, segment: Segment) -> Value:
+        answer = self._model.answer(segment.waveform(), self._config.prompt)
+        return heard(unquoted(answer), language=self._config.language)
+
+
+def unquoted(answer: str) -> str:
+    """Without the quotation marks around the whole."""
+    text = answer.strip()
+    if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text[-1] not in text[1:-1].replace("'", ""):
+        return text[1:-1].strip()
+    return text

@@ -1,0 +1,111 @@
+"""Recognizers: any number of them, of any kind, each a step that writes down what is said in a segment.
+
+Value of each: `text, language, language_probability, words: [{word, start_s, end_s, confidence}], confidence`. Times
+are in seconds from the start of the segment. What a recognizer does not tell is None, and `words` may be empty.
+
+Shapes: N samples at 16 kHz.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from pipelines.annotate.recognizers.asked import AudioLlm, AudioLlmConfig
+from pipelines.annotate.recognizers.endpoint import (
+    ChatEndpoint,
+    ChatEndpointConfig,
+    Endpoint,
+    EndpointConfig,
+)
+from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
+from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, mean_confidence
+from pipelines.annotate.recognizers.whisper import FasterWhisper, FasterWhisperConfig
+from pipelines.annotate.step import Resources, Segment, Step, Value
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.judges.recognizers import TimedWord
+
+SAMPLE_RATE = 16000
+
+
+class PocketsphinxConfig(RecognizerConfig):
+    """CMU Pocketsphinx with its English model: installed with this package, in one thread of the CPU."""
+
+    kind: Literal["pocketsphinx"] = "pocketsphinx"
+    grammar: tuple[str, ...] | None = None
+    """The texts of which exactly one is said; None: the open vocabulary."""
+
+
+class Pocketsphinx:
+    """Words with times and, with the open vocabulary, their posterior probabilities. `acoustic_fit` beside them is
+    the mean of the words' fit by duration (`audiollm.evaluate.judges.recognizers.TimedWord`)."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 2
+    shared: ClassVar[bool] = True
+    resources = Resources()
+
+    def __init__(self, config: PocketsphinxConfig) -> None:
+        self.name = config.name or config.kind
+        self._grammar = config.grammar
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        """Raises: ValueError: an empty grammar, or one with words that the dictionary does not know."""
+        from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
+
+        self._recognizer = PocketsphinxRecognizer(self._grammar)
+
+    def process(self, segment: Segment) -> Value:
+        import torch
+
+        samples_1N = torch.from_numpy(segment.samples(SAMPLE_RATE).copy())[None]
+        found = self._recognizer.recognize_words(samples_1N, SAMPLE_RATE)
+        words = [
+            SpokenWord(word.word, word.start_s, word.end_s, word.score if self._grammar is None else None)
+            for word in found
+        ]
+        value = heard(" ".join(word.word for word in words), words, "en", None, mean_confidence(words))
+        return {**value, "acoustic_fit": _mean_fit(found)}
+
+
+def _mean_fit(words: Sequence[TimedWord]) -> float | None:
+    seconds = sum(word.end_s - word.start_s for word in words)
+    if not seconds:
+        return None
+    return round(sum(word.fit * (word.end_s - word.start_s) for word in words) / seconds, 4)
+
+
+RecognizerChoice = Annotated[
+    PocketsphinxConfig
+    | FasterWhisperConfig
+    | TransformersConfig
+    | AudioLlmConfig
+    | EndpointConfig
+    | ChatEndpointConfig,
+    Field(discriminator="kind"),
+]
+"""The settings of one recognizer; `kind` says which."""
+
+
+def make_recognizer(config: RecognizerChoice) -> Step:
+    """The step of a recognizer's settings."""
+    match config:
+        case PocketsphinxConfig():
+            return Pocketsphinx(config)
+        case FasterWhisperConfig():
+            return FasterWhisper(config)
+        case TransformersConfig():
+            return TransformersRecognizer(config)
+        case AudioLlmConfig():
+            return AudioLlm(config)
+        case EndpointConfig():
+            return Endpoint(config)
+        case ChatEndpointConfig():
+            return ChatEndpoint(config)

@@ -1,0 +1,248 @@
+"""Recognizers behind an OpenAI-compatible address: `endpoint` (audio/transcriptions) and `chat_endpoint` (chat).
+
+The key comes from an environment variable and goes into the request's header alone. Redirects are not followed: they
+would carry it to another host. Overload, time-outs and errors of the server are tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from pipelines.annotate.recognizers.asked import PROMPT, unquoted
+from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard
+from pipelines.annotate.step import Resources, Segment, Value
+
+SENT_RATE = 16000
+MOST_REPLY_BYTES = 4_000_000
+_PASSING = (408, 409, 425, 429)
+
+
+class _AddressConfig(RecognizerConfig):
+    """Where the model is."""
+
+    url: str
+    """For example http://localhost:8000/v1."""
+    model: str
+    """Its name there."""
+    key_variable: str = "OPENAI_API_KEY"
+    """The environment variable with the key; unset or empty: no key is sent."""
+    language: str | None = None
+    """Of what is said."""
+    timeout_s: float = Field(120.0, gt=0)
+    attempts: int = Field(4, ge=1)
+    """Of each request, with a pause between that doubles."""
+    pause_s: float = Field(2.0, ge=0)
+    """Before the second attempt."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url} is no address: give for example http://localhost:8000/v1")
+        if parts.username or parts.password:
+            raise ValueError("a password in the address: put the key into an environment variable")
+        return url
+
+
+class EndpointConfig(_AddressConfig):
+    """A model that is sent a file (`audio/transcriptions`): OpenAI, vLLM, speaches, whisper.cpp."""
+
+    kind: Literal["endpoint"] = "endpoint"
+    words: bool = False
+    """Ask for words with times and for the language (`verbose_json`); not every server has them."""
+    prompt: str | None = None
+    """A text that the model is to go on from."""
+
+
+class ChatEndpointConfig(_AddressConfig):
+    """An audio LLM that is asked (`chat/completions` with an `input_audio` part)."""
+
+    kind: Literal["chat_endpoint"] = "chat_endpoint"
+    prompt: str = Field(PROMPT, min_length=1)
+    max_tokens: int = Field(512, ge=1)
+
+
+class Endpoint:
+    """Sends each segment as a 16-bit WAV of 16 kHz, mono."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self.name = config.name or config.kind
+        self._config = config
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        self._opener = urllib.request.build_opener(_NoRedirect())
+
+    def process(self, segment: Segment) -> Value:
+        """
+        Raises:
+            EndpointError: no answer, or one that is not understood.
+        """
+        from audiollm.audio import encode_bytes
+
+        wave = segment.waveform().mono().resample(SENT_RATE)
+        sound = encode_bytes(wave.samples_CN, SENT_RATE, "wav")
+        return _value(self._ask(sound), self._config.language, self.name, segment.duration_s)
+
+    def _ask(self, sound: bytes) -> dict[str, Any]:
+        config = self._config
+        fields = {"model": config.model, "temperature": "0", "response_format": "json"}
+        if config.words:
+            fields |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        if config.language:
+            fields["language"] = config.language
+        if config.prompt:
+            fields["prompt"] = config.prompt
+        body, content_type = form_data(fields, sound)
+        for attempt in range(1, config.attempts + 1):
+            try:
+                return self._post(body, content_type)
+            except urllib.error.HTTPError as error:
+                reason = f"HTTP {error.code}: {_excerpt(error)}"
+                passing = error.code in _PASSING or error.code >= 500
+            except (OSError, TimeoutError) as error:  # URLError, refused, reset, timed out
+                reason, passing = f"no connection: {error}", True
+            if not passing or attempt == config.attempts:
+                raise EndpointError(f"{self.name}: {config.url}: {reason}")
+            time.sleep(config.pause_s * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _post(self, body: bytes, content_type: str) -> dict[str, Any]:
+        headers = {"Content-Type": content_type}
+        if key := os.environ.get(self._config.key_variable, ""):
+            headers["Authorization"] = f"Bearer {key}"
+        url = f"{self._config.url.rstrip('/')}/audio/transcriptions"
+        request = urllib.request.Request(url, body, headers, method="POST")
+        with self._opener.open(request, timeout=self._config.timeout_s) as reply:
+            content: bytes = reply.read(MOST_REPLY_BYTES)
+        try:
+            found = json.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+            said = content[:200].decode(errors="replace")
+            raise EndpointError(f"{self.name}: {self._config.url}: no text in the reply: {said}")
+        return found
+
+
+class ChatEndpoint:
+    """The same question about every segment, at temperature 0."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: ChatEndpointConfig) -> None:
+        self.name = config.name or config.kind
+        self._config = config
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        from audiollm.evaluate.subjects.chat import EndpointChat
+
+        config = self._config
+        self._chat = EndpointChat(
+            config.url, config.model, config.key_variable, config.max_tokens, config.timeout_s, config.attempts,
+            config.pause_s,
+        )  # fmt: skip
+
+    def process(self, segment: Segment) -> Value:
+        """
+        Raises:
+            ChatError: there is no answer.
+        """
+        answer = self._chat.ask([segment.waveform().mono(), self._config.prompt])
+        return heard(unquoted(answer), language=self._config.language)
+
+
+class EndpointError(Exception):
+    """No answer: what went wrong."""
+
+
+def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
+    """A `multipart/form-data` body of fields and the file `file`, and its content type (RFC 7578)."""
+    border = uuid.uuid5(uuid.NAMESPACE_OID, sound.hex()).hex
+    parts = [
+        f'--{border}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    head = f'--{border}\r\nContent-Disposition: form-data; name="file"; filename="segment.wav"\r\n'
+    file = f"{head}Content-Type: audio/wav\r\n\r\n".encode() + sound
+    return b"".join(
+        parts
+    ) + file + f"\r\n--{border}--\r\n".encode(), f"multipart/form-data; boundary={border}"
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def _value(reply: Mapping[str, Any], told: str | None, name: str, duration_s: float) -> Value:
+    """The value of a reply, `json` or `verbose_json`."""
+    try:
+        words = [
+            SpokenWord(
+                str(word["word"]),
+                min(float(word["start"]), duration_s),
+                min(float(word["end"]), duration_s),
+                None,
+            )
+            for word in reply.get("words") or ()
+        ]
+        spoken = [
+            (min(float(part["avg_logprob"]), 0.0), float(part["end"]) - float(part["start"]))
+            for part in reply.get("segments") or ()
+            if part.get("avg_logprob") is not None
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EndpointError(f"{name}: the reply's words or segments are not understood: {error!r}") from error
+    length = sum(seconds for _, seconds in spoken)
+    confidence = math.exp(sum(value * seconds for value, seconds in spoken) / length) if length > 0 else None
+    language = told or _language_code(reply.get("language"))
+    return heard(str(reply["text"]), words, language, None, confidence)
+
+
+def _language_code(language: object) -> str | None:
+    """`en` of `en` and of `english`, as Whisper's servers write it."""
+    if not isinstance(language, str) or not language:
+        return None
+    if len(language) <= 3:
+        return language.lower()
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    found: str | None = TO_LANGUAGE_CODE.get(language.lower())
+    return found
+
+
+def _excerpt(error: urllib.error.HTTPError) -> str:
+    try:
+        text = error.read(2000).decode(errors="replace")
+    except OSError:
+        text = ""
+    return " ".join(text.split())[:200] or str(error.reason)

@@ -1,0 +1,112 @@
+"""Recognizer `faster_whisper`: Whisper by CTranslate2, from a folder.
+
+Shapes: N samples at 16 kHz.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, missing_folder
+from pipelines.annotate.step import Resources, Segment, Value
+
+SAMPLE_RATE = 16000
+_FILES = ("model.bin", "config.json", "tokenizer.json")
+_WHAT = "a Whisper that ct2-transformers-converter made, with --copy_files tokenizer.json preprocessor_config.json"
+
+
+class FasterWhisperConfig(RecognizerConfig):
+    """faster-whisper; nothing is downloaded."""
+
+    kind: Literal["faster_whisper"] = "faster_whisper"
+    model: Path
+    """A folder in CTranslate2's format, with its tokenizer.json (without, faster-whisper would ask the hub for it)."""
+    language: str | None = None
+    """Of what is said; None: the model finds out, and says how sure it is."""
+    beam_size: int = Field(5, ge=1)
+    initial_prompt: str | None = None
+    """A text before the first: with hesitations in it ("Um, uh, so ..."), the model tends to write them."""
+    condition_on_previous_text: bool = False
+    """Go on from the text of the 30 s before; it also goes on with their errors."""
+    word_timestamps: bool = True
+    compute_type: str = "default"
+    """`int8`, `float16`, `float32`, ...; default: as it was saved, as far as the device can."""
+    gpus: float = Field(0.0, ge=0)
+    """Share of a GPU for each worker; 0: the CPU."""
+
+
+class FasterWhisper:
+    """Without a temperature: what is hard to hear is decoded once, by beams, and gives the same text every time."""
+
+    level: ClassVar[Literal["segment"]] = "segment"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+
+    def __init__(self, config: FasterWhisperConfig) -> None:
+        self.name = config.name or config.kind
+        self.resources = Resources(gpus=config.gpus)
+        self._config = config
+
+    def missing(self) -> str | None:
+        if importlib.util.find_spec("faster_whisper") is None:
+            return f"{self.name}: the package faster-whisper is not here: pip install 'audiollm[whisper]'"
+        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _WHAT)
+
+    def setup(self) -> None:
+        """Raises: ConfigError: no such model."""
+        from audiollm.recipe.config import ConfigError
+
+        if (problem := self.missing()) is not None:
+            raise ConfigError(problem, self.name, "see what is missing")
+        from faster_whisper import WhisperModel
+
+        try:
+            self._model = WhisperModel(
+                str(self._config.model.absolute()),
+                device="cuda" if self._config.gpus else "cpu",
+                compute_type=self._config.compute_type,
+                cpu_threads=1,
+                local_files_only=True,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ConfigError(
+                f"no Whisper loads from {self._config.model}: {error}", f"{self.name}.model", f"give {_WHAT}"
+            ) from error
+
+    def process(self, segment: Segment) -> Value:
+        config = self._config
+        parts, info = self._model.transcribe(
+            segment.samples(SAMPLE_RATE).copy(),
+            language=config.language,
+            beam_size=config.beam_size,
+            temperature=0.0,
+            condition_on_previous_text=config.condition_on_previous_text,
+            initial_prompt=config.initial_prompt,
+            word_timestamps=config.word_timestamps,
+            vad_filter=False,  # segments are cut by voice activity already
+        )
+        spoken = list(parts)
+        words = [
+            SpokenWord(word.word, word.start, min(word.end, segment.duration_s), word.probability)
+            for part in spoken
+            for word in part.words or ()
+        ]
+        told = config.language is not None
+        return heard(
+            "".join(part.text for part in spoken),
+            words,
+            info.language,
+            None if told else info.language_probability,
+            _confidence(spoken),
+        )
+
+
+def _confidence(parts: list[Any]) -> float | None:
+    """The geometric mean of the tokens' probabilities."""
+    tokens = sum(len(part.tokens) for part in parts)
+    return math.exp(sum(part.avg_logprob * len(part.tokens) for part in parts) / tokens) if tokens else None

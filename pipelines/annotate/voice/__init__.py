@@ -1,0 +1,1 @@
+"""Voices: activity, pitch, separation, embeddings, diarization, linking across files."""

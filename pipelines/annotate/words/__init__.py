@@ -1,0 +1,1 @@
+"""Words: hypotheses put to the vote, written forms, CTC, syllables."""

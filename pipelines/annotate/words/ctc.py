@@ -1,0 +1,107 @@
+"""A CTC model of transformers in a folder: what it believes, frame by frame. Nothing is downloaded, nothing run of it.
+
+Shapes: B clips, N samples, T frames, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audiollm.files.json_files import OFFLINE
+from audiollm.recipe.config import ConfigError
+from pipelines.annotate.recognizers.value import cut_points
+
+LONGEST_S = 30.0
+"""Heard at once; longer sound is cut at quiet places (attention's memory grows with the square)."""
+
+
+class Emissions(NamedTuple):
+    """What a model believes of a clip."""
+
+    log_probs_TV: Tensor
+    """float32, on the CPU."""
+    times_T: NDArray[np.float64]
+    """Where each frame begins, and where the last ends, in seconds: one more than there are frames."""
+
+
+class CtcModel:
+    """
+    Args:
+        folder: a model with a CTC head, its feature extractor and its tokenizer.
+
+    Raises:
+        ConfigError: the folder holds none, or pickled weights only.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        from transformers import AutoFeatureExtractor, AutoModelForCTC, AutoTokenizer
+
+        try:
+            if not folder.is_dir():  # else the name would be looked up on the hub
+                raise OSError("no such folder")
+            self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
+            self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
+            model = AutoModelForCTC.from_pretrained(str(folder), **OFFLINE, use_safetensors=True)
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"no CTC model loads from {folder}: {said}",
+                str(folder),
+                "give a folder with config.json, preprocessor_config.json, a tokenizer and model.safetensors",
+            ) from error
+        self._model: Any = model.eval().to(device)
+        self.sample_rate = int(self._extractor.sampling_rate)
+        self.blank = int(self._model.config.pad_token_id)
+        self._pads = bool(getattr(self._extractor, "return_attention_mask", False))
+
+    @property
+    def delimiter(self) -> str | None:
+        """The token between words, where there is one ("|")."""
+        found: str | None = getattr(self.tokenizer, "word_delimiter_token", None)
+        return found if found in self.tokenizer.get_vocab() else None
+
+    def emissions(self, clips: Sequence[NDArray[np.float32]]) -> list[Emissions]:
+        """Of each clip, mono `[N]` at `sample_rate`. Heard together where the model can tell padding from sound."""
+        cuts = [cut_points(clip_N, self.sample_rate, LONGEST_S) for clip_N in clips]
+        pieces = [clip_N[a:b] for clip_N, at in zip(clips, cuts, strict=True) for a, b in pairwise(at)]
+        if self._pads:
+            believed = iter(self._forward(pieces))
+        else:
+            believed = iter([piece_TV for one in pieces for piece_TV in self._forward([one])])
+        return [self._joined([next(believed) for _ in at[1:]], at) for at in cuts]
+
+    @torch.inference_mode()
+    def _forward(self, pieces: Sequence[NDArray[np.float32]]) -> list[Tensor]:
+        shortest = self.sample_rate // 10  # less than the convolutions span is an error
+        sizes = [max(len(piece_N), shortest) for piece_N in pieces]
+        padded = [
+            np.pad(piece_N, (0, size - len(piece_N))) for piece_N, size in zip(pieces, sizes, strict=True)
+        ]
+        inputs = self._extractor(
+            padded,
+            sampling_rate=self.sample_rate,
+            return_tensors="pt",
+            padding=True,
+            return_attention_mask=self._pads,
+        )
+        logits_BTV = self._model(**inputs.to(self._model.device)).logits.float()
+        log_probs_BTV = logits_BTV.log_softmax(dim=-1).cpu()
+        longest = max(sizes)
+        frames = [max(round(log_probs_BTV.shape[1] * size / longest), 1) for size in sizes]
+        return [log_probs_TV[:count] for log_probs_TV, count in zip(log_probs_BTV, frames, strict=True)]
+
+    def _joined(self, pieces: Sequence[Tensor], cuts: Sequence[int]) -> Emissions:
+        seconds = [cut / self.sample_rate for cut in cuts]
+        times = [
+            np.linspace(start_s, end_s, len(piece_TV), endpoint=False)
+            for piece_TV, (start_s, end_s) in zip(pieces, pairwise(seconds), strict=True)
+        ]
+        return Emissions(torch.cat(list(pieces)), np.concatenate([*times, seconds[-1:]]))

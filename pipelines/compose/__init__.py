@@ -1,0 +1,1 @@
+"""The stage `compose`: segments to samples."""

@@ -1,0 +1,269 @@
+"""Segments as what tasks are made of: clips and conversations, with the fields that a task's phrasings name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from audiollm.data.chat.scene import dialogue_text, voices, without_sound_tags
+from audiollm.data.chat.tasks import FieldValue, TaskTemplate
+from audiollm.data.records.sample import AudioPart, BadSample, Part
+from audiollm.data.text.forms import prompt_form
+from pipelines.compose.facts import Facts
+
+CONVERSATION_GAP_S = 2.0
+"""A longer pause ends a conversation."""
+CONVERSATION_S = 30.0
+"""What is longer is taken apart."""
+_PARTS = TypeAdapter(list[Part])
+
+
+class Refusal(BaseModel):
+    """Why a recognized text was not trusted."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+    reason: str = ""
+
+
+class Segment(BaseModel):
+    """A row of `segments.jsonl`. Columns that are not named here are fields of the tasks, too."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str = Field(min_length=1)
+    path: str = Field(min_length=1)
+    file: str | None = None
+    start_s: float = Field(ge=0)
+    end_s: float
+    speaker: str = Field(min_length=1)
+    text: str
+    kind: Literal["speech", "sound"] = "speech"
+    """sound: there is no speech in it; what stands for its speaker says nothing."""
+    split: Literal["train", "test"] | None = None
+    text_refused: Refusal | None = None
+    """Why there is no text, where a recognizer heard one."""
+
+    @property
+    def source(self) -> str:
+        """The recording that it comes from, by a name that stays when the folder moves."""
+        return self.file or self.path
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def clip(self) -> AudioPart:
+        return AudioPart(path=self.path, start_s=self.start_s, end_s=self.end_s, speaker=self.speaker)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One clip or conversation, and the fields that it has."""
+
+    id: str
+    split: str | None
+    speaker: str
+    segment: str
+    words: str
+    """What is said, without tags."""
+    fields: dict[str, FieldValue]
+    columns: Mapping[str, Any]
+    """The other columns of its segments, as they stand there."""
+    file: str
+    facts: Mapping[str, str]
+    """What follows from the columns (`compose_facts`); a column of the same name comes first."""
+
+    def fields_for(self, task: TaskTemplate) -> dict[str, FieldValue]:
+        """All fields, the columns read as recordings where the task says that they are.
+
+        Raises:
+            ValueError: a column that is to be a recording and is none.
+        """
+        read = {name: _column(name, value, name in task.audio) for name, value in self.columns.items()}
+        own = {name: value for name, value in read.items() if value is not None and name != "language"}
+        return {**self.facts, **own, **self.fields}
+
+    @property
+    def names(self) -> set[str]:
+        """Of the fields and of the columns that may be one."""
+        return {*self.fields, *self.columns, *self.facts}
+
+
+def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
+    """The usable rows of a `segments.jsonl`, and what the others are."""
+    segments: list[Segment] = []
+    bad: list[BadSample] = []
+    seen: set[str] = set()
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            segment = Segment.model_validate_json(line)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            reason = f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            bad.append(BadSample(where, "", reason, "malformed segment"))
+            continue
+        if segment.end_s <= segment.start_s or segment.id in seen:
+            reason = "its id was used before" if segment.id in seen else "it ends before it starts"
+            bad.append(BadSample(where, segment.id, reason, "malformed segment"))
+            continue
+        seen.add(segment.id)
+        segments.append(segment)
+    return segments, bad
+
+
+def written(text: str, normalize: bool) -> str:
+    """A transcript as prompts show it: single spaces and, on demand, numbers as words, sounds as Higgs's tags."""
+    return prompt_form(text) if normalize else " ".join(text.split())
+
+
+def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
+    """A row a segment; `reference` is another clip of the same speaker and split, where there is one."""
+    references = _References(segments, seed)
+    facts = Facts((segment.model_extra or {} for segment in segments), seed)
+    rows = []
+    for segment in segments:
+        fields: dict[str, FieldValue] = {"audio": segment.clip}
+        if segment.kind == "speech":
+            fields["speaker"] = segment.speaker
+        other = references.of(segment, {segment.id})
+        columns = dict(segment.model_extra or {})
+        if segment.text:
+            fields["text"] = segment.text
+        if other and "reference" not in columns:
+            fields |= {"reference": other.clip, "reference_text": other.text}
+        words = without_sound_tags(segment.text)
+        known = facts.of(segment.id, columns, _speakers_heard(segment))
+        rows.append(
+            Row(
+                segment.id,
+                segment.split,
+                segment.speaker,
+                segment.id,
+                words,
+                fields,
+                columns,
+                segment.source,
+                known,
+            )
+        )
+    return rows
+
+
+def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
+    """Successive segments of one recording and split with at least two speakers, as one clip each.
+
+    `references` shows a clip of every speaker from outside of the conversation, where all have one.
+    """
+    references = _References(segments, seed)
+    facts = Facts((segment.model_extra or {} for segment in segments), seed)
+    rows = []
+    for group in _groups(segments):
+        first, ids = group[0], {segment.id for segment in group}
+        speakers = list(dict.fromkeys(segment.speaker for segment in group))
+        others = {s.speaker: references.of(s, ids) for s in group}
+        text = dialogue_text(_turns(group))
+        end_s = max(segment.end_s for segment in group)
+        fields: dict[str, FieldValue] = {
+            "audio": AudioPart(path=first.path, start_s=first.start_s, end_s=end_s),
+            "text": text,
+            "voices": voices({name: name for name in speakers}),
+        }
+        if all(others.values()):
+            fields["references"] = voices({name: other.clip for name, other in others.items() if other})
+        columns = {
+            name: value
+            for name, value in (first.model_extra or {}).items()
+            if all((segment.model_extra or {}).get(name) == value for segment in group)
+        }
+        words = " ".join(without_sound_tags(segment.text) for segment in group)
+        known = facts.of(first.id, columns, len(speakers))
+        names = ", ".join(speakers)
+        rows.append(Row(first.id, first.split, names, first.id, words, fields, columns, first.source, known))
+    return rows
+
+
+class _References:
+    """The clips of each speaker and split: which one stands for the voice of another."""
+
+    def __init__(self, segments: Sequence[Segment], seed: int) -> None:
+        self._seed = seed
+        self._clips: dict[tuple[str, str | None], list[Segment]] = defaultdict(list)
+        for segment in sorted(segments, key=lambda segment: segment.id):
+            if segment.text:
+                self._clips[segment.speaker, segment.split].append(segment)
+
+    def of(self, segment: Segment, without: set[str]) -> Segment | None:
+        """One that is none of `without`, drawn by a hash of the segment's id; None where there is none."""
+        known = self._clips[segment.speaker, segment.split]
+        start = int(sha256(f"{self._seed}:reference:{segment.id}".encode()).hexdigest()[:16], 16)
+        for step in range(min(len(known), len(without) + 1)):
+            other = known[(start + step) % len(known)]
+            if other.id not in without:
+                return other
+        return None
+
+
+def _speakers_heard(segment: Segment) -> int | None:
+    """How many people speak in a segment: none in a sound, and one where a step has looked for others."""
+    if segment.kind == "sound":
+        return 0
+    return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None
+
+
+def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
+    groups: list[list[Segment]] = []
+    previous: Segment | None = None
+    for segment in sorted(segments, key=lambda segment: (segment.path, segment.start_s, segment.id)):
+        goes_on = (
+            previous is not None
+            and (previous.path, previous.split) == (segment.path, segment.split)
+            and previous.text
+            and segment.text
+            and segment.start_s - previous.end_s <= CONVERSATION_GAP_S
+            and segment.end_s - groups[-1][0].start_s <= CONVERSATION_S
+        )
+        if goes_on:
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+        previous = segment
+    return [group for group in groups if len({segment.speaker for segment in group}) > 1]
+
+
+def _turns(group: Sequence[Segment]) -> list[tuple[str, str]]:
+    turns: list[tuple[str, str]] = []
+    for segment in group:
+        if turns and turns[-1][0] == segment.speaker:
+            turns[-1] = (segment.speaker, f"{turns[-1][1]} {segment.text}")
+        else:
+            turns.append((segment.speaker, segment.text))
+    return turns
+
+
+def _column(name: str, value: Any, is_audio: bool) -> FieldValue | None:
+    """A text, or a recording by its path or by `{path, start_s, end_s}`, or a list of texts and recordings as messages
+    hold them; None for what is none of these."""
+    if value in (None, "", [], {}):
+        return None
+    if is_audio:
+        try:
+            if isinstance(value, list):
+                return _PARTS.validate_python(value)
+            return AudioPart.model_validate({"path": value} if isinstance(value, str) else value)
+        except ValidationError as error:
+            raise ValueError(f"{name} is no recording: {error.errors(include_url=False)[0]['msg']}") from None
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return str(value) if isinstance(value, (str, int, float)) else None

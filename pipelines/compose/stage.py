@@ -1,0 +1,299 @@
+"""The stage `compose`: segments to samples (chat messages with audio in them), for training and test."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from audiollm.data.chat.tasks import TaskTemplate, load_tasks, render
+from audiollm.data.records.sample import BadSample, Sample, write_samples
+from audiollm.files.atomic import write_jsonl
+from audiollm.files.set_aside import read_set_aside, row_of
+from audiollm.recipe.config import nearest
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from pipelines.compose.choice import Balance, choose_test, connected, place, taken
+from pipelines.compose.rows import Row, Segment, clips, conversations, read_segments, written
+
+
+class Config(StageConfig):
+    """Settings of the stage `compose`."""
+
+    segments: InputPath
+    """`segments.jsonl` of an annotate stage."""
+    tasks_file: InputPath | None = None
+    """Tasks of your own, in YAML (`audiollm/data/chat/tasks.yaml` shows how they read)."""
+    tasks: dict[str, float] = Field(default={"tts": 1.0})
+    """What the samples ask for, and how much of each: weights relative to one another. The task of the largest
+    weight is made of every segment that has its fields, another of a share of those: its weight to the largest."""
+    balance: dict[str, Balance] = Field(default={})
+    """Task -> a limit to its training samples of one speaker, file, text, answer or label. Which ones stay is drawn by
+    a hash of seed and id."""
+    split: Literal["speaker", "file", "group", "given"] = "given"
+    """given: as the transcripts say; speaker, file: a seeded share of the speakers or files is tested; group: of what
+    hangs together by speakers and files, so that neither is ever on both sides."""
+    test_share: float = Field(default=0.1, gt=0, lt=1)
+    """Of the speakers, files or groups, for the splits of those names."""
+    min_seconds: float = Field(default=300.0, ge=0)
+    """Of training audio; with less the run ends here."""
+    normalize_text: bool = True
+    """Write numbers as words, and sounds such as [laugh] as Higgs's tags."""
+    seed: int = 0
+
+    @field_validator("tasks")
+    @classmethod
+    def _tasks_are_known(cls, tasks: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        known = load_tasks(info.data.get("tasks_file"))
+        for name, weight in tasks.items():
+            if name not in known:
+                raise ValueError(f"no such task: {name!r}; {nearest(name, known)}")
+            if not 0 < weight < float("inf"):
+                raise ValueError(f"the weight of {name!r} must be positive, not {weight}")
+        if not tasks:
+            raise ValueError(f"name at least one task; known: {', '.join(known)}")
+        return tasks
+
+    @field_validator("balance")
+    @classmethod
+    def _balance_is_of_the_tasks(
+        cls, balance: dict[str, Balance], info: ValidationInfo
+    ) -> dict[str, Balance]:
+        tasks = info.data.get("tasks", balance)
+        for name in balance:
+            if name not in tasks:
+                raise ValueError(f"{name!r} is no task of this stage; {nearest(name, tasks)}")
+        return balance
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Task -> the share of its segments that is made a sample of."""
+        return {name: weight / max(self.tasks.values()) for name, weight in self.tasks.items()}
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    """Write `samples.jsonl` and `set_aside.jsonl`; returns counts and seconds.
+
+    Raises:
+        StageError: too little training audio, nothing to split, or a task without a sample (exit code 2);
+            `set_aside.jsonl` is there.
+    """
+    known = load_tasks(config.tasks_file)
+    tasks = [known[name] for name in config.tasks]
+    segments, dropped = read_segments(config.segments)
+    kept: list[Segment] = []
+    for segment in segments:
+        text = written(segment.text, config.normalize_text)
+        if text or any("text" not in task.required for task in tasks):
+            kept.append(segment.model_copy(update={"text": text}))
+        else:
+            dropped.append(_without_text(segment))
+    listing = context.folder / "set_aside.jsonl"
+    _write_set_aside(config.segments, listing, dropped)
+    _refuse_too_little(sum(segment.duration_s for segment in kept), config, "")
+    refused = Counter(
+        segment.text_refused.kind for segment in kept if segment.text_refused and not segment.text
+    )
+    kept = split_segments(kept, config, context)
+    train_s, test_s = (sum(s.duration_s for s in kept if s.split == split) for split in ("train", "test"))
+    _refuse_too_little(train_s, config, f", and {test_s:.0f} s are set apart for the test")
+    samples, lacking, bad = make_samples(kept, tasks, config)
+    dropped += bad
+    _write_set_aside(config.segments, listing, dropped)
+    write_samples(context.folder / "samples.jsonl", samples)
+    figures: dict[str, Any] = {
+        "train_samples": sum(sample.metadata["split"] == "train" for sample in samples),
+        "test_samples": sum(sample.metadata["split"] == "test" for sample in samples),
+        "train_seconds": round(train_s, 3),
+        "test_seconds": round(test_s, 3),
+        "speakers": len({segment.speaker for segment in kept if segment.kind == "speech"}),
+        "texts": len({segment.text for segment in kept if segment.text}),
+        "set_aside": len(dropped),
+        "tasks": {task.name: sum(sample.task == task.name for sample in samples) for task in tasks},
+        "lacking_fields": lacking,
+        "text_refused": dict(sorted(refused.items())),
+    }
+    context.say(
+        f"{figures['train_samples']} samples to train on ({train_s / 60:.1f} minutes), "
+        f"{figures['test_samples']} to test; {figures['speakers']} speakers, {figures['texts']} texts"
+    )
+    if len(tasks) > 1:
+        context.say(", ".join(f"{name} {count}" for name, count in figures["tasks"].items()))
+    if refused:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in figures["text_refused"].items())
+        context.say(f"not in tasks of text, because their recognized text was refused: {reasons}")
+    for name, count in lacking.items():
+        context.say(f"{name}: {count} lack one of its fields")
+    return figures
+
+
+def make_samples(
+    segments: Sequence[Segment], tasks: Sequence[TaskTemplate], config: Config
+) -> tuple[list[Sample], dict[str, int], list[BadSample]]:
+    """All samples, task after task; how many rows lack a task's fields; what can be made no sample of.
+
+    The first task's samples bear the ids of the segments (a conversation that of its first); those of the
+    others end in the task's name.
+
+    Raises:
+        StageError: no segment has a task's fields.
+    """
+    made = {"segment": clips, "conversation": conversations}
+    samples: list[Sample] = []
+    lacking: dict[str, int] = {}
+    bad: list[BadSample] = []
+    seen: set[str] = set()
+    for number, task in enumerate(tasks):
+        usable = 0
+        drawn: list[tuple[Row, Sample]] = []
+        rows = made[task.over](segments, config.seed)
+        for row in rows:
+            name = row.id if number == 0 else f"{row.id}.{task.name}"
+            try:
+                fields = row.fields_for(task)
+                if task.lacks(set(fields)):
+                    lacking[task.name] = lacking.get(task.name, 0) + 1
+                    continue
+                if name in seen:
+                    raise ValueError(f"the id {name!r} is taken")
+                sample = render(task, name, fields, config.seed, _metadata(row))
+            except ValueError as error:
+                bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
+                continue
+            seen.add(name)
+            usable += 1
+            if place(f"{config.seed}:{task.name}:{row.id}") < config.shares[task.name]:
+                drawn.append((row, sample))
+        if not usable:
+            raise _no_sample(task, rows)
+        samples += _balanced(drawn, config.balance.get(task.name), config.seed)
+    return samples, lacking, bad
+
+
+def _balanced(drawn: Sequence[tuple[Row, Sample]], balance: Balance | None, seed: int) -> list[Sample]:
+    """The samples within the limits; those of the test are all there."""
+    if balance is None:
+        return [sample for _, sample in drawn]
+    groups = {
+        sample.id: balance.group(row, " ".join(sample.texts("assistant")))
+        for row, sample in drawn
+        if row.split == "train"
+    }
+    stays = taken(groups, balance, seed)
+    return [sample for row, sample in drawn if row.split != "train" or sample.id in stays]
+
+
+def _no_sample(task: TaskTemplate, rows: Sequence[Row]) -> StageError:
+    reason = f"there is no {task.over}"
+    for row in rows[:1]:
+        needed = sorted(task.lacks(row.names))
+        reason = (
+            f"{row.id} and all others lack {', '.join(needed)}" if needed else "no field is as it must be"
+        )
+    return StageError(
+        f"compose: no sample of the task {task.name}: {reason}",
+        "give the segments these columns, or take the task out of compose.tasks",
+        exit_code=2,
+    )
+
+
+def _metadata(row: Row) -> dict[str, Any]:
+    return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
+
+
+def split_segments(segments: Sequence[Segment], config: Config, context: Context) -> list[Segment]:
+    """The segments with `split` set to train or test.
+
+    By speaker, file or what hangs together, a group is tested when the hash of its name and the seed is below
+    `test_share`, so that it stays where it is when others are added; at least one group goes to either side.
+
+    Raises:
+        StageError: no test segments are given, or there is but one group.
+    """
+    by = config.split
+    if by == "given":
+        if any(segment.split == "test" for segment in segments):
+            return [s if s.split else s.model_copy(update={"split": "train"}) for s in segments]
+        if any(segment.split == "train" for segment in segments):
+            raise StageError(
+                "compose: the transcripts mark segments as train and none as test",
+                "mark some as test, or set compose.split=file",
+                exit_code=2,
+            )
+        context.say("no split is given: testing on a share of the files")
+        by = "file"
+    if by == "group":
+        groups = connected(segments)
+    else:
+        groups = [segment.speaker if by == "speaker" else segment.source for segment in segments]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for group, segment in zip(groups, segments, strict=True):
+        seconds[group] += segment.duration_s
+    tested = choose_test(groups, config.test_share, config.seed, seconds if by == "group" else None)
+    if not tested:
+        raise StageError(
+            f"compose: split by {by} needs at least two {by}s, and there is {len(set(groups))}",
+            "choose another compose.split, or give more recordings",
+            exit_code=2,
+        )
+    return [
+        segment.model_copy(update={"split": "test" if group in tested else "train"})
+        for segment, group in zip(segments, groups, strict=True)
+    ]
+
+
+def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
+    needed = config.min_seconds
+    if seconds < needed or seconds == 0:
+        raise StageError(
+            f"compose: too little to train on: {seconds:.0f} s found and {needed:.0f} s needed{more}",
+            "give more recordings (set_aside.jsonl says what was left out and why), or lower min_seconds",
+            exit_code=2,
+        )
+
+
+def _without_text(segment: Segment) -> BadSample:
+    """Why it is in no sample; a refused text is counted by the reason."""
+    refused = segment.text_refused
+    if refused is None:
+        return BadSample(segment.path, segment.id, "no text")
+    kind = f"no text: {refused.kind}"
+    reason = f"{kind}: {refused.reason}" if refused.reason else kind
+    return BadSample(segment.path, segment.id, reason, kind)
+
+
+def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample]) -> None:
+    """What the segments' stage set aside, then what this one does."""
+    upstream = read_set_aside(segments.parent / "set_aside.jsonl")
+    write_jsonl(target, [*upstream, *(row_of(bad, "compose") for bad in dropped)])
+
+
+def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
+    """Counts from the annotate stage's plan; the stage itself takes a moment."""
+    facts = next((p.facts for p in upstream.values() if "audio_s" in p.facts), {"audio_s": 0.0, "clips": 0.0})
+    recordings, audio_s = facts["clips"], facts["audio_s"]
+    samples = recordings * sum(config.shares.values())
+    note = (
+        f"{audio_s:.0f} s of audio, {config.min_seconds:.0f} s needed" if audio_s < config.min_seconds else ""
+    )
+    return StagePlan(
+        memory_mb=100.0 + 0.005 * samples,
+        disk_mb=0.0006 * samples,
+        seconds=1.0 + 1e-4 * samples,
+        note=note,
+        # each sample's audio is encoded for itself
+        facts={"audio_s": audio_s * sum(config.shares.values()), "clips": samples, "samples": samples},
+    )
+
+
+STAGE = Stage(
+    kind="compose",
+    config=Config,
+    run=run,
+    artifacts={"samples": "samples.jsonl", "set_aside": "set_aside.jsonl"},
+    help="make training samples of the segments",
+    plan=plan,
+)

@@ -1,0 +1,1 @@
+"""Calls on workers, with a ledger: local processes or a Ray cluster."""

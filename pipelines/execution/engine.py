@@ -1,0 +1,277 @@
+"""Runs walks: each goes from call to call, workers answer the calls, and a ledger keeps every answer.
+
+A walk is a generator: it yields a `Call`, is sent its `Outcome`, and goes on; what it returns are further walks (the
+segments of a recording). The engine answers a call from the ledger, or sends it to a worker of its step's pool. What
+comes out depends on the walks alone: not on the number of workers, their kind, or the order. An exception, or a hard
+death while a call is worked on, becomes that call's error and never stops the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from pipelines.execution.ledger import Ledger, Outcome
+
+MAX_DEATHS = 2
+"""A call is set aside when this many workers have died over it alone."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One piece of work.
+
+    Args:
+        key: of the ledger: equal keys have equal outcomes; None: it is made each time, and finds by itself what is
+            done.
+        item: what the worker gets; pickled.
+        size: calls of similar size make up a batch.
+    """
+
+    step: str
+    key: str | None
+    item: Any
+    size: float = 0.0
+
+
+Walk: TypeAlias = Generator[Call, Outcome, "Sequence[Walk]"]
+
+
+class Worker(Protocol):
+    """What answers calls. Pickled to every process; heavy things are made when a step is first called."""
+
+    def process(self, step: str, items: Sequence[Any]) -> list[Outcome]:
+        """The outcomes of the items, in their order; what fails is an outcome with an error.
+
+        Raises:
+            Exception: the step cannot be set up, so that the run cannot go on.
+        """
+
+
+@dataclass(frozen=True)
+class Pool:
+    """So many equal workers, and the steps that they do.
+
+    Args:
+        cpus, gpus: what each of them takes.
+        batch_sizes: of those steps that take several items at a time.
+    """
+
+    name: str
+    steps: tuple[str, ...]
+    workers: int
+    cpus: float = 1.0
+    gpus: float = 0.0
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+class EngineError(Exception):
+    """The workers cannot be set up, so that no call can be answered."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`)."""
+
+    worker: int
+    outcomes: list[Outcome] | None
+    how: str = ""
+
+
+class Backend(Protocol):
+    """Where workers live: processes of this machine, or actors of a cluster. Workers are numbered by it."""
+
+    def start(self, pool: Pool) -> int:
+        """A new worker of the pool, which may be sent to at once."""
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        """Give an idle worker something to do."""
+
+    def wait(self) -> list[Answer]:
+        """What has happened; blocks until something has.
+
+        Raises:
+            EngineError: a step cannot be set up.
+        """
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+def run_walks(
+    walks: Iterable[Walk],
+    pools: Sequence[Pool],
+    backend: Backend,
+    ledger: Ledger,
+    on_answer: Callable[[Call, Outcome, bool], None] | None = None,
+) -> None:
+    """Walk all walks to their ends. Walks are begun one after the other as workers become free, and those that
+    another one returns before all others, so that few are under way at any time.
+
+    Args:
+        pools: every step is in one of them.
+        on_answer: called with each call, its outcome, and whether it was known from the ledger.
+
+    Raises:
+        EngineError: a step cannot be set up.
+    """
+    schedule = _Schedule(
+        iter(walks), pools, backend, ledger, on_answer or (lambda call, outcome, known: None)
+    )
+    try:
+        schedule.run()
+    finally:
+        backend.close()
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class _Waiting:
+    """A call that is to be worked on, and whose walk waits for it."""
+
+    call: Call
+    walk: Walk
+    alone: bool = False
+    """Not together with others: a worker died over it."""
+    deaths: int = 0
+    """Of workers that had nothing else to do."""
+
+
+@dataclass
+class _Lane:
+    """A pool, what waits for it, and its workers: those without work, and those with it."""
+
+    pool: Pool
+    queue: deque[_Waiting] = field(default_factory=deque)
+    idle: list[int] = field(default_factory=list)
+    busy: dict[int, list[_Waiting]] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """How many more calls may wait here: enough for the next batch of every worker."""
+        batch = max(self.pool.batch_sizes.values(), default=1)
+        return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
+
+    def take(self) -> list[_Waiting]:
+        """The next batch: the first that waits, and others of its step that are closest in size."""
+        first = self.queue.popleft()
+        size = self.pool.batch_sizes.get(first.call.step, 1)
+        if size == 1 or first.alone:
+            return [first]
+        alike = [other for other in self.queue if other.call.step == first.call.step and not other.alone]
+        alike.sort(key=lambda other: abs(other.call.size - first.call.size))
+        chosen = alike[: size - 1]
+        for other in chosen:
+            self.queue.remove(other)
+        return sorted([first, *chosen], key=lambda waiting: waiting.call.size)
+
+
+class _Schedule:
+    def __init__(
+        self,
+        walks: Iterator[Walk],
+        pools: Sequence[Pool],
+        backend: Backend,
+        ledger: Ledger,
+        on_answer: Callable[[Call, Outcome, bool], None],
+    ) -> None:
+        self._walks, self._backend, self._ledger, self._on_answer = walks, backend, ledger, on_answer
+        self._lanes = [_Lane(pool) for pool in pools]
+        self._lane_of = {step: lane for lane in self._lanes for step in lane.pool.steps}
+        self._children: deque[Walk] = deque()
+        self._answered: set[str] = set()
+        self._buried: Counter[str] = Counter()
+        self._exhausted = False
+
+    def run(self) -> None:
+        while True:
+            self._begin_walks()
+            self._dispatch()
+            if not any(lane.busy for lane in self._lanes):
+                return
+            for answer in self._backend.wait():
+                self._receive(answer)
+
+    def _begin_walks(self) -> None:
+        """Where every pool has room; a pool that is behind holds up what would pile up before it."""
+        while all(lane.room > 0 for lane in self._lanes):
+            if self._children:
+                walk = self._children.popleft()
+            else:
+                found = None if self._exhausted else next(self._walks, None)
+                if found is None:
+                    self._exhausted = True
+                    return
+                walk = found
+            self._advance(walk, None)
+
+    def _advance(self, walk: Walk, outcome: Outcome | None) -> None:
+        """To the next call that the ledger does not know; a walk that goes on waits before those that begin."""
+        begins = outcome is None
+        while True:
+            try:
+                call = next(walk) if outcome is None else walk.send(outcome)
+            except StopIteration as stop:
+                self._children.extendleft(reversed(stop.value))
+                return
+            outcome = None if call.key is None else self._ledger.get(call.key)
+            if outcome is None:
+                queue = self._lane_of[call.step].queue
+                (queue.append if begins else queue.appendleft)(_Waiting(call, walk))
+                return
+            self._on_answer(call, outcome, True)
+
+    def _dispatch(self) -> None:
+        for lane in self._lanes:
+            while lane.queue and (lane.idle or len(lane.busy) < lane.pool.workers):
+                worker = lane.idle.pop() if lane.idle else self._backend.start(lane.pool)
+                batch = lane.take()
+                lane.busy[worker] = batch
+                self._backend.send(worker, batch[0].call.step, [waiting.call.item for waiting in batch])
+
+    def _receive(self, answer: Answer) -> None:
+        lane = next((lane for lane in self._lanes if answer.worker in lane.busy), None)
+        if lane is None:  # an idle worker died: another is started when there is work
+            for lane in self._lanes:
+                lane.idle = [worker for worker in lane.idle if worker != answer.worker]
+            return
+        batch = lane.busy.pop(answer.worker)
+        if answer.outcomes is None:
+            self._bury(lane, batch, answer.how)
+            return
+        self._answered.add(batch[0].call.step)
+        lane.idle.append(answer.worker)
+        for waiting, outcome in zip(batch, answer.outcomes, strict=True):
+            self._finish(waiting, outcome)
+
+    def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if waiting.call.key is not None:
+            self._ledger.put(waiting.call.key, waiting.call.step, outcome)
+        self._on_answer(waiting.call, outcome, False)
+        self._advance(waiting.walk, outcome)
+
+    def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
+        """A worker died over a batch: each of it is tried again alone, and set aside when that kills as well."""
+        for waiting in reversed(batch):
+            waiting.deaths += len(batch) == 1
+            if waiting.deaths >= MAX_DEATHS:
+                self._refuse_a_broken_step(waiting.call.step, how)
+                self._finish(
+                    waiting, Outcome(error=f"its worker process died {waiting.deaths} times ({how})")
+                )
+            else:
+                waiting.alone = True
+                lane.queue.appendleft(waiting)
+
+    def _refuse_a_broken_step(self, step: str, how: str) -> None:
+        """A step that has never answered, and over which worker after worker dies, cannot be set up."""
+        self._buried[step] += 1
+        if step not in self._answered and self._buried[step] > MAX_DEATHS:
+            raise EngineError(f"the step {step} cannot be set up: its worker processes die ({how})")

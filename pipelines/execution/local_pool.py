@@ -1,0 +1,180 @@
+"""Workers as processes of this machine, or, for a single one, in this process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from audiollm.processes import end_with_parent
+from pipelines.execution.engine import Answer, EngineError, Pool, Worker
+
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+WORKER_FILE = "AUDIOLLM_WORKER_FILE"
+"""Names the file of a pickled worker for the process that others are forked from."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""The names of the GPUs that a process sees, with commas between them."""
+
+
+class InProcess:
+    """Answers every call here and now; a death of this process is the run's."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answers: list[Answer] = []
+        self._numbers = count()
+
+    def start(self, pool: Pool) -> int:
+        return next(self._numbers)
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        try:
+            self._answers.append(Answer(worker, self._worker.process(step, items)))
+        except Exception as error:
+            raise EngineError(_cannot(step, error)) from error
+
+    def wait(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        self._answers = []
+
+
+class LocalProcesses:
+    """One process a worker, each with one thread; they end with this one, however it ends.
+
+    They are forked from a process that has imported what they need, has set up what may be shared, and has done
+    nothing else: that is paid for once, and nothing of this process (threads, locks, a GPU) is inherited. The process
+    lasts as long as this one and knows the first worker; those of a later run set themselves up.
+
+    Args:
+        worker: pickled to every process; may be a `SharedSetup`.
+        num_gpus: those that pools share out; a worker sees the one it has a part of.
+        modules: that workers import sooner or later.
+    """
+
+    def __init__(self, worker: Worker, num_gpus: int = 0, modules: Sequence[str] = ()) -> None:
+        self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(
+            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.shared_setup"]
+        )
+        self._numbers = count()
+        self._gpu_share = 0.0
+        self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
+
+    def start(self, pool: Pool) -> int:
+        number = next(self._numbers)
+        ours, theirs = self._context.Pipe()
+        environment = {**os.environ, **ONE_THREAD, **self._gpu_of(pool)}
+        process = self._context.Process(target=_serve, args=(theirs, environment), daemon=True)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(self._worker)
+            file.flush()
+            with _environment({**ONE_THREAD, WORKER_FILE: file.name}):
+                process.start()
+        theirs.close()
+        self._processes[number] = (process, ours)
+        with suppress(OSError):  # it died already: `wait` will find out
+            ours.send_bytes(self._worker)
+        return number
+
+    def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
+        with suppress(OSError):  # it died: `wait` will find out
+            self._processes[worker][1].send((step, items))
+
+    def wait(self) -> list[Answer]:
+        by_connection = {connection: number for number, (_, connection) in self._processes.items()}
+        return [self._receive(by_connection[ready]) for ready in wait(list(by_connection))]  # type: ignore[index]
+
+    def close(self) -> None:
+        for process, _ in self._processes.values():
+            process.kill()
+        for process, connection in self._processes.values():
+            process.join()
+            connection.close()
+        self._processes = {}
+
+    def _receive(self, number: int) -> Answer:
+        process, connection = self._processes[number]
+        try:
+            content = connection.recv()
+        except (EOFError, OSError):
+            process.join()
+            connection.close()
+            del self._processes[number]
+            return Answer(number, None, f"exit code {process.exitcode}")
+        if isinstance(content, str):
+            raise EngineError(content)
+        return Answer(number, content)
+
+    def _gpu_of(self, pool: Pool) -> dict[str, str]:
+        """The workers of GPU steps fill one GPU after the other with their shares."""
+        if not pool.gpus or not self._num_gpus:
+            return {}
+        names = [name for name in os.environ.get(GPUS, "").split(",") if name]
+        names = names or [str(number) for number in range(self._num_gpus)]
+        device = int(self._gpu_share + 1e-6) % min(self._num_gpus, len(names))
+        self._gpu_share += pool.gpus
+        return {GPUS: names[device]}
+
+
+def _serve(connection: Connection, environment: dict[str, str]) -> None:
+    """The life of a worker process."""
+    from pipelines.execution.shared_setup import (
+        worker_of,  # which imports this module, and sets up when it is imported
+    )
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()  # of the process that it was forked from, which may have been there before this run
+    os.environ.update(environment)
+    end_with_parent()
+    step = ""
+    with suppress(EOFError, OSError):
+        try:
+            worker = worker_of(connection.recv_bytes())
+            while True:
+                step, items = connection.recv()
+                connection.send(worker.process(step, items))
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            connection.send(_cannot(step, error))
+
+
+def _cannot(step: str, error: Exception) -> str:
+    return f"the step {step} cannot be set up: {describe(error)}" if step else describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables for what is started inside; libraries read them when they are first loaded."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

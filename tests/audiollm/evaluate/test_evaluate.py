@@ -1,0 +1,252 @@
+"""The stage `evaluate`: judges gathered, everything heard, tables and figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from rich.console import Console
+from torch import Tensor
+
+from audiollm.audio import save
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.evaluate.judges.classifier import (
+    ClipClassifier,
+    train_classifier,
+)
+from audiollm.evaluate.speech import run_judges as judges_module
+from audiollm.evaluate.speech.run import figures, score
+from audiollm.evaluate.speech.run_judges import (
+    Heard,
+    Judges,
+    Take,
+    hear,
+    why_no_speaker_judge,
+    why_no_text_judge,
+)
+from audiollm.evaluate.speech.settings import STAGE, Config, run
+from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import StagePlan
+from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, SPEAKERS, TEXTS, melody
+
+
+def write_corpus(folder: Path) -> None:
+    samples = []
+    for text in TEXTS:
+        for speaker in SPEAKERS:
+            for take in range(13):
+                name = f"{text}_{speaker}_{take}"
+                path = folder / "real" / f"{name}.wav"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save(path, melody(text, speaker, take), RATE)
+                split = "test" if take < 3 else "train"
+                messages = [
+                    Message(role="user", content=[TextPart(text=text)]),
+                    Message(role="assistant", content=[AudioPart(path=str(path), speaker=speaker)]),
+                ]
+                about = {"split": split, "speaker": speaker, "text": text, "segment": name}
+                samples.append(Sample(id=name, messages=messages, task="tts", metadata=about))
+    write_samples(folder / "samples.jsonl", samples)
+
+
+def write_generated(folder: Path, name: str, heard_text: dict[str, str]) -> Path:
+    """Clips that say `heard_text[text]` where `text` is asked for, in the asked voice."""
+    rows = []
+    for text in TEXTS:
+        for speaker in SPEAKERS:
+            for take in range(3):
+                path = folder / name / "audio" / f"{text}_{speaker}_{take}.wav"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save(path, melody(heard_text[text], speaker, 100 + take), RATE)
+                row = {
+                    "id": path.stem,
+                    "path": f"audio/{path.name}",
+                    "text": text.capitalize(),
+                    "speaker": speaker,
+                }
+                rows.append({**row, "prompt_index": take, "duration_s": 0.4, "stopped": True})
+    write_jsonl(folder / name / "generated.jsonl", rows)
+    return folder / name / "generated.jsonl"
+
+
+def evaluate(folder: Path, audio: Path, output: str, **settings: Any) -> dict[str, Any]:
+    output_folder = folder / output
+    output_folder.mkdir(exist_ok=True)
+    console = Console(quiet=True)
+    context = Context(output_folder, cast(Any, None), console, {})
+    config = Config(audio=audio, samples=folder / "samples.jsonl", judge_steps=JUDGE_STEPS, **settings)
+    return run(config, context)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    right = {text: text for text in TEXTS}
+    evaluate(folder, write_generated(folder, "right", right), "evaluate")
+    return folder
+
+
+def fork(corpus: Path, name: str) -> None:
+    """A stage folder in which the judges are trained already."""
+    shutil.copytree(corpus / "evaluate" / "judges", corpus / name / "judges")
+
+
+def test_good_clips_score_like_real_ones(corpus: Path) -> None:
+    scores = read_json(corpus / "evaluate" / "scores.json")
+    assert scores["judge"] == "classifier"
+    assert scores["sets"]["real"]["classifier"]["accuracy"] >= 0.9
+    assert 0.9 <= scores["relative"]["classifier"] <= 1.1
+    assert scores["sets"]["generated"]["speaker"]["accuracy"] >= 0.9
+    generated = scores["sets"]["generated"]
+    counts = np.array(generated["classifier"]["confusion"]["counts"])
+    assert counts.sum() == generated["n"] == 18
+    assert np.trace(counts) == round(generated["classifier"]["accuracy"] * 18)
+    assert set(generated["classifier"]["by_text"]) == set(TEXTS)
+    assert {table["n"] for table in generated["classifier"]["by_speaker"].values()} == {9}
+    assert scores["judges"]["pocketsphinx"]["grammar"] == sorted(TEXTS)
+
+
+def test_clips_are_listed_with_what_was_heard(corpus: Path) -> None:
+    rows = read_jsonl(corpus / "evaluate" / "clips.jsonl")
+    assert len(rows) == 18
+    scores = read_json(corpus / "evaluate" / "scores.json")["sets"]["generated"]
+    for judge in ("classifier", "speaker", "pocketsphinx"):
+        assert np.mean([row["correct"][judge] for row in rows]) == pytest.approx(scores[judge]["accuracy"])
+    for row in rows:
+        assert (corpus / "evaluate" / row["path"]).is_file()
+        assert set(row["heard"]) == {"classifier", "pocketsphinx"}
+        assert row["correct"]["classifier"] == (row["heard"]["classifier"] == row["text"])
+        assert 0 < row["confidence"]["speaker"] <= 1
+
+
+def test_wrong_clips_score_low(corpus: Path) -> None:
+    """Texts rotated by one: everything is said in a good voice, and nothing is what was asked for."""
+    rotated = dict(zip(TEXTS, [*list(TEXTS)[1:], next(iter(TEXTS))], strict=True))
+    fork(corpus, "wrong_run")
+    found = evaluate(corpus, write_generated(corpus, "wrong", rotated), "wrong_run")
+    assert found["generated_accuracy"] <= 0.1
+    assert found["relative_accuracy"] <= 0.1
+    assert found["speaker_generated_accuracy"] >= 0.9
+
+
+def test_missing_and_broken_clips_count_as_wrong_and_are_named(corpus: Path) -> None:
+    audio = write_generated(corpus, "broken", {text: text for text in TEXTS})
+    (audio.parent / "audio" / "one_anna_0.wav").unlink()
+    (audio.parent / "audio" / "two_bert_1.wav").write_bytes(b"RIFF not at all")
+    fork(corpus, "broken_run")
+    found = evaluate(corpus, audio, "broken_run", reference_audio=corpus / "right" / "generated.jsonl")
+    whole = read_json(corpus / "evaluate" / "scores.json")["sets"]["generated"]
+    assert found["n_generated"] == 18
+    assert found["unreadable"] == 2
+    assert found["generated_accuracy"] == pytest.approx(whole["classifier"]["accuracy"] - 2 / 18)
+    assert found["speaker_generated_accuracy"] == pytest.approx(whole["speaker"]["accuracy"] - 2 / 18)
+    assert found["reference_accuracy"] == whole["classifier"]["accuracy"]
+    table = read_json(corpus / "broken_run" / "scores.json")["sets"]["generated"]
+    assert {row["id"] for row in table["unreadable"]} == {"one_anna_0", "two_bert_1"}
+    assert sum(row[-1] for row in table["classifier"]["confusion"]["counts"]) == 2
+    (row,) = [row for row in read_jsonl(corpus / "broken_run" / "clips.jsonl") if row["id"] == "one_anna_0"]
+    assert row["problem"] and row["correct"] == {"classifier": False, "speaker": False, "pocketsphinx": False}
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that is there is not trained again; one that is not, is, to the same weights bit for bit."""
+    fork(corpus, "resumed_run")
+    speaker = corpus / "resumed_run" / "judges" / "speaker"
+    weights = (speaker / "classifier.safetensors").read_bytes()
+    (speaker / "classifier.json").unlink()
+    (speaker / "classifier.safetensors").write_bytes(b"cut off")
+    trained = []
+
+    def counted(*arguments: Any) -> ClipClassifier:
+        trained.append(sorted(set(arguments[1])))
+        return train_classifier(*arguments)
+
+    monkeypatch.setattr(judges_module, "train_classifier", counted)
+    evaluate(corpus, corpus / "right" / "generated.jsonl", "resumed_run", workers=1)
+    assert trained == [list(SPEAKERS)]
+    assert (speaker / "classifier.safetensors").read_bytes() == weights
+    for name in ("scores.json", "clips.jsonl"):
+        assert (corpus / "resumed_run" / name).read_text() == (corpus / "evaluate" / name).read_text()
+
+
+def test_nothing_to_compare_with_ends_with_exit_code_2(corpus: Path, tmp_path: Path) -> None:
+    lines = (corpus / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(line for line in lines if '"train"' in line))
+    with pytest.raises(StageError, match="no sample of split 'test'") as caught:
+        evaluate(tmp_path, corpus / "right" / "generated.jsonl", "run")
+    assert caught.value.exit_code == 2
+
+
+def test_a_bad_row_is_named(corpus: Path, tmp_path: Path) -> None:
+    shutil.copy(corpus / "samples.jsonl", tmp_path)
+    (tmp_path / "generated.jsonl").write_text(json.dumps({"id": "a", "path": "a.wav"}) + "\n")
+    with pytest.raises(StageError, match=r"generated\.jsonl, row 1: text: Field required"):
+        evaluate(tmp_path, tmp_path / "generated.jsonl", "run")
+
+
+def test_a_judge_is_left_out_with_its_reason() -> None:
+    def takes(texts: Sequence[str], speaker: str | None = "anna") -> list[Take]:
+        return [Take(f"{i}", Path("x.wav"), text, speaker) for i, text in enumerate(texts)]
+
+    train = takes(["one"] * 5 + ["two"] * 5)
+    assert why_no_text_judge(train, takes(["one"])) == ""
+    assert why_no_text_judge(train, takes(["seven"])) == "'seven' is asked for and was never trained on"
+    assert why_no_text_judge(train[:-1], []).startswith("only 4 training clips of 'two'")
+    assert "61 different training texts" in why_no_text_judge(takes([str(i) for i in range(61)] * 5), [])
+    assert why_no_speaker_judge(train).startswith("1 speakers")
+    assert why_no_speaker_judge(train + takes(["one"] * 5, "bert")) == ""
+    assert why_no_speaker_judge(train + takes(["one"] * 9, None)).startswith("1 speakers")
+
+
+class Echo:
+    """A recognizer with an open vocabulary that hears the same in every clip."""
+
+    def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
+        return "one two four"
+
+
+def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
+    save(tmp_path / "a.wav", melody("one", "anna", 0), RATE)
+    judges = Judges({}, cast(Any, Echo()), None, {})
+    takes = [Take("a", tmp_path / "a.wav", "one two three", None), Take("b", tmp_path / "b.wav", "one", None)]
+    context = Context(tmp_path, cast(Any, None), Console(quiet=True), {})
+    answers = hear(takes, judges, context, "hearing")
+    assert [bool(answer.problem) for answer in answers] == [False, True]
+    sets = {
+        "real": score(takes, answers, judges, may_fail=False),
+        "generated": score(takes, answers, judges, may_fail=True),
+    }
+    found = figures({"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}})
+    assert found["real_accuracy"] == pytest.approx(1 - 1 / 3), "the unreadable real take is left out"
+    assert found["generated_accuracy"] == pytest.approx(1 - 2 / 4), "the unreadable clip is one word wrong"
+    assert found["speaker_real_accuracy"] is None
+    assert (found["n_real"], found["n_generated"]) == (1, 2)
+
+
+def test_an_unknown_voice_is_not_judged() -> None:
+    judge = cast(Any, type("Known", (), {"labels": ["anna", "bert"]}))
+    judges = Judges({"speaker": judge}, cast(Any, Echo()), None, {})
+    takes = [Take("a", Path("a"), "one", "anna"), Take("b", Path("b"), "one", "carl")]
+    heard = [Heard(0.5, "", {"speaker": "anna", "pocketsphinx": ""})] * 2
+    table = score(takes, heard, judges, may_fail=True)["speaker"]
+    assert (table["accuracy"], table["n"], table["not_judged"]) == (1.0, 1, 1)
+
+
+def test_the_stage_is_found_fast_and_plans() -> None:
+    code = "import sys, audiollm.evaluate.speech.settings; assert not {'torch', 'scipy', 'jiwer'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    plan = STAGE.plan
+    assert plan is not None
+    config = Config(audio=Path("/"), samples=Path("/"))
+    longer = Config(audio=Path("/"), samples=Path("/"), judge_steps=800)
+    few, many = (plan(each, {"train": StagePlan()}).seconds or 0 for each in (config, longer))
+    assert 0 < few < many

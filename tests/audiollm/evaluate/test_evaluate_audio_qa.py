@@ -1,0 +1,190 @@
+"""`evaluate audio-qa`: answers read by hand-worked cases, MMAU's match, its published list, scores by group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from audiollm.commands.cli import build_app
+from audiollm.evaluate.listening.audio_qa import (
+    LETTERS,
+    Question,
+    evaluate_audio_qa,
+    mmau_match,
+    read_choice,
+    read_questions,
+)
+from audiollm.evaluate.listening.replies import Reply
+from audiollm.recipe.config import ConfigError
+from tests.audiollm.evaluate.marked_clips import Book
+
+VOICES = ["Man", "Woman", "Child", "Robot"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "choice"),
+    [
+        ("Woman", 1),
+        ("  woman. ", 1),
+        ("B", 1),
+        ("b)", 1),
+        ("(B)", 1),
+        ("(B) Woman", 1),
+        ("B. Woman", 1),
+        ("The answer is B.", 1),
+        ("Answer: (C)", 2),
+        ("The correct option is (D), since it beeps.", 3),
+        ("I would choose (A).", 0),
+        ("It is the voice of a man.", 0),
+        ("This is a woman speaking", 1),
+        ("<think>Man? No: (A) is wrong.</think>Woman", 1),
+        ("either a man or a woman", None),
+        ("(A) or (B)", None),
+        ("The answer is A. No, the answer is B.", None),
+        ("A dog", None),
+        ("A wonderful sound", None),
+        ("E", None),
+        ("", None),
+        ("I cannot tell.", None),
+    ],
+)
+def test_what_a_reply_names(reply: str, choice: int | None) -> None:
+    assert read_choice(reply, VOICES) == choice
+
+
+def test_options_within_options_and_options_that_are_letters() -> None:
+    nested = ["An adult man", "man", "A woman", "A child"]
+    assert read_choice("I hear an adult man here", nested) == 0
+    assert read_choice("I hear a man here", nested) == 1
+    assert read_choice("D", ["D", "A", "G", "E"]) == 0, "the text was asked for"
+    assert read_choice("same", ["same", "same", "x"]) == read_choice("(B)", ["same", "same", "x"]) == 0
+
+
+@given(
+    st.lists(st.sampled_from(["cat", "dog", "a red car", "rain", "two bells"]), min_size=2, unique=True),
+    st.data(),
+)
+@settings(max_examples=50, deadline=None)
+def test_every_option_is_read_back_by_text_and_by_letter(choices: list[str], data: Any) -> None:
+    place = data.draw(st.integers(0, len(choices) - 1))
+    for form in (
+        choices[place],
+        LETTERS[place],
+        f"({LETTERS[place]}) {choices[place]}",
+        f"It is {choices[place]}!",
+    ):
+        assert read_choice(form, choices) == place
+
+
+@pytest.mark.parametrize(
+    ("reply", "matched"),
+    [
+        ("Woman", True),
+        ("it is a WOMAN.", True),
+        ("a woman, not a man", False),  # a word of another option
+        ("B", False),
+        ("", False),
+        ("womanly", False),
+    ],
+)
+def test_the_published_match(reply: str, matched: bool) -> None:
+    """Worked by hand from `string_match` of MMAU's evaluation.py."""
+    assert mmau_match(reply, "Woman", VOICES) is matched
+
+
+def test_the_published_match_forgives_words_that_options_share() -> None:
+    choices = ["A fast car", "A slow car"]
+    assert mmau_match("a fast car", "A fast car", choices)
+    assert not mmau_match("(B) a fast car", "A fast car", ["A fast car", "b"])
+
+
+def question(id: str, **changes: Any) -> dict[str, Any]:
+    base = {
+        "id": id,
+        "audio_id": f"{id}.wav",
+        "question": "Who speaks?",
+        "choices": VOICES,
+        "answer": "Woman",
+    }
+    groups = {"task": "speech", "difficulty": "easy", "category": "Reasoning", "sub-category": "Source"}
+    return {**base, **groups, "dataset": "x", **changes}
+
+
+def test_scores_by_group_with_chance_and_unusable_answers() -> None:
+    listed = [
+        question("a"),
+        question("b", task="music"),
+        question("c", task="music", choices=["Man", "Woman"], difficulty="hard"),
+        question("d"),
+        question("e"),
+    ]
+    questions = [Question.model_validate(each) for each in listed]
+    replies = {
+        "a": Reply("(B)"),
+        "b": Reply("Woman"),
+        "c": Reply("who knows"),
+        "d": Reply(problem="the model failed: E: x"),
+        "e": Reply(problem="cannot be heard: no such file"),
+    }
+    outcome = evaluate_audio_qa(questions, replies, Path())
+    result = outcome.result
+    assert (result["accuracy"], result["n"], result["left_out"]) == (2 / 4, 4, 1)
+    assert result["mmau_string_match"]["accuracy"] == 1 / 4, "a letter is no match there"
+    assert result["chance"] == pytest.approx((3 / 4 + 1 / 2) / 4)
+    assert result["no_usable_answer"] == 2 / 4
+    assert result["by_task"]["music"]["accuracy"] == 1 / 2
+    assert set(result["by_difficulty"]) == {"easy", "hard"}
+    assert result["by_sub_category"]["Source"]["n"] == 4
+    assert {example.title.split()[0] for example in outcome.examples[:3]} == {"c", "d", "e"}
+
+
+def test_the_published_list(shared_data: Path) -> None:
+    path = shared_data / "text_benchmarks" / "MMAU" / "mmau-test-mini.json"
+    if not path.exists():
+        pytest.skip(f"no list at {path}")
+    questions = read_questions(path)
+    assert len(questions) == 1000
+    places = {q.id: q.choices.index(q.answer) for q in questions}
+    ideal = evaluate_audio_qa(questions, {q.id: Reply(q.answer) for q in questions}, path.parent).result
+    letters = {q.id: Reply(f"({LETTERS[places[q.id]]})") for q in questions}
+    by_letter = evaluate_audio_qa(questions, letters, path.parent).result
+    wrong = {q.id: Reply(q.choices[(places[q.id] + 1) % len(q.choices)]) for q in questions}
+    astray = evaluate_audio_qa(questions, wrong, path.parent).result
+    assert ideal["mmau_string_match"]["accuracy"] == 1.0
+    assert set(ideal["by_task"]) == {"sound", "music", "speech"}
+    assert ideal["accuracy"] == 1.0
+    assert by_letter["accuracy"] >= 0.998, "two questions have letters (notes) as options"
+    twice = sum(q.choices[(places[q.id] + 1) % len(q.choices)] == q.answer for q in questions) / 1000
+    assert astray["accuracy"] == twice, "the list has options that are there twice"
+    assert 0.2 < ideal["chance"] < 0.35
+
+
+def test_the_list_the_replies_and_the_command(tmp_path: Path) -> None:
+    Book().write(tmp_path / "a.wav", "x", 0)
+    listed = [{**question("a"), "model_output": "Woman"}, {**question("b"), "model_output": "Man"}]
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    command = ["evaluate", "audio-qa", "--list", str(tmp_path / "list.json"), "-o", str(tmp_path / "out")]
+    answer = CliRunner().invoke(
+        build_app(), [*command, "--replies", str(tmp_path / "list.json")], catch_exceptions=False
+    )
+    assert answer.exit_code == 0, answer.output
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (result["accuracy"], result["mmau_string_match"]["accuracy"]) == (0.5, 0.5)
+    assert "no sound" in (tmp_path / "out" / "report.html").read_text(), "b.wav is not there"
+    for change, problem in (
+        ({"answer": "Dog"}, "none of the choices"),
+        ({"choices": ["Woman"]}, "choices"),
+        ({"audio_id": ""}, "audio_id"),
+    ):
+        (tmp_path / "list.json").write_text(json.dumps([question("a", **change)]))
+        with pytest.raises(ConfigError, match=rf"list\.json\[0\].*{problem}"):
+            read_questions(tmp_path / "list.json")
+    (tmp_path / "list.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="not an array"):
+        read_questions(tmp_path / "list.json")

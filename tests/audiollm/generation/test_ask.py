@@ -1,0 +1,50 @@
+"""`audiollm ask`: the answer alone goes to the output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from audiollm.audio import save
+from audiollm.generation.ask_command import ask
+from audiollm.generation.speaking.generator import Generator
+from audiollm.recipe.config import ConfigError
+from tests.audiollm.generation.toy_speech import RATE, a_voice, toy_generator
+
+
+@pytest.fixture()
+def toy(monkeypatch: pytest.MonkeyPatch) -> Generator:
+    generator = toy_generator()
+    monkeypatch.setattr(Generator, "from_pretrained", classmethod(lambda cls, model, codec: generator))
+    return generator
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(ask)
+    return made
+
+
+def test_the_answer_is_that_of_the_generator(toy: Generator, tmp_path: Path) -> None:
+    save(tmp_path / "door.wav", a_voice(0.5).samples_CN, RATE)
+    wanted = toy.answer(tmp_path / "door.wav", "How many?", max_tokens=6)
+    result = CliRunner().invoke(
+        app(), [str(tmp_path / "door.wav"), "How many?", "--model", "m", "--max-tokens", "6"]
+    )
+    assert result.exit_code == 0 and result.stdout.strip() == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["door.wav", " "], "no question"),
+        (["gone.wav", "What?"], "gone.wav"),
+        (["x", "y", "--temperature", "inf"], "inf"),
+    ],
+)
+def test_one_clear_error(toy: Generator, arguments: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app(), [*arguments, "--model", "m"])
+    assert isinstance(result.exception, ConfigError) and problem in str(result.exception)

@@ -1,0 +1,89 @@
+"""Bad and long samples in the stage `train`: each is named and counted, and the rest goes on; `strict` stops."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from webdataset import TarWriter
+
+from audiollm.data.chat.template import Template
+from audiollm.data.records.sample import BadSample
+from audiollm.data.records.source import open_source
+from audiollm.files.atomic import read_jsonl
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.runner import StageError
+from audiollm.supervised.survey import load_survey, save_survey, survey
+from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return small_template()
+
+
+def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, template: Template) -> None:
+    folder = write_shards(tmp_path / "shards", 7, frames=20)
+    with (folder / "more.jsonl").open("w") as file:
+        file.write(SAMPLE.model_copy(update={"id": "uncoded"}).model_dump_json() + "\n{broken\n")
+    sources = [open_source(folder), open_source(folder / "more.jsonl")]
+    aside = SetAside(tmp_path / "set_aside.jsonl", "train")
+    lengths = [template.length(SAMPLE.messages, [20 + i]) for i in range(7)]
+    found = survey(sources, template, lengths[4], "refuse", aside, lambda: None)
+    assert aside.counts == {"too long": 2, "missing codes": 1, "wrong JSON": 1}
+    assert found.counts() == {"whole": 5, "refused": 2, "bad": 2}
+    assert found.rows[0].tolist() == [*lengths[:5], 0, 0] and found.used(1, held_out=False).size == 0
+    cut = survey(sources, template, lengths[4], "cut", SetAside(tmp_path / "b.jsonl", "train"), lambda: None)
+    assert cut.counts()["cut short"] == 2 and cut.rows[0].tolist()[5:] == [lengths[4]] * 2
+    save_survey(tmp_path / "survey.safetensors", cut)
+    again = load_survey(tmp_path / "survey.safetensors")
+    assert again.counts() == cut.counts() and again.speakers == cut.speakers == ("voice0", "voice1")
+    with pytest.raises(BadSample, match="longer than"):
+        survey(
+            sources,
+            template,
+            lengths[4],
+            "refuse",
+            SetAside(tmp_path / "c.jsonl", "train", strict=True),
+            lambda: None,
+        )
+
+
+def write_odd_shards(folder: Path, cut: bytes) -> Path:
+    """One of each kind of bad sample, as others may have written them."""
+    folder.mkdir()
+    codes, long = io.BytesIO(), io.BytesIO()
+    np.savez(codes, **{"0-0": np.full((4, 5), 99)})  # type: ignore[arg-type]
+    np.savez(long, **{"0-0": np.zeros((4, 200), np.int64)})  # type: ignore[arg-type]
+    record = SAMPLE.model_dump(mode="json")
+    text = json.dumps({**record, "id": "latin", "task": "f\u00fcnf"}, ensure_ascii=False)
+    with TarWriter(str(folder / "a.tar")) as tar:
+        tar.write({"__key__": "json", "json": b"{broken"})
+        tar.write({"__key__": "latin", "json": text.encode("latin-1")})
+        impossible = json.dumps({**record, "id": "impossible"}).encode()
+        tar.write({"__key__": "impossible", "json": impossible, "codes.npz": codes.getvalue()})
+        tar.write({"__key__": "long", "json": json.dumps(record).encode(), "codes.npz": long.getvalue()})
+        tar.write({"__key__": "uncoded", "json": json.dumps({**record, "id": "uncoded"}).encode()})
+    (folder / "b.tar").write_bytes(cut)
+    return folder
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_stage_names_every_bad_sample(tmp_path: Path, strict: bool) -> None:
+    """A cut tar, wrong JSON, missing and impossible codes, another encoding, too long: named, counted, gone around."""
+    good = write_shards(tmp_path / "good", 12)
+    odd = write_odd_shards(tmp_path / "odd", (good / "shard-000001.tar").read_bytes()[:4000])
+    shards: dict[str, Any] = {"shards": [str(good), str(odd)], "model": SMALL, "too_long": "refuse"}
+    if strict:
+        with pytest.raises(StageError, match="mend or remove it"):
+            run_stage(tmp_path / "run", **shards, strict=True)
+        return
+    figures = run_stage(tmp_path / "run", **shards, max_length=128)
+    kinds = {row["kind"] for row in read_jsonl(tmp_path / "run" / "set_aside.jsonl")}
+    assert {"wrong JSON", "text encoding", "truncated tar", "too long"} <= kinds
+    assert kinds & {"missing codes", "missing audio"} and kinds & {"codes out of range", "does not compile"}
+    assert figures["steps"] == 12 and figures["samples_refused"] == 1

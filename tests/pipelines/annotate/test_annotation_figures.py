@@ -1,0 +1,168 @@
+"""The figures of an annotation's report: counted right, whatever the rows hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from audiollm.files.atomic import write_jsonl
+from pipelines.annotate.report.agreement import agreement_section, marked
+from pipelines.annotate.report.folder import Folder, measured, named
+from pipelines.annotate.report.histogram import draw_histogram
+from pipelines.annotate.report.numbers import MOST_VALUES, Numbers, Rule, read_rules
+from pipelines.annotate.report.survey import Chosen, survey
+from tests.pipelines.annotate.annotation_report_run import (
+    many_rows,
+    rules_json,
+    segment,
+)
+from tests.pipelines.report.report_run import Page
+
+
+def test_shares_beyond_a_threshold_are_counted_over_all_rows(tmp_path: Path) -> None:
+    many_rows(tmp_path, 1_000)
+    tally = survey(Folder(tmp_path), read_rules(rules_json())).numbers
+    level, errors = tally.get("signal.level_dbfs"), tally.get("consensus.pairwise_wer")
+    assert level is not None and errors is not None
+    assert level.chart()["rules"][0]["beyond"] == sum(-60 + n % 50 < -45 for n in range(1_000))
+    assert errors.chart()["rules"][0]["share"] == pytest.approx(
+        sum(n % 10 / 20 > 0.4 for n in range(1_000)) / 1_000
+    )
+    assert [rule.name for rule in tally.never_measured()] == ["min_utmos"]
+
+
+def test_sounds_are_free_of_rules_about_speech() -> None:
+    rule = Rule("min_snr_db", "quality", "quality.snr_db", ">=", 10.0, "too noisy", "dB", sounds=False)
+    numbers = Numbers(rule.value, [rule])
+    for value, is_sound in ((5.0, False), (5.0, True), (20.0, False)):
+        numbers.add(value, 1, is_sound)
+    assert (numbers.beyond, numbers.asked, numbers.count) == ([1], [2], 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "threshold", "kept", "broken"),
+    [(">=", 3, 3, 2.99), ("<=", 3, 3, 3.1), (">", 3, 4, 3), ("<", 3, 2, 3), ("in", ["en"], "en", "de"),
+     ("not in", ["en"], "de", "en"), ("==", 1, 1, 2), ("!=", 1, 2, 1), ("is", True, "", "thanks for watching")],
+)  # fmt: skip
+def test_rules_compare_as_they_say(op: str, threshold: Any, kept: Any, broken: Any) -> None:
+    rule = Rule("r", "s", "s.v", op, threshold, "", "")
+    assert rule.broken_by(kept) is False and rule.broken_by(broken) is True
+    if op in (">=", "<="):
+        assert rule.broken_by("word") is None
+
+
+def test_the_rules_compare_as_the_annotation_does() -> None:
+    """Every operation that the annotation knows is one that the page can draw."""
+    from typing import get_args
+
+    from pipelines.annotate.execution import rules
+
+    for op in get_args(rules.Operation):
+        limit: Any = ["en"] if op == "in" else 3.0
+        for value in ("en", "de") if op in ("in", "is") else (2.0, 3.0, 3.0000001, 4.0):
+            theirs = rules.keeps(value, op, limit)
+            assert Rule("r", "s", "s.v", op, limit, "", "").broken_by(value) is not theirs, (op, value)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e12, 1e12), st.integers(0, 2)), min_size=1, max_size=60),
+    st.lists(st.floats(-1e12, 1e12), max_size=2),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_histogram_holds_every_value(pairs: list[tuple[float, int]], limits: list[float]) -> None:
+    values, fates = zip(*pairs, strict=True)
+    svg = str(draw_histogram(values, fates, limits, "a <title>"))
+    Page(svg)
+    assert "nan" not in svg and "inf" not in svg and "a &lt;title&gt;" in svg
+    for fate, name in ((1, "kept"), (2, "dropped by this rule"), (0, "dropped for another reason")):
+        assert sum(int(n.replace(",", "")) for n in re.findall(rf"([\d,]+) {name}", svg)) == fates.count(fate)
+
+
+def test_many_values_are_thinned_evenly() -> None:
+    numbers = Numbers("x.y")
+    for value in range(5 * MOST_VALUES):
+        numbers.add(value, value % 2)
+    chart = numbers.chart()
+    assert chart["n"] == 5 * MOST_VALUES and chart["sampled"] <= MOST_VALUES
+    assert float(chart["median"].replace(",", "")) == pytest.approx(2.5 * MOST_VALUES, rel=0.01)
+    assert chart["range"] == f"0 to {5 * MOST_VALUES - 1:,}"
+
+
+def test_word_errors_between_recognizers_are_those_of_jiwer(tmp_path: Path) -> None:
+    rows = [segment(n, "a.wav", "a.wav") for n in range(4)]
+    rows[0] |= {"text": "The cat sat on THE mat.", "text_source": "given"}
+    rows[0]["heard"] = {"first": "the cat sat", "second": "a cat sat on the hat", "third": ""}
+    write_jsonl(tmp_path / "segments.jsonl", rows)
+    section = agreement_section(survey(Folder(tmp_path), []), 0.5)
+    names = section["matrix"]["names"]
+    assert names == ["given text", "first", "second", "third"]
+    heard = {name: [row["heard"][name] for row in rows] for name in names[1:]}
+    rates = {row["name"]: dict(zip(names, row["cells"], strict=True)) for row in section["matrix"]["rows"]}
+    assert rates["first"]["second"] == pytest.approx(jiwer.wer(heard["first"], heard["second"]))
+    assert rates["second"]["first"] == pytest.approx(jiwer.wer(heard["second"], heard["first"]))
+    assert rates["given text"]["second"] == pytest.approx(
+        jiwer.wer("the cat sat on the mat", heard["second"][0])
+    )
+    assert rates["first"]["first"] is None
+    words = {row["word"]: row for row in section["words"]}
+    # of "the" in the given text twice, and once in no other: once "a", once in place, and the rest is not there
+    assert words["the"]["times"] == 2 and words["the"]["share"] == pytest.approx(1 - 4 / 6)
+    assert words["the"]["instead"] == [{"word": "", "count": 3}, {"word": "a", "count": 1}]
+
+
+def test_differing_words_are_marked() -> None:
+    parts = marked("The cat sat on the mat.", "the cat sit on mat", "en")
+    assert [(part.text, part.kind) for part in parts] == [
+        ("the cat ", "same"), ("sit", "differs"), (" on ", "same"), ("the", "missing"), (" mat", "same"),
+    ]  # fmt: skip
+    assert [part.kind for part in marked("I paid $5", "I paid five dollars", "en")] == ["same"]
+    assert [(part.text, part.kind) for part in marked("今天很好", "今天不好", "zh")] == [
+        ("今天", "same"), ("不", "differs"), ("好", "same"),
+    ]  # fmt: skip
+
+
+WORDS = st.lists(st.sampled_from(["one", "two", "Three,", "four.", "don't"]), max_size=7).map(" ".join)
+
+
+@given(WORDS, WORDS)
+@settings(max_examples=100, deadline=None)
+def test_marking_loses_no_word(text: str, heard: str) -> None:
+    parts = marked(text, heard, "en")
+    assert "".join(part.text for part in parts if part.kind != "missing").split() == heard.split()
+    assert (text.split() == heard.split()) == all(part.kind == "same" for part in parts) or text == ""
+
+
+@given(st.permutations(range(30)), st.integers(1, 10))
+@settings(max_examples=50, deadline=None)
+def test_the_choice_of_rows_does_not_depend_on_their_order(order: list[int], most: int) -> None:
+    def chosen(numbers: Any) -> list[str]:
+        choice = Chosen(most)
+        for number in numbers:
+            choice.offer({"id": str(number)}, number % 4)
+        return [row["id"] for row in choice.rows()]
+
+    assert chosen(order) == chosen(range(30))
+    assert [int(number) % 4 for number in chosen(order)] == sorted(n % 4 for n in range(30))[:most]
+
+
+@given(st.text())
+def test_a_name_is_one_line_of_what_can_be_seen(name: str) -> None:
+    shown = named(name)
+    assert len(shown) <= 300 and shown.isprintable()
+
+
+def test_values_are_found_below_measured_and_in_the_row() -> None:
+    row = {"measured": {"a": {"b": 1}, "segment": {"c": 2}}, "d": 3, "level_dbfs": 4}
+    assert [measured(row, path) for path in ("a.b", "c", "d", "signal.level_dbfs", "x.y")] == [
+        1,
+        2,
+        3,
+        4,
+        None,
+    ]

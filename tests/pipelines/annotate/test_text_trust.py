@@ -1,0 +1,269 @@
+"""Recognized text is kept only where it is trusted; the segment stays, and every refusal has its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from rich.console import Console
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.presets import PRESETS
+from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.execution.trust import judge_text
+from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
+from pipelines.annotate.recognizers.value import SpokenWord, heard
+from pipelines.annotate.stage import STAGE
+from pipelines.annotate.step import Value
+from pipelines.compose.stage import STAGE as COMPOSE
+from pipelines.compose.stage import Config as ComposeConfig
+
+SHARED = Path(
+    os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
+)
+TEXT = "one of the first things that he did"
+
+
+@pytest.fixture(scope="module")
+def backwards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Speech that is no language: synthetic English, played backwards."""
+    spoken, folder = tmp_path_factory.mktemp("spoken"), tmp_path_factory.mktemp("backwards")
+    speak_corpus(
+        spoken, CorpusConfig(words=[TEXT], voices=2, takes=1, test_takes=0), seed=0, on_done=lambda done: None
+    )
+    for path in sorted(spoken.glob("*.wav")):
+        samples_N, rate = soundfile.read(path)
+        speaker = path.stem.split("_")[-2]
+        soundfile.write(folder / f"{speaker}.wav", np.flip(samples_N), rate)
+    return folder
+
+
+def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
+    config = Config.model_validate({"workers": 0, "quality_sample": 0, **settings})
+    return STAGE.run(config, _context(folder))
+
+
+def _context(folder: Path) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Context(
+        folder, Recipe("test", folder, "tiny", 0, folder, (), {}), Console(quiet=True, file=None), {}
+    )
+
+
+def _rows(folder: Path, name: str = "segments") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def _calls(folder: Path) -> Counter[str]:
+    with closing(sqlite3.connect(folder / "ledger" / "ledger.sqlite")) as ledger:
+        return Counter(dict(ledger.execute("select step, count(*) from calls group by step")))
+
+
+# ------------------------------------------------------------------------------------------- a whole run
+
+
+def test_nonsense_is_no_text_its_segment_stays_and_the_reason_is_counted_everywhere(
+    tmp_path: Path, backwards: Path
+) -> None:
+    funnel = _annotate(tmp_path, input=str(backwards))
+    rows = _rows(tmp_path)
+    assert len(rows) == 2 and not _rows(tmp_path, "filtered")
+    assert [row["text"] for row in rows] == ["", ""]
+    assert all(row["text_source"] is None and row["language"] is None for row in rows)
+    assert any(row["heard"]["pocketsphinx"] for row in rows)
+    reasons = Counter(row["text_refused"]["kind"] for row in rows)
+    counts = funnel["recognized_texts"]
+    assert (counts["kept"], counts["refused"], counts["reasons"]) == (0, 2, dict(reasons))
+    assert counts["refused_s"] == pytest.approx(sum(row["duration_s"] for row in rows), abs=1e-3)
+    page = (tmp_path / "report.html").read_text()
+    assert "Refused in 2 kept segments" in page and "--recognizer faster_whisper=" in page
+    assert all(reason in page for reason in reasons)
+
+
+def test_a_changed_threshold_keeps_or_refuses_without_measuring_anything_again(
+    tmp_path: Path, backwards: Path
+) -> None:
+    _annotate(tmp_path, input=str(backwards))
+    calls = _calls(tmp_path)
+    anything: dict[str, Any] = dict.fromkeys(
+        ("min_pocketsphinx_words", "min_pocketsphinx_confidence", "min_pocketsphinx_fit")
+    )
+    _annotate(tmp_path, input=str(backwards), thresholds=anything)
+    assert _calls(tmp_path) == calls
+    rows = _rows(tmp_path)
+    assert [row["text"] for row in rows] == [row["heard"]["pocketsphinx"] for row in rows]
+    assert any(row["text"] and row["text_source"] == "pocketsphinx" for row in rows)
+    _annotate(tmp_path, input=str(backwards))
+    assert _calls(tmp_path) == calls and not any(row["text"] for row in _rows(tmp_path))
+
+
+def test_a_given_text_is_never_refused(tmp_path: Path, backwards: Path) -> None:
+    settings = {"input": str(backwards), "transcripts": "{text}.wav", "grammar": "open"}
+    funnel = _annotate(tmp_path, **settings, thresholds={"min_pocketsphinx_confidence": 1.0})
+    rows = _rows(tmp_path)
+    assert sorted(row["text"] for row in rows) == sorted(path.stem for path in backwards.iterdir())
+    assert all(row["text_source"] == "given" and row["text_refused"] is None for row in rows)
+    assert funnel["recognized_texts"]["refused"] == 0
+    assert "Refused in" not in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_refused_is_not_measured_by_its_text_and_no_rule_of_texts_drops_it(
+    tmp_path: Path, backwards: Path
+) -> None:
+    steps: dict[str, Any] = {"repetition": {}, "language": {}, "prosody": {}}
+    limits = {"min_characters": 500, "languages": ["fi"]}
+    _annotate(tmp_path, input=str(backwards), steps=steps, thresholds=limits)
+    rows = _rows(tmp_path)
+    assert len(rows) == 2
+    for row in rows:
+        assert not {"repetition", "language"} & set(row["measured"])
+        assert row["measured"]["prosody"]["syllables"] is None
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_refuses_by_default(name: str) -> None:
+    limits = Config.model_validate({"preset": name}).limits
+    assert limits.min_pocketsphinx_confidence is not None and limits.min_pocketsphinx_fit is not None
+
+
+@pytest.mark.skipif(not (SHARED / "speech_zh").is_dir(), reason="no shared data")
+def test_chinese_and_a_chainsaw_have_no_text_and_english_keeps_its_own(tmp_path: Path) -> None:
+    chainsaw = next((SHARED / "esc10").rglob("3-151080-A.ogg"))
+    chinese = next((SHARED / "speech_zh").rglob("BAC009S0764W0121.wav"))
+    english = next((SHARED / "ljspeech_32").rglob("LJ001-0016.flac"))
+    _annotate(tmp_path, input=[str(chainsaw), str(chinese), str(english)])
+    texts: dict[str, str] = {}
+    for row in _rows(tmp_path):
+        name = Path(row["path"]).name
+        texts[name] = f"{texts.get(name, '')} {row['text']}".strip()
+    assert texts[chainsaw.name] == texts[chinese.name] == ""
+    assert "the middle ages brought" in texts[english.name]
+
+
+# ------------------------------------------------------------------------------------------------ compose
+
+
+def test_compose_leaves_refused_segments_out_of_tasks_of_text_and_counts_them_by_reason(
+    tmp_path: Path,
+) -> None:
+    refused = {"kind": "unsure words", "reason": "0.25, the limit is 0.6"}
+    rows = [
+        {
+            "id": f"s{number}", "path": f"/data/{number}.wav", "file": f"{number}.wav", "start_s": 0.0,
+            "end_s": 3.0, "speaker": "ann", "split": "test" if number == 1 else "train", "emotion": "calm",
+            "text": "" if number > 2 else "said", "text_refused": refused if number > 2 else None,
+            "events": ["Speech"],
+        }
+        for number in range(1, 6)
+    ]  # fmt: skip
+    source = tmp_path / "segments.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"segments": str(source), "min_seconds": 1}
+    alone = COMPOSE.run(ComposeConfig.model_validate(settings), _context(tmp_path / "tts"))
+    assert (alone["train_samples"], alone["test_samples"], alone["set_aside"]) == (1, 1, 3)
+    aside = _rows(tmp_path / "tts", "set_aside")
+    assert {(row["kind"], row["id"]) for row in aside} == {
+        ("no text: unsure words", f"s{number}") for number in (3, 4, 5)
+    }
+    mixed = ComposeConfig.model_validate({**settings, "tasks": {"tts": 1, "tag": 1}})
+    both = COMPOSE.run(mixed, _context(tmp_path / "both"))
+    assert both["tasks"] == {"tts": 2, "tag": 5}
+    assert both["text_refused"] == {"unsure words": 3}
+
+
+# ------------------------------------------------------------------------------------- rules by recognizer
+
+
+def _sphinx(text: str, confidence: float | None, fit: float | None) -> Value:
+    words = [SpokenWord(word, 0.0, 1.0, confidence) for word in text.split()]
+    return {**heard(text, words, "en", None, confidence), "acoustic_fit": fit}
+
+
+def _judged(values: dict[str, Value], language: str | None = None, share: float = 0.9, **limits: Any) -> Any:
+    texts = [value["text"] for value in values.values() if "text" in value]
+    agreed = 1.0 if len(set(texts)) == 1 else 0.5
+    shares = agreed if len(texts) > 1 else None
+    consensus = {"text": max(texts, key=len), "vote_share": shares}
+    names = [name for name in values if name != "events"]
+    kinds = {name: name.partition("-")[0] for name in names}
+    return judge_text({**values, "consensus": consensus}, kinds, language, share, Thresholds(**limits))
+
+
+SURE, UNSURE = _sphinx("one of the men", 0.9, -2.5), _sphinx("one of the men", 0.2, -2.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "language", "rule"),
+    [
+        ({"pocketsphinx": SURE}, None, None),
+        ({"pocketsphinx": SURE}, "en-GB", None),
+        ({"pocketsphinx": SURE}, "fr", "no_foreign_text"),
+        ({"pocketsphinx": UNSURE}, None, "min_pocketsphinx_confidence"),
+        ({"pocketsphinx": _sphinx("one of the men", 0.9, -6.0)}, None, "min_pocketsphinx_fit"),
+        ({"pocketsphinx": _sphinx("men", 0.9, -2.0)}, None, "min_pocketsphinx_words"),
+        ({"pocketsphinx": _sphinx("", None, None)}, None, ""),
+        # a grammar has no posteriors, and its texts may be single words
+        ({"pocketsphinx": _sphinx("seven", None, -2.0)}, None, None),
+        ({"pocketsphinx": _sphinx("seven", None, -8.0)}, None, "min_grammar_fit"),
+        # of models: their own scale, and nothing is refused for want of a figure
+        ({"endpoint": heard("seven")}, None, None),
+        ({"audio_llm": heard("你好", language="zh")}, None, None),
+        ({"faster_whisper": heard("seven", (), "en", 0.9, 0.6)}, None, None),
+        ({"faster_whisper": heard("seven", (), "en", 0.3, 0.6)}, None, "min_text_language_probability"),
+        ({"faster_whisper": heard("seven", (), "en", 0.9, 0.1)}, None, "min_token_confidence"),
+        # sounds, where events were measured
+        (
+            {"pocketsphinx": SURE, "events": {"tags": [{"label": "Chainsaw", "score": 0.9}]}},
+            None,
+            "max_text_other_sound",
+        ),
+        (
+            {
+                "pocketsphinx": SURE,
+                "events": {
+                    "tags": [
+                        {"label": "Music", "score": 0.9},
+                        {"label": "Male speech, man speaking", "score": 0.1},
+                    ]
+                },
+            },
+            None,
+            None,
+        ),
+    ],
+)
+def test_a_text_is_judged_by_the_rules_of_its_recognizer(
+    values: dict[str, Value], language: str | None, rule: str | None
+) -> None:
+    judged = _judged(values, language)
+    assert (judged.refused.rule if judged.refused else None) == rule
+    assert bool(judged.text) == (rule is None)
+
+
+def test_of_several_recognizers_those_that_are_not_trusted_do_not_count() -> None:
+    chinese = heard("你好", (), "zh", 0.95, 0.8)
+    judged = _judged({"pocketsphinx": SURE, "faster_whisper": chinese})
+    assert (judged.text, judged.source, judged.refused) == ("你好", "faster_whisper", None)
+    other = heard("quite another thing", (), "en", 0.95, 0.8)
+    judged = _judged({"pocketsphinx": SURE, "faster_whisper": other})
+    assert judged.refused.rule == "min_text_vote_share" and not judged.text
+    same = heard("one of the men", (), "en", 0.95, 0.8)
+    assert _judged({"pocketsphinx": SURE, "faster_whisper": same}).source == "consensus"
+    assert _judged({"pocketsphinx": UNSURE, "faster_whisper": same}).source == "faster_whisper"
+    none = _judged({"pocketsphinx": UNSURE, "faster_whisper": heard("x", (), "en", 0.95, 0.01)})
+    assert none.refused.rule == "min_pocketsphinx_confidence"
+
+
+def test_text_on_hardly_any_speech_is_refused_and_a_threshold_of_null_refuses_nothing() -> None:
+    assert _judged({"pocketsphinx": SURE}, share=0.05).refused.rule == "min_text_speech_share"
+    assert _judged({"pocketsphinx": SURE}, share=0.05, min_text_speech_share=None).refused is None

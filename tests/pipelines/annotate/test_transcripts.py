@@ -1,0 +1,223 @@
+"""Patterns, transcript files and conditions: what they accept, and that errors name the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.annotate.input.inputs import collect
+from pipelines.annotate.input.sources import Sources, match_sources, pattern_hint
+from pipelines.annotate.input.transcripts import (
+    Transcript,
+    TranscriptError,
+    compile_pattern,
+    match_pattern,
+    parse_condition,
+    read_transcripts,
+)
+
+_field = st.text("abcXYZ019 .é", min_size=1, max_size=8)
+
+
+def _match(pattern: str, name: str) -> dict[str, str] | None:
+    transcript = match_pattern(pattern, compile_pattern(pattern), name)
+    return {**transcript.fields, "text": transcript.text} if transcript else None
+
+
+@given(
+    words=st.lists(st.text("abcXYZ019é'", min_size=1, max_size=6), min_size=1, max_size=4),
+    speaker=_field,
+    take=_field,
+)
+def test_a_pattern_reads_back_what_it_wrote(words: list[str], speaker: str, take: str) -> None:
+    pattern = "{text}_{speaker}_{take}.wav"
+    name = pattern.format(text="_".join(words), speaker=speaker, take=take)
+    assert _match(pattern, name) == {"text": " ".join(words), "speaker": speaker, "take": take}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "fields"),
+    [
+        ("{text}_{speaker}_{take}.wav", "0_theo_12.WAV", {"text": "0", "speaker": "theo", "take": "12"}),
+        ("{text}_{speaker}_{take}.wav", "0_theo_12.flac", None),
+        ("{text}_{speaker}_{take}.wav", "0_theo.wav", None),
+        ("{text}_{speaker}_{take}.wav", "sub/0_theo_1.wav", {"text": "0", "speaker": "theo", "take": "1"}),
+        ("{text}_{take}", "hello_3.mp3", {"text": "hello", "take": "3"}),
+        ("{speaker}/{text}", "deep/ann/good_day.wav", {"text": "good day", "speaker": "ann"}),
+        ("{speaker}/{text}", "good_day.wav", None),
+        ("{speaker}-{text}-{take}", "ann-a-b-c-2.wav", {"text": "a-b-c", "speaker": "ann", "take": "2"}),
+        ("x({text})[1]+", "x(hi)[1]+.wav", {"text": "hi"}),
+        ("{text}_{take}.wav", "___1.wav", None),
+    ],
+)
+def test_patterns(pattern: str, name: str, fields: dict[str, str] | None) -> None:
+    assert _match(pattern, name) == fields
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("{speaker}_{take}.wav", "needs a field {text}"),
+        ("{text}_{take}_{take}", "{take} is there twice"),
+        ("{text}{take}", "touch"),
+        ("{}_{text}", "a field is a name"),
+        ("{text}_{a b}", "a field is a name"),
+        ("{text", "a field is a name"),
+    ],
+)
+def test_bad_patterns_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(TranscriptError, match=reason.replace("{", r"\{").replace("}", r"\}")):
+        compile_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("take<5", True),
+        ("take<4", False),
+        ("take<=4.0", True),
+        ("take>10", False),
+        ("take>=4", True),
+        ("take==4", True),
+        ("take==04", True),
+        ("take!=4", False),
+        ("speaker==theo", True),
+        ("speaker == 'theo'", True),
+        ("speaker!=theo", False),
+        ("speaker==theo, take<3", False),
+        ("speaker==theo,take<5", True),
+    ],
+)
+def test_conditions(condition: str, holds: bool) -> None:
+    transcript = Transcript("hi", "theo", None, {"take": "4", "speaker": "theo"}, "here")
+    assert parse_condition(condition).holds(transcript) is holds
+
+
+@pytest.mark.parametrize(
+    "condition", ["", "take", "take<", "<5", "take=5", "take<5,", "take<>5", "__import__('os')"]
+)
+def test_what_is_no_condition_is_refused(condition: str) -> None:
+    with pytest.raises(TranscriptError, match="is not a comparison"):
+        parse_condition(condition)
+
+
+def test_a_condition_names_what_it_cannot_compare() -> None:
+    transcript = Transcript("hi", None, None, {"take": "4", "room": "a"}, "list.csv:3")
+    with pytest.raises(TranscriptError, match=r"list\.csv:3 has no field 'tske'; did you mean 'take'"):
+        parse_condition("tske<5").holds(transcript)
+    with pytest.raises(TranscriptError, match=r"'a' is not a number \(list\.csv:3\)"):
+        parse_condition("room<5").holds(transcript)
+
+
+def test_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:
+    rows = [
+        {"path": "a.wav", "text": 'He said "no, 7"', "speaker": "ann", "split": "test", "take": "1"},
+        {"path": "b/c.wav", "text": "two\nlines", "speaker": "", "split": "", "take": "2"},
+    ]
+    (tmp_path / "a.csv").write_text(
+        '\ufeffpath,text,speaker,split,take\na.wav,"He said ""no, 7""",ann,test,1\n\nb/c.wav,"two\nlines",,,2\n'
+    )
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({**row, "take": int(row["take"])}) + "\n" for row in rows)
+    )
+    results = [read_transcripts(tmp_path / name) for name in ("a.csv", "a.jsonl")]
+    for result in results:
+        assert [path for path, _ in result] == ["a.wav", "b/c.wav"]
+        assert [(t.text, t.speaker, t.split, t.fields["take"]) for _, t in result] == [
+            ('He said "no, 7"', "ann", "test", "1"),
+            ("two\nlines", None, None, "2"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.csv", "path,words\na.wav,hi\n", r"a\.csv:1  no column 'text'"),
+        ("a.csv", "path,text\na.wav,hi,there\n", r"a\.csv:2  has 3 columns where the header has 2"),
+        ("a.csv", "path,text\na.wav,hi\nb.wav,\n", r"a\.csv:3  has no text"),
+        ("a.csv", "path,text\na.wav,hi\na.wav,ho\n", r"a\.csv:3  'a\.wav' was on line 2"),
+        ("a.csv", 'path,text\na.wav,"hi\n', r"a\.csv:2  unexpected end"),
+        ("a.csv", "path,text\n", "holds no rows"),
+        ("a.jsonl", '{"path": "a.wav", "text": "hi"}\n{"path"\n', r"a\.jsonl:2  not JSON"),
+        ("a.jsonl", '{"path": "a.wav", "text": 7}\n', r"a\.jsonl:1  is not an object"),
+        ("a.jsonl", "[]\n", r"a\.jsonl:1  is not an object"),
+    ],
+)
+def test_malformed_transcripts_name_file_and_line(
+    tmp_path: Path, name: str, content: str, reason: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TranscriptError, match=reason):
+        read_transcripts(path)
+
+
+def _sources(folder: Path, table: Path, test: str | None) -> Sources:
+    inputs = collect([str(folder)], folder.parent / "fetched", lambda name: None)
+    return match_sources(inputs, {item.path: "digest" for item in inputs.audio}, str(table), test)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("in/a.wav", "in/ann/b.wav", "in/c.wav", "in/notes.txt", "other.wav"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"RIFF")
+    return tmp_path
+
+
+def test_every_file_and_every_row_is_accounted_for(folder: Path) -> None:
+    table = (
+        folder / "table.csv"
+    )  # a.wav by the input folder, in/ann/b.wav by the table's, two without a recording
+    table.write_text("path,text,split\na.wav,A,test\nin/ann/b.wav,B,\ngone.wav,D,\nother.wav,E,\n")
+    sources = _sources(folder / "in", table, None)
+    assert [(s.name, s.given.speaker, s.folder, s.given.text, s.split) for s in sources.found] == [
+        ("a.wav", None, "speaker", "A", "test"),
+        ("ann/b.wav", None, "ann", "B", None),
+    ]
+    assert [(Path(row["place"]).name, row["kind"]) for row in sources.rejected] == [
+        ("c.wav", "no transcript")
+    ]
+    assert [(Path(row["place"]).name, row["reason"]) for row in sources.orphans] == [
+        ("gone.wav", f"{table}:4 (no such file)"),
+        ("other.wav", f"{table}:5 (not audio, or not below the input)"),
+    ]
+    assert (sources.num_audio, sources.not_audio) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "test", "reason"),
+    [
+        ("path,text\nx.wav,A\n", None, "not one of the 3 recordings has a transcript"),
+        ("path,text,split\na.wav,A,dev\n", None, r"split 'dev': known: test, train; .*test='split==dev'"),
+        ("path,text\na.wav,A\n./a.wav,B\n", None, "again"),
+        ("path,text,take\na.wav,A,3\n", "take<3", "holds for none"),
+        ("path,text,take\na.wav,A,3\n", "tike<3", "did you mean 'take'"),
+    ],
+)
+def test_transcripts_that_do_not_fit_are_refused(
+    folder: Path, content: str, test: str | None, reason: str
+) -> None:
+    table = folder / "table.csv"
+    table.write_text(content)
+    with pytest.raises(TranscriptError, match=reason):
+        _sources(folder / "in", table, test)
+
+
+def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Path) -> None:
+    table = folder / "table.csv"
+    table.write_text("path,text,split\na.wav,A,dev\nann/b.wav,B,train\nc.wav,C,\n")
+    sources = _sources(folder / "in", table, "split==dev")
+    assert [source.split for source in sources.found] == ["test", "train", "train"]
+
+
+def test_the_hint_follows_the_names() -> None:
+    assert pattern_hint(["0_theo_1.wav", "1_ann_2.wav"]) == "{text}_{speaker}_{take}"
+    assert pattern_hint(["a-1.wav", "b-2.wav"]) == "{text}-{speaker}"
+    assert pattern_hint(["one.wav", "x_y.wav"]) is None
+    assert pattern_hint([]) is None

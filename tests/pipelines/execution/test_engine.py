@@ -1,0 +1,302 @@
+"""The engine gives the same outcomes whatever the workers, and survives exceptions, deaths and kills."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.execution.engine import Backend, Call, EngineError, Outcome, Pool, Walk, run_walks
+from pipelines.execution.ledger import Ledger, LedgerError
+from pipelines.execution.local_pool import InProcess, LocalProcesses
+
+SQUARES = Pool("squares", ("square",), 2)
+HALVES = Pool("halves", ("halve",), 2, batch_sizes={"halve": 4})
+
+
+class Sums:
+    """Squares and halves numbers; fails on 3; notes every call in a file. `deadly` items end the process."""
+
+    def __init__(self, notes: Path, deadly: tuple[int, ...] = (), deaths_left: Path | None = None) -> None:
+        self.notes, self.deadly, self.deaths_left = notes, deadly, deaths_left
+
+    def process(self, step: str, items: Sequence[int]) -> list[Outcome]:
+        with self.notes.open("a") as file:
+            file.write(f"{step} {' '.join(map(str, items))}\n")
+        for item in items:
+            if item in self.deadly and (self.deaths_left is None or self.deaths_left.exists()):
+                if self.deaths_left is not None:
+                    self.deaths_left.unlink()
+                os._exit(7)
+        return [self._one(step, item) for item in items]
+
+    def _one(self, step: str, item: int) -> Outcome:
+        if item == 3:
+            return Outcome(error="ValueError: three is bad")
+        threads = os.environ.get("OMP_NUM_THREADS")
+        return Outcome({"number": item * item if step == "square" else item / 2, "threads": threads})
+
+
+class BadSetup:
+    def __init__(self, dies: bool = False) -> None:
+        self.dies = dies
+
+    def process(self, step: str, items: Sequence[int]) -> list[Outcome]:
+        if self.dies:
+            os._exit(3)
+        raise ImportError("no such model")
+
+
+def _walk(number: int, found: dict[int, Any]) -> Walk:
+    """Squares a number, and halves it in a walk of its own."""
+    outcome = yield Call("square", f"square {number}", number)
+    found[number] = outcome.value["number"] if outcome.value else outcome.error
+    return [_half(number, found)] if outcome.value else []
+
+
+def _half(number: int, found: dict[int, Any]) -> Walk:
+    outcome = yield Call("halve", f"halve {number}", number, size=float(number))
+    found[number] = (found[number], outcome.value["number"] if outcome.value else outcome.error)
+    return []
+
+
+def _run(folder: Path, numbers: Sequence[int], backend: Backend, **more: Any) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        walks = (_walk(number, found) for number in numbers)
+        run_walks(walks, [SQUARES, HALVES], backend, ledger, **more)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["here", "processes"])
+def test_outcomes_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
+    worker = Sums(tmp_path / "notes")
+    backend = InProcess(worker) if kind == "here" else LocalProcesses(worker)
+    found = _run(tmp_path, range(30), backend)
+    assert found == {n: "ValueError: three is bad" if n == 3 else (n * n, n / 2) for n in range(30)}
+
+
+@pytest.mark.parametrize("kind", ["own", "failing", "annotation"])
+def test_processes_share_what_can_be_set_up_before_they_are_forked(kind: str) -> None:
+    """In a process of its own: that which all are forked from is started once, with the first worker."""
+    command = [sys.executable, "-c", f"import forked_worker; forked_worker.main({kind!r})"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    first, second, other = found["answers"]
+    processes = {each["process"] for each in found["answers"]} | {found["driver"]}
+    assert len(processes) == 4
+    assert first["set_up_in"] == second["set_up_in"] and other["set_up_in"] is None
+    assert (first["set_up_in"] is None) == (kind == "failing") and first["set_up_in"] not in processes
+
+
+def test_every_process_has_one_thread(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        run_walks([_walk(5, {})], [SQUARES, HALVES], LocalProcesses(Sums(tmp_path / "notes")), ledger)
+        known = ledger.get("square 5")
+    assert known is not None and known.value == {"number": 25, "threads": "1"}
+
+
+def test_what_the_ledger_has_is_not_done_again(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    heard: list[bool] = []
+    first = _run(tmp_path, range(6), InProcess(Sums(notes)))
+    again = _run(
+        tmp_path, range(8), InProcess(Sums(notes)), on_answer=lambda c, o, known: heard.append(known)
+    )
+    assert {n: again[n] for n in range(6)} == first
+    squared = [line for line in notes.read_text().splitlines() if line.startswith("square")]
+    assert Counter(squared) == Counter(f"square {n}" for n in range(8))  # errors, too, are known
+    assert (sum(heard), len(heard)) == (11, 15)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.forget_errors() == 1
+    _run(tmp_path, range(8), InProcess(Sums(notes)))
+    assert notes.read_text().count("square 3\n") == 2
+
+
+def test_batches_are_of_one_step_and_similar_size(tmp_path: Path) -> None:
+    """All squares wait for one worker while halves pile up: these go together, four at most, by size."""
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        found: dict[int, Any] = dict.fromkeys(range(12))
+        pools = [Pool("halves", ("halve",), 1, batch_sizes={"halve": 4})]
+        walks = (_half(n, found) for n in (7, 1, 9, 3, 8, 2, 11, 4, 10, 5, 0, 6))
+        run_walks(walks, pools, InProcess(Sums(tmp_path / "notes")), ledger)
+    batches = [[int(n) for n in line.split()[1:]] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert sorted(n for batch in batches for n in batch) == list(range(12))
+    assert all(batch == sorted(batch) and len(batch) <= 4 for batch in batches)
+    assert max(len(batch) for batch in batches) == 4
+    assert {n: found[n][1] for n in found if n != 3} == {n: n / 2 for n in range(12) if n != 3}
+
+
+def test_a_worker_that_dies_takes_only_its_item_with_it(tmp_path: Path) -> None:
+    found = _run(tmp_path, range(24), LocalProcesses(Sums(tmp_path / "notes", deadly=(10, 20))))
+    for deadly in (10, 20):
+        assert "died 2 times (exit code 7)" in found[deadly]
+    assert {n: found[n] for n in found if n not in (3, 10, 20)} == {
+        n: (n * n, n / 2) for n in range(24) if n not in (3, 10, 20)
+    }
+    assert (tmp_path / "notes").read_text().count("square 10\n") == 2
+
+
+def test_in_a_batch_only_the_deadly_item_is_lost(tmp_path: Path) -> None:
+    found: dict[int, Any] = dict.fromkeys(range(12))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        worker = LocalProcesses(Sums(tmp_path / "notes", deadly=(6,)))
+        pools = [Pool("halves", ("halve",), 1, batch_sizes={"halve": 4})]
+        run_walks((_half(n, found) for n in range(12)), pools, worker, ledger)
+    assert "died 2 times" in found[6][1]
+    assert all(found[n][1] == n / 2 for n in range(12) if n not in (3, 6))
+
+
+def test_a_death_by_chance_costs_nothing(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    once.touch()
+    found = _run(tmp_path, range(6), LocalProcesses(Sums(tmp_path / "notes", deadly=(5,), deaths_left=once)))
+    assert found[5] == (25, 2.5)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_workers_that_cannot_be_set_up_end_the_run(tmp_path: Path, dies: bool) -> None:
+    with pytest.raises(EngineError, match="square cannot be set up"):
+        _run(tmp_path, range(20), LocalProcesses(BadSetup(dies)))
+    assert not multiprocessing.active_children()
+
+
+class Surroundings:
+    """Answers with the environment variables that it is asked for."""
+
+    def process(self, step: str, items: Sequence[str]) -> list[Outcome]:
+        time.sleep(0.05)  # so that all workers are started
+        return [Outcome(os.environ.get(item)) for item in items]
+
+
+def _surroundings(folder: Path, variable: str, pool: Pool, num_gpus: int = 0) -> list[Any]:
+    seen: list[Any] = []
+
+    def walk() -> Walk:
+        outcome = yield Call(pool.steps[0], None, variable)
+        seen.append(outcome.value)
+        return []
+
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        walks = (walk() for _ in range(20))
+        run_walks(walks, [pool], LocalProcesses(Surroundings(), num_gpus), ledger)
+    return seen
+
+
+def test_workers_have_the_environment_of_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this one, and not of the run that was the first to start workers."""
+    for value in ("before", "after"):
+        monkeypatch.setenv("OF_THE_RUN", value)
+        assert set(_surroundings(tmp_path, "OF_THE_RUN", Pool("any", ("look",), 2))) == {value}
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("", {"0", "1"}), ("GPU-7,3,5", {"GPU-7", "3"})])
+def test_workers_share_the_gpus_that_the_run_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, seen: set[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    pool = Pool("heavy", ("look",), 4, gpus=0.5)
+    assert set(_surroundings(tmp_path, "CUDA_VISIBLE_DEVICES", pool, num_gpus=2)) == seen
+
+
+def test_few_walks_are_under_way_at_any_time(tmp_path: Path) -> None:
+    """What one pool is behind with holds up what comes before it."""
+    begun: list[int] = []
+    finished: list[int] = []
+    most = 0
+
+    def walks() -> Any:
+        nonlocal most
+        for number in range(500):
+            begun.append(number)
+            most = max(most, len(begun) - len(finished))
+            yield _noted(number)
+
+    def _noted(number: int) -> Walk:
+        yield Call("square", f"square {number}", number)
+        yield Call("halve", f"halve {number}", number)
+        finished.append(number)
+        return []
+
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        run_walks(walks(), [SQUARES, HALVES], InProcess(Sums(tmp_path / "notes")), ledger)
+    assert len(finished) == 500
+    assert most <= 30
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        Ledger(tmp_path / "ledger.sqlite"),
+        pytest.raises(LedgerError, match="another run works in this folder"),
+    ):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
+def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(
+        b"no database at all, and longer than a header of a hundred bytes" * 9
+    )
+    with pytest.raises(LedgerError, match="it is damaged: delete it"):
+        Ledger(tmp_path / "ledger.sqlite")
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_engine import SQUARES, HALVES, Sums, _walk
+from pipelines.execution.engine import run_walks
+from pipelines.execution.ledger import Ledger
+from pipelines.execution.local_pool import LocalProcesses
+
+class Slow(Sums):
+    def process(self, step, items):
+        time.sleep(0.02)
+        return super().process(step, items)
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    found = {{}}
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        backend = LocalProcesses(Slow(folder / "notes"))
+        run_walks((_walk(n, found) for n in range(60)), [SQUARES, HALVES], backend, ledger)
+    print(len(found), sum(v[0] + v[1] for n, v in found.items() if n != 3))
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_and_leaves_no_worker_behind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, str(script), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    children: set[int] = set()
+    for wait_s in (1.2, 1.6, 2.0):
+        process = subprocess.Popen(command, env=environment)
+        time.sleep(wait_s)
+        children |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["60", str(sum(n * n + n / 2 for n in range(60) if n != 3))]
+    squared = Counter(
+        line for line in (tmp_path / "notes").read_text().splitlines() if line.startswith("square")
+    )
+    # what was in flight at a kill is done again, and nothing else is
+    assert len(squared) == 60 and sum(squared.values()) <= 60 + 3 * SQUARES.workers
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(psutil.pid_exists(pid) for pid in children)

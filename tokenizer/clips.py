@@ -1,0 +1,208 @@
+"""Training audio for the tokenizer: the clips that samples name, loaded, levelled and cut to batches.
+
+Shapes: B crops, N samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
+from audiollm.data.records.sample import BadSample, read_samples
+from audiollm.files.set_aside import UNREADABLE
+
+LONGEST_S = 60.0
+"""About the longest clip of a folder: longer files are taken in parts."""
+DRAWS = 50
+"""Clips that cannot be read one after the other before training gives up."""
+LEVEL_DBFS = -23.0
+"""RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
+DITHER = 1e-4
+"""Noise added everywhere, -80 dBFS: digital silence is not a sound the model should learn."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A span of a file."""
+
+    path: Path
+    start_s: float
+    end_s: float | None
+
+
+class Clips(NamedTuple):
+    """What there is to train on, to hold out, and what cannot be read."""
+
+    train: list[Clip]
+    test: list[Clip]
+    bad: list[BadSample]
+
+
+def find_clips(audio: Path) -> Clips:
+    """The clips of a file of samples, by their split, or of a folder of recordings.
+
+    Of a folder about every 20th file is held out, whole, chosen by its name; long files are taken in parts.
+    """
+    if audio.is_dir():
+        return _clips_of_folder(audio)
+    samples, bad = read_samples(audio)
+    spans: dict[str, dict[Clip, None]] = {"train": {}, "test": {}}
+    for sample in samples:
+        for part in sample.audio_parts():
+            clip = Clip(Path(part.path), part.start_s, part.end_s)
+            spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
+    return Clips(list(spans["train"]), list(spans["test"]), bad)
+
+
+def _clips_of_folder(folder: Path) -> Clips:
+    files, _ = find_audio(folder)
+    clips: dict[Path, list[Clip]] = {}
+    bad = []
+    for path in files:
+        try:
+            duration_s = probe(path).duration_s
+        except AudioError as error:
+            bad.append(BadSample(str(path), "", error.reason, UNREADABLE))
+            continue
+        clips[path] = _parts(path, duration_s)
+    by_chance = sorted(
+        clips, key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest()
+    )
+    held_out = set(by_chance[: max(1, len(by_chance) // 20)] if len(by_chance) > 1 else [])
+    return Clips(
+        [clip for path in clips if path not in held_out for clip in clips[path]],
+        [clip for path in clips if path in held_out for clip in clips[path]],
+        bad,
+    )
+
+
+def _parts(path: Path, duration_s: float | None) -> list[Clip]:
+    if duration_s is None:
+        return [Clip(path, 0.0, None)]
+    starts = [LONGEST_S * part for part in range(max(1, round(duration_s / LONGEST_S)))]
+    return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
+
+
+class ClipStore:
+    """Levelled mono clips at one sample rate; as many as fit in `cache_mb` stay in memory."""
+
+    def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
+        self.clips, self.sample_rate = list(clips), sample_rate
+        known = [clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None]
+        usual = sum(known) / len(known) if known else 1.0
+        self._ends_s = torch.tensor(
+            [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips],
+            dtype=torch.float64,
+        ).cumsum(0)
+        self._unread: dict[str, str] = {}
+        self._cache: OrderedDict[int, Tensor] = OrderedDict()
+        self._room = int(cache_mb * 2**20 / 4)
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    @property
+    def bad(self) -> list[BadSample]:
+        """What could not be read when it was drawn."""
+        return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
+
+    @property
+    def duration_s(self) -> float:
+        """Of all clips, as far as their ends are known."""
+        return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other.
+
+        A clip that cannot be read is named in `bad`, and another is drawn.
+
+        Raises:
+            AudioError: nearly none can be read.
+        """
+        for _ in range(DRAWS):
+            try:
+                return self._draw_once(generator)
+            except AudioError as error:
+                self._unread[str(error.path)] = failure = error.reason
+        raise AudioError(str(self.clips[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
+
+    def _draw_once(self, generator: torch.Generator) -> Tensor:
+        share = torch.rand(1, generator=generator, dtype=torch.float64)
+        index = int(torch.searchsorted(self._ends_s, share * self._ends_s[-1], right=True))
+        return self[min(index, len(self) - 1)]
+
+    def picked(self, most: int) -> Iterator[tuple[Clip, Tensor]]:
+        """At most `most` clips and their samples `[N]`, evenly picked; what cannot be read is left out."""
+        count = min(most, len(self))
+        for number in range(count):
+            index = round(number * (len(self) - 1) / max(1, count - 1))
+            try:
+                yield self.clips[index], self[index]
+            except AudioError as error:
+                self._unread[str(error.path)] = error.reason
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Samples `[N]`, float32.
+
+        Raises:
+            AudioError: the file cannot be read any more.
+        """
+        if index in self._cache:
+            self._cache.move_to_end(index)
+            return self._cache[index]
+        samples_N = load_levelled(self.clips[index], self.sample_rate)
+        self._cache[index] = samples_N
+        self._room -= len(samples_N)
+        while self._room < 0 and len(self._cache) > 1:
+            self._room += len(self._cache.popitem(last=False)[1])
+        return samples_N
+
+
+def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
+    """Mono samples `[N]` of a clip, brought to `LEVEL_DBFS`."""
+    waveform = load(clip.path, clip.start_s, clip.end_s, sample_rate=sample_rate, mono=True)
+    return normalize_rms(waveform.samples_CN, LEVEL_DBFS)[0]
+
+
+def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Generator) -> Tensor:
+    """Augmented crops `[B, N]`: clips one after another until full, at random gain and speed, dithered."""
+    crops_BN = torch.randn(batch, length, generator=generator) * DITHER
+    for row in range(batch):
+        filled = 0
+        while filled < length:
+            piece_N = _cut(store.draw(generator), 2 * length, generator)
+            piece_N = augment(piece_N, store.sample_rate, generator)
+            piece_N = _cut(piece_N, length, generator)[: length - filled]
+            crops_BN[row, filled : filled + len(piece_N)] += piece_N
+            filled += len(piece_N) + _below(store.sample_rate // 10, generator)
+    return crops_BN
+
+
+def augment(
+    samples_N: Tensor, sample_rate: int, generator: torch.Generator, gain_db: float = 6.0, speed: float = 0.1
+) -> Tensor:
+    """Random gain of +- `gain_db` and random resampling of +- `speed` (pitch and tempo together)."""
+    gain_dice, speed_dice = (torch.rand(2, generator=generator) * 2 - 1).tolist()
+    factor = 1 + round(speed_dice * 10) / 10 * speed
+    faster_N = resample(samples_N[None], sample_rate, round(sample_rate / factor))[0]
+    return (faster_N * 10 ** (gain_dice * gain_db / 20)).clamp(-1, 1)
+
+
+def _cut(samples_N: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """A random part of that length, or all where there is no more (long clips are not resampled whole)."""
+    if len(samples_N) <= length:
+        return samples_N
+    start = _below(len(samples_N) - length, generator)
+    return samples_N[start : start + length]
+
+
+def _below(limit: int, generator: torch.Generator) -> int:
+    return int(torch.randint(max(1, limit), (1,), generator=generator))

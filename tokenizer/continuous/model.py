@@ -1,0 +1,287 @@
+"""The continuous variant: a variational autoencoder of 44.1 kHz stereo, 64 numbers at 21.5 Hz, for flow matching.
+
+Encoder, decoder and the windows in which they run are the discrete tokenizer's. The encoder hears four signals:
+left, right, mid and side. It sees magnitudes alone, and those of left and right do not tell a sound in phase from
+one in antiphase; with their sum and difference they do. Which channel leads by a fraction of a period they do
+not tell.
+
+Shapes: B batch, C channels (left, right), V views (left, right, mid, side), N samples, T frames at 21.5 Hz, D latent
+dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.models.pretrained import load_model, made_of, save_model
+from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
+from tokenizer.native.streaming import LatentStream, WaveformStream
+
+MODEL_TYPE = "audiollm_vae"
+CHANNELS, VIEWS = 2, 4
+DEVIATION_FLOOR = 1e-4
+PIECE_S = 10
+"""How much of a long waveform is looked at together."""
+
+
+@dataclass(frozen=True)
+class VAEConfig:
+    """The shape of a VAE. The defaults of rate, hop and latent are those of Stable Audio Open and ThinkSound."""
+
+    sample_rate: int = 44_100
+    mel_hop_samples: int = 512
+    stride: int = 4
+    n_fft: int = 2048
+    num_mels: int = 128
+    latent_dim: int = 64
+    mel_hidden_size: int = 256
+    hidden_size: int = 384
+    encoder_layers: tuple[int, int] = (3, 4)
+    """Blocks at the mel rate, blocks at the latent rate."""
+    decoder_layers: tuple[int, int] = (4, 3)
+    """Blocks at the latent rate, blocks at the mel rate."""
+    step_frames: int = 8
+    """Frames that are computed at a time, always. Part of what the latents are: see `streaming.py`."""
+
+    @property
+    def hop_samples(self) -> int:
+        return self.mel_hop_samples * self.stride
+
+    def shape(self, channels: int) -> AutoencoderShape:
+        """Of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
+        return AutoencoderShape(
+            sample_rate=self.sample_rate,
+            channels=channels,
+            mel_hop_samples=self.mel_hop_samples,
+            stride=self.stride,
+            n_fft=self.n_fft,
+            num_mels=self.num_mels,
+            mel_hidden_size=self.mel_hidden_size,
+            hidden_size=self.hidden_size,
+            encoder_layers=self.encoder_layers,
+            decoder_layers=self.decoder_layers,
+        )
+
+
+class Posterior(NamedTuple):
+    """What a sound says of its latent: a normal distribution for every number of it, all independent."""
+
+    mean: Tensor
+    log_variance: Tensor
+    """Of the same shape: `[D, T]` from `AudioVAE.encode_distribution`, `[B, T, D]` in training."""
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """A draw, made on the generator's device."""
+        noise = torch.randn(self.mean.shape, generator=generator, device=generator.device)
+        return self.mean + torch.exp(0.5 * self.log_variance) * noise.to(self.mean)
+
+    def divergence(self) -> Tensor:
+        """KL divergence from the standard normal in nats, number by number (Kingma and Welling 2013, appendix B)."""
+        return 0.5 * (self.mean.square() + self.log_variance.exp() - 1 - self.log_variance)
+
+
+class VAEOutput(NamedTuple):
+    """What a training forward returns."""
+
+    samples_BCN: Tensor
+    posterior: Posterior
+
+
+class AudioVAE(nn.Module):
+    """Stereo waveform to continuous latents and back."""
+
+    latent_mean_D: Tensor
+    latent_std_D: Tensor
+
+    def __init__(self, config: VAEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.shape(VIEWS), 2 * config.latent_dim)
+        self.decoder = Decoder(config.shape(CHANNELS), config.latent_dim)
+        self.register_buffer("latent_mean_D", torch.zeros(config.latent_dim))
+        self.register_buffer("latent_std_D", torch.ones(config.latent_dim))
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.sample_rate
+
+    @property
+    def hop_samples(self) -> int:
+        return self.config.hop_samples
+
+    @property
+    def latent_rate(self) -> float:
+        """Latent frames a second."""
+        return self.sample_rate / self.hop_samples
+
+    @property
+    def latent_dim(self) -> int:
+        return self.config.latent_dim
+
+    def forward(self, samples_BCN: Tensor, generator: torch.Generator) -> VAEOutput:
+        """Reconstruct from a draw of the latent (training); N must be a multiple of the hop."""
+        posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
+        return VAEOutput(self.decoder(posterior.sample(generator)), posterior)
+
+    def encode(self, samples_CN: Tensor) -> Tensor:
+        """Stereo waveform `[2, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
+
+        Raises:
+            ValueError: not stereo, empty, or not finite.
+        """
+        return self.encode_distribution(samples_CN).mean
+
+    def encode_distribution(self, samples_CN: Tensor) -> Posterior:
+        """As `encode`, with the variances: what a flow-matching model may draw its targets from.
+
+        Raises:
+            ValueError: not stereo, empty, or not finite.
+        """
+        _check_stereo(samples_CN, at_least=1)
+        parts = list(self.encode_stream([samples_CN]))
+        return Posterior(
+            torch.cat([part.mean for part in parts], dim=1),
+            torch.cat([part.log_variance for part in parts], dim=1),
+        )
+
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Posterior]:
+        """Latents of a waveform that comes in pieces `[2, n]`, at constant memory; the same latents as `encode`.
+
+        Raises:
+            ValueError: a piece that is not stereo or not finite.
+        """
+        stream = LatentStream(self.encoder, self.config.step_frames)
+        for piece_CN in pieces_CN:
+            _check_stereo(piece_CN, at_least=0)
+            for part_CN in piece_CN.split(PIECE_S * self.sample_rate, dim=1):
+                yield from map(_window_posterior, stream.push(stereo_views(part_CN)))
+        windows, frames = stream.flush()
+        for window_BTD in windows:
+            mean_DT, log_variance_DT = _window_posterior(
+                window_BTD
+            )  # whole: vector code differs at ragged ends
+            yield Posterior(mean_DT[:, :frames], log_variance_DT[:, :frames])
+            frames -= window_BTD.shape[1]
+
+    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
+        """Latents `[D, T]` to a waveform `[2, T * hop]` in [-1, 1], cut to `num_samples` where given.
+
+        Raises:
+            ValueError: no frame, another latent dimension, or not finite.
+        """
+        if latent_DT.ndim == 2 and latent_DT.shape[1] == 0:
+            raise ValueError("decode takes latents of at least one frame, not 0")
+        samples_CN = torch.cat(list(self.decode_stream([latent_DT])), dim=1)
+        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
+
+    def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Waveform pieces of latents that come in pieces `[D, t]`, at constant memory; the same samples as `decode`.
+
+        Raises:
+            ValueError: a piece of another latent dimension or not finite.
+        """
+        stream = WaveformStream(self.decoder)
+        for steps_DT in self._in_steps(pieces_DT):
+            steps_BTD = steps_DT.T[None].to(self.latent_mean_D).contiguous()
+            yield stream.push(steps_BTD).clamp(-1, 1)
+        yield stream.flush().clamp(-1, 1)
+
+    def normalize(self, latent_DT: Tensor) -> Tensor:
+        """Latents `[..., D, T]` as a flow-matching model is trained on them: mean 0, variance 1 in every channel."""
+        return (latent_DT - self.latent_mean_D[:, None]) / self.latent_std_D[:, None]
+
+    def denormalize(self, latent_DT: Tensor) -> Tensor:
+        """The inverse of `normalize`."""
+        return latent_DT * self.latent_std_D[:, None] + self.latent_mean_D[:, None]
+
+    @torch.no_grad()
+    def measure_latents(self, clips_CN: Iterable[Tensor]) -> None:
+        """Set what `normalize` uses: mean and deviation of the latents of these waveforms `[2, N]`.
+
+        Of draws, not of means: a channel that tells nothing has means that hardly move, and would be blown up.
+
+        Raises:
+            ValueError: no clip, or one that `encode` refuses.
+        """
+        frames = 0
+        sum_D = torch.zeros(self.latent_dim, dtype=torch.float64, device=self.latent_mean_D.device)
+        square_D = sum_D.clone()
+        for samples_CN in clips_CN:
+            mean_DT, log_variance_DT = self.encode_distribution(samples_CN)
+            frames += mean_DT.shape[1]
+            sum_D += mean_DT.double().sum(dim=1)
+            square_D += (mean_DT.double().square() + log_variance_DT.double().exp()).sum(dim=1)
+        if not frames:
+            raise ValueError("no clip to measure the latents on")
+        mean_D = sum_D / frames
+        self.latent_mean_D.copy_(mean_D)
+        self.latent_std_D.copy_((square_D / frames - mean_D.square()).clamp_min(DEVIATION_FLOOR**2).sqrt())
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `config.json` and `model.safetensors`."""
+        save_model(folder, self, MODEL_TYPE, self.config)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> AudioVAE:
+        """Load what `save_pretrained` wrote, or a `train_vae` stage's folder.
+
+        Raises:
+            ConfigError: nothing there, or another kind of model.
+        """
+        config, weights = load_model(Path(folder), MODEL_TYPE, VAEConfig)
+        with made_of(Path(folder)):
+            model = cls(config)
+            model.load_state_dict(weights)
+        return model.eval()
+
+    def _in_steps(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same frames in pieces of `step_frames`, the last one shorter: see `streaming.py`."""
+        size, waiting = self.config.step_frames, torch.zeros(self.latent_dim, 0)
+        for piece_DT in pieces_DT:
+            _check_latent(piece_DT, self.latent_dim)
+            *whole, rest = torch.cat([waiting.to(piece_DT), piece_DT], dim=1).split(size, dim=1)
+            if rest.shape[1] == size:
+                whole, rest = [*whole, rest], rest[:, size:]
+            yield from whole
+            waiting = rest
+        if waiting.shape[1]:
+            yield waiting
+
+
+def stereo_views(samples_CN: Tensor) -> Tensor:
+    """`[..., 2, N]` to `[..., 4, N]`: left, right, and half their sum and difference (mid and side)."""
+    left, right = samples_CN.unbind(dim=-2)
+    return torch.stack([left, right, (left + right) / 2, (left - right) / 2], dim=-2)
+
+
+def _posterior(encoded_BTD: Tensor) -> Posterior:
+    """The halves are mean and deviation, the latter as Stable Audio Open has it: softplus and a floor."""
+    mean, deviation = encoded_BTD.float().chunk(2, dim=-1)
+    return Posterior(mean, 2 * torch.log(functional.softplus(deviation) + DEVIATION_FLOOR))
+
+
+def _window_posterior(encoded_1TD: Tensor) -> Posterior:
+    """`[1, T, 2 D]` to a posterior `[D, T]`."""
+    return Posterior(*(part[0].T for part in _posterior(encoded_1TD)))
+
+
+def _check_stereo(samples_CN: Tensor, at_least: int) -> None:
+    if samples_CN.ndim != 2 or samples_CN.shape[0] != CHANNELS or samples_CN.shape[1] < at_least:
+        raise ValueError(
+            f"encode takes a stereo waveform [2, samples >= 1], not {list(samples_CN.shape)}: "
+            "audiollm.audio.set_channels(samples_CN, 2) makes stereo of mono"
+        )
+
+
+def _check_latent(latent_DT: Tensor, latent_dim: int) -> None:
+    if latent_DT.ndim != 2 or latent_DT.shape[0] != latent_dim:
+        raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
+    if not bool(torch.isfinite(latent_DT).all()):
+        raise ValueError("decode got latents that are not finite")

@@ -1,0 +1,103 @@
+"""What the stage `train_vae` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from audiollm.audio import save
+from audiollm.files.atomic import write_json
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import chosen
+from audiollm.train.loop.loop import LoopConfig, train
+from audiollm.train.loop.optim import default_device
+from tokenizer.clips import find_clips
+from tokenizer.continuous.data import StereoStore
+from tokenizer.continuous.model import AudioVAE, VAEConfig
+from tokenizer.continuous.settings import LATENT_RATE, TrainVAEConfig
+from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
+from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.losses import ReconstructionLoss
+
+MEASURED_CLIPS = 200
+"""Training clips from which the latents' mean and deviation are taken."""
+
+
+def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
+    """Train, measure the latents, save to `model`, and write before/after examples of held-out clips."""
+    device = default_device()
+    shape = _shape(config)
+    clips = find_clips(config.audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{config.audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
+    stores = {
+        "train": StereoStore(clips.train, shape.sample_rate),
+        "test": StereoStore(clips.test, shape.sample_rate),
+    }
+    step_s = chosen(config.batch_size) * config.crop_frames / LATENT_RATE
+    steps = config.steps_for(stores["train"].duration_s / step_s)
+    torch.manual_seed(config.seed)
+    model = AudioVAE(shape).to(device)
+    task = VAETask(model, stores["train"], stores["test"], _task_config(config))
+    loop = LoopConfig(
+        seed=config.seed,
+        steps=steps,
+        minutes=config.minutes,
+        cpu_minutes=config.cpu_minutes,
+        learning_rate=chosen(config.learning_rate),
+        ema_decay=0.99,
+        precision=config.precision,
+        evaluations=8,
+        checkpoint_seconds=config.checkpoint_seconds,
+    )
+    figures = train(task, loop, context.folder, context, device)
+    model.measure_latents(stores["train"].picked(MEASURED_CLIPS))
+    figures |= evaluate_vae(model, stores["test"], ReconstructionLoss(model.sample_rate).to(device))
+    model.cpu().save_pretrained(context.folder / "model")
+    figures["latent_rate"] = model.latent_rate
+    _write_examples(model, stores["test"], context.folder)
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
+    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
+    return {**figures, "set_aside": len(set_aside.rows)}
+
+
+def _shape(config: TrainVAEConfig) -> VAEConfig:
+    blocks = chosen(config.blocks)
+    return VAEConfig(
+        latent_dim=config.latent_dim,
+        mel_hidden_size=chosen(config.mel_hidden_size),
+        hidden_size=chosen(config.hidden_size),
+        encoder_layers=blocks[:2],
+        decoder_layers=blocks[2:],
+    )
+
+
+def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
+    return VAETaskConfig(
+        seed=config.seed,
+        batch_size=chosen(config.batch_size),
+        crop_frames=config.crop_frames,
+        kl_weight=config.kl_weight,
+        adversary_share=config.adversary_share,
+        discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
+    )
+
+
+def _write_examples(model: AudioVAE, clips: StereoStore, folder: Path, count: int = 4) -> None:
+    """Held-out clips before and after, for the report."""
+    rows = []
+    for number, samples_CN in enumerate(clips.picked(count)):
+        decoded_CN = model.decode(model.encode(samples_CN), num_samples=samples_CN.shape[1])
+        row = {}
+        for name, audio_CN in (("original", samples_CN), ("decoded", decoded_CN)):
+            row[name] = f"examples/{number}_{name}.wav"
+            save(folder / row[name], audio_CN, model.sample_rate)
+        rows.append(row)
+    write_json(folder / "examples.json", rows)

@@ -1,0 +1,151 @@
+"""Training the continuous variant: reconstruction in left, right, mid and side, divergence, then the adversary.
+
+Shapes: B crops, C channels, V views (left, right, mid, side), N samples, T frames, D latent dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.train.loop.loop import Figures, Update, step_generator
+from tokenizer.continuous.data import StereoStore, stereo_crops
+from tokenizer.continuous.model import CHANNELS, AudioVAE, stereo_views
+from tokenizer.training.adversary import Adversary
+from tokenizer.training.balancer import GradientBalancer
+from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.losses import WINDOWS, ReconstructionLoss
+from tokenizer.training.task import OUTPUT_WEIGHTS
+
+ACTIVE_VARIANCE = 0.01
+"""A channel whose mean varies by more is in use (Burda et al., arXiv 1509.00519, section 5.2)."""
+
+
+@dataclass(frozen=True)
+class VAETaskConfig:
+    """What the loss is made of."""
+
+    seed: int
+    batch_size: int
+    crop_frames: int
+    kl_weight: float = 1e-4
+    """Of the divergence (nats a frame) against the STFT distance in its own units; Stable Audio Open's."""
+    adversary_share: float = 0.75
+    """Share of the steps before the discriminators begin; 1 for none."""
+    output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
+    """Shares of the gradient on the waveform, as the discrete tokenizer's; `stft` is required."""
+    discriminators: DiscriminatorConfig = TINY
+
+
+class VAETask:
+    """A `Task` of the training loop: the VAE, its discriminators, and the balancer between its losses."""
+
+    def __init__(self, model: AudioVAE, train: StereoStore, test: StereoStore, config: VAETaskConfig) -> None:
+        self.model, self.config = model, config
+        self._train, self._test = train, test
+        self._device = next(model.parameters()).device
+        self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
+        self._balancer = GradientBalancer(config.output_weights).to(self._device)
+        stereo = replace(config.discriminators, audio_channels=CHANNELS)
+        self._adversary = Adversary(stereo, self._device)
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {
+            "vae": self.model,
+            "balancer": self._balancer,
+            **self._adversary.modules(),
+        }
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["vae"], "discriminator": ["discriminators"]}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """One process alone trains a VAE, so its modules come unwrapped."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+        length = self.config.crop_frames * self.model.hop_samples
+        return stereo_crops(self._train, self.config.batch_size, length, generator).to(self._device)
+
+    def updates(self, batch_BCN: Tensor, step: int, steps: int) -> Iterator[Update]:
+        adversary = step >= self.config.adversary_share * steps
+        dice = step_generator(self.config.seed, step, "vae")
+        made_BCN, posterior = self.model(batch_BCN, dice)
+        losses = self._output_losses(made_BCN, batch_BCN, dice)
+        if adversary:
+            losses |= self._adversary.losses(made_BCN, batch_BCN)
+        loss = self._balancer.balance(losses, made_BCN)
+        kl = posterior.divergence().sum(dim=2).mean()
+        loss = loss + self._kl_factor(losses) * kl
+        figures: Figures = {key: value.detach() for key, value in losses.items()}
+        figures["kl"] = kl.detach()
+        figures["channels_active"] = _share_active(posterior.mean.detach().flatten(0, 1))
+        yield Update(loss, figures)
+        if adversary:
+            yield self._adversary.update(made_BCN, batch_BCN)
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Distances on held-out clips, by channel and by mid and side, and the latents' divergence."""
+        return evaluate_vae(self.model, self._test, self._loss)
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """A collapsed posterior, and a discriminator that no longer tells real from made."""
+        found: dict[str, str] = {}
+        if figures.get("channels_active", 1.0) < 0.1:
+            found["posterior collapse"] = (
+                f"{figures['channels_active']:.0%} of the latent's channels are in use: lower `kl_weight`, "
+                "or give more varied audio"
+            )
+        return {**found, **self._adversary.alarms()}
+
+    def _output_losses(self, made_BCN: Tensor, real_BCN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
+        """Spectral distances are means over left, right, mid and side; two of the four scales a step."""
+        scales = [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
+        losses: dict[str, Tensor] = self._loss(_rows(made_BCN), _rows(real_BCN), scales)
+        losses["waveform"] = functional.l1_loss(made_BCN, real_BCN)
+        return {name: loss for name, loss in losses.items() if name in self.config.output_weights}
+
+    def _kl_factor(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """The balancer divides the STFT distance by the norm of its gradient and gives it a share: so here."""
+        weights = self.config.output_weights
+        share = weights["stft"] / sum(weights[name] for name in losses)
+        norm = self._balancer.average_norms()["stft"]
+        return self.config.kl_weight * share / norm.clamp_min(self._balancer.epsilon)
+
+
+@torch.no_grad()
+def evaluate_vae(
+    model: AudioVAE, clips: StereoStore, loss: ReconstructionLoss, most: int = 40
+) -> dict[str, float]:
+    """Means over at most `most` clips, evenly picked, decoded from the latents' means.
+
+    Distances are natural-log L1: `mel`, `stft` of left and right, `mel_mid_side`, `stft_mid_side` of mid and side.
+    `kl` is in nats a frame; `channels_active` is the share of the latent's channels whose means vary.
+    """
+    rows: list[dict[str, float]] = []
+    means = []
+    for samples_CN in clips.picked(most):
+        samples_CN = samples_CN.to(model.latent_mean_D.device)
+        posterior = model.encode_distribution(samples_CN)
+        decoded_CN = model.decode(posterior.mean, num_samples=samples_CN.shape[1])
+        real_VN, made_VN = stereo_views(samples_CN), stereo_views(decoded_CN)
+        channels, mid_side = loss(made_VN[:2], real_VN[:2]), loss(made_VN[2:], real_VN[2:])
+        row = {**channels, **{f"{name}_mid_side": value for name, value in mid_side.items()}}
+        row["kl"] = posterior.divergence().sum(dim=0).mean()
+        rows.append({name: float(value) for name, value in row.items()})
+        means.append(posterior.mean.T)
+    figures = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return {**figures, "channels_active": float(_share_active(torch.cat(means)))}
+
+
+def _rows(samples_BCN: Tensor) -> Tensor:
+    """`[B, 2, N]` to `[B * 4, N]`."""
+    return stereo_views(samples_BCN).flatten(0, 1)
+
+
+def _share_active(mean_TD: Tensor) -> Tensor:
+    return (mean_TD.var(dim=0, correction=0) > ACTIVE_VARIANCE).float().mean()

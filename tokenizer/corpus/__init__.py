@@ -1,0 +1,1 @@
+"""The commands `tokenize` and `detokenize`: a corpus to shards of codes and back."""

@@ -1,0 +1,381 @@
+"""The commands `tokenize` and `detokenize`: sound files to shards of codes, and back."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from audiollm.recipe.config import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.codec import Codec
+    from audiollm.data.records.sample import BadSample, Sample
+    from audiollm.files.set_aside import Row
+    from tokenizer.corpus.encoding import Advance, Coding, Corpus
+
+TOKENIZE_RECORD, DETOKENIZE_RECORD = "tokenize.json", "detokenize.json"
+SHOWN = 5
+"""Rows of `set_aside.jsonl` that are also printed."""
+
+
+class SoundFormat(str, Enum):
+    """What `detokenize` writes, 16 bits a sample."""
+
+    FLAC = "flac"
+    WAV = "wav"
+
+
+def tokenize(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files, globs in quotes, or lists: a .jsonl of samples, a .csv with a column path "
+            "(relative to the list; other columns are kept as metadata).",
+            metavar="INPUT...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.", show_default=False)],
+    codec: Annotated[
+        Path | None,
+        typer.Option(help="The codec's folder; to go on, by default the one begun with.", show_default=False),
+    ] = None,
+    codebooks: Annotated[
+        int | None, typer.Option(min=1, help="Keep the first codebooks only.", show_default="all")
+    ] = None,
+    samples_per_shard: Annotated[
+        int | None, typer.Option(min=1, help="Samples a shard.", show_default="512, an hour of audio at most")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that encode, each with the codec.")] = 1,
+    level: Annotated[
+        str, typer.Option(help="RMS level in dBFS to bring each clip to, or none. Recipes train on -23.")
+    ] = "none",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first file that cannot be used, with exit code 2.")
+    ] = False,
+) -> None:
+    """Encode sound files into shards of codes.
+
+    Files of any length, format and rate. Killed and run again, it goes on after the last
+    whole shard. What cannot be used is named in OUT/set_aside.jsonl with the reason, and
+    the rest goes on.
+
+    Examples:
+
+    audiollm tokenize recordings -o shards --codec runs/quickstart/train_tokenizer
+
+    audiollm tokenize 'books/**/*.mp3' more.csv -o shards --codec models/mimi --codebooks 8 --workers 4
+
+    audiollm tokenize runs/mine/compose/samples.jsonl -o shards --codec runs/mine/train_tokenizer --level -23
+    """
+    from audiollm.codec import load_codec
+    from audiollm.models.pretrained import model_folder
+    from tokenizer.corpus.encoding import Coding, tokenize_corpus
+
+    console = Console()
+    level_dbfs = _level(level)
+    begun = _begun(out)
+    codec = codec or (_codec_of(begun, out) if begun else None)
+    if codec is None:
+        remedy = "give a codec's folder, for example --codec runs/quickstart/train_tokenizer"
+        raise ConfigError("no codec given", "--codec", remedy)
+    coding = Coding(model_folder(codec), codebooks, level_dbfs)
+    loaded = load_codec(coding.codec)
+    corpus = _corpus(inputs, console)
+    per_shard = samples_per_shard or (begun or {}).get("--samples-per-shard") or corpus.samples_per_shard
+    _begin(out, loaded, coding, corpus, per_shard, begun)
+    _warn_of_long(loaded, corpus, console)
+    with _bar(console, "encoding", sum(corpus.durations_s)) as advance:
+        counts, set_aside = tokenize_corpus(loaded, corpus, out, coding, per_shard, workers, strict, advance)
+    console.print(
+        f"{out}: {counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _print_set_aside(set_aside, out, console)
+
+
+def detokenize(
+    shards: Annotated[Path, typer.Argument(help="A folder of shards, `tokenize`'s.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sound.", show_default=False)],
+    codec: Annotated[
+        Path | None,
+        typer.Option(help="The codec's folder.", show_default="the one that encoded"),
+    ] = None,
+    codebooks: Annotated[
+        int | None, typer.Option(min=1, help="Decode the first codebooks only.", show_default="all")
+    ] = None,
+    format: Annotated[SoundFormat, typer.Option(help="Of the files, 16 bits a sample.")] = SoundFormat.FLAC,
+    max_codes_mb: Annotated[
+        float, typer.Option(min=0, help="Set samples aside whose codes unpack to more.")
+    ] = 64.0,
+) -> None:
+    """Decode shards of codes into sound files, one a clip: OUT/<id of the sample>.flac.
+
+    Each is as long and as loud as what was encoded. Killed and run again, it goes on:
+    files that are there are whole, and are kept.
+
+    Examples:
+
+    audiollm detokenize shards -o decoded
+
+    audiollm detokenize shards -o first_codebook --codebooks 1 --format wav
+    """
+    from audiollm.files.atomic import file_digest, folder_digest
+    from tokenizer.corpus.decoding import detokenize_shards, open_shards
+    from tokenizer.corpus.encoding import check_record
+
+    console = Console()
+    loaded, folder, index = open_shards(shards, codec)
+    there = int(index.get("codec", {}).get("num_codebooks", loaded.num_codebooks))
+    if codebooks is not None and codebooks > there:
+        raise ConfigError(f"{codebooks}: the codes have {there} codebooks", "--codebooks", "give fewer")
+    record = {
+        "folder of shards": file_digest(shards / "index.json"),
+        "codec": folder_digest(folder),
+        "--codebooks": codebooks or there,
+        "--format": format.value,
+    }
+    check_record(out / DETOKENIZE_RECORD, record)
+    with _bar(console, "decoding", index["counts"]["frames"] / loaded.frame_rate) as advance:
+        counts, set_aside = detokenize_shards(
+            shards, loaded, out, format.value, codebooks, advance, max_codes_mb
+        )
+    kept = f", {counts['kept']} were there" if counts["kept"] else ""
+    console.print(f"{out}: {counts['written']} files written{kept}", highlight=False, soft_wrap=True)
+    _print_set_aside(set_aside, out, console)
+
+
+# ------------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass
+class Inputs:
+    """Samples from folders, files and lists: each file once, each id once."""
+
+    samples: list[Sample] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
+    others: int = 0
+    """Files in the folders that are not sound."""
+    _files: set[Path] = field(default_factory=set)
+    _ids: set[str] = field(default_factory=set)
+
+    def add_file(self, path: Path, name: str, metadata: dict[str, str] | None = None) -> None:
+        """A sample of one audio part; `name` is its id, with a number where that is taken."""
+        from audiollm.data.records.sample import AudioPart, Message, Sample
+
+        if path.resolve() in self._files:
+            return
+        self._files.add(path.resolve())
+        free, number = name, 1
+        while free in self._ids:
+            number += 1
+            free = f"{name}-{number}"
+        self._ids.add(free)
+        messages = [Message(role="assistant", content=[AudioPart(path=str(path))])]
+        self.samples.append(Sample(id=free, messages=messages, task="audio", metadata=metadata or {}))
+
+    def add_folder(self, folder: Path) -> None:
+        from audiollm.audio import AudioError, find_audio
+
+        try:
+            paths, others = find_audio(folder)
+        except AudioError as error:
+            raise ConfigError(str(error), "INPUT") from error
+        self.others += len(others)
+        for path in paths:
+            self.add_file(path, path.relative_to(folder).with_suffix("").as_posix())
+
+    def add_samples(self, listing: Path) -> None:
+        """The samples of a .jsonl."""
+        from audiollm.data.records.sample import BadSample, read_samples
+
+        samples, bad = read_samples(listing)
+        self.bad += bad
+        for sample in samples:
+            if sample.id in self._ids:
+                reason = f"id {sample.id!r} was used by another input"
+                self.bad.append(BadSample(str(listing), sample.id, reason, "doubled id"))
+            else:
+                self._ids.add(sample.id)
+                self.samples.append(sample)
+
+    def add_table(self, listing: Path) -> None:
+        """The files of a .csv, relative to it."""
+        for row in _table_rows(listing):
+            given = Path(row.pop("path"))
+            name = (
+                given.stem if given.is_absolute() or ".." in given.parts else given.with_suffix("").as_posix()
+            )
+            self.add_file(listing.parent / given, row.pop("id", "") or name, row)
+
+
+def read_inputs(given: Sequence[str]) -> Inputs:
+    """What the arguments of `tokenize` name, in their order.
+
+    Raises:
+        ConfigError: nothing is there, or a list that cannot be read.
+    """
+    inputs = Inputs()
+    for text in given:
+        for path in _expanded(text):
+            suffix = path.suffix.lower()
+            if path.is_dir():
+                inputs.add_folder(path)
+            elif suffix == ".jsonl":
+                inputs.add_samples(path)
+            elif suffix == ".csv":
+                inputs.add_table(path)
+            else:
+                inputs.add_file(path, path.stem)
+    if not inputs.samples:
+        reason = f": {inputs.bad[0]}" if inputs.bad else ""
+        raise ConfigError(f"no sound to encode{reason}", "INPUT", "give folders, files or lists of sound")
+    return inputs
+
+
+def _expanded(text: str) -> list[Path]:
+    if Path(text).exists():
+        return [Path(text)]
+    paths = sorted(Path(name) for name in glob.glob(text, recursive=True)) if glob.has_magic(text) else []
+    if not paths:
+        raise ConfigError(f"no such file or folder: {text}", "INPUT", "check the path")
+    return paths
+
+
+def _table_rows(listing: Path) -> Iterator[dict[str, str]]:
+    import csv
+
+    try:
+        with listing.open(encoding="utf-8-sig", newline="") as file:
+            rows: list[dict[Any, Any]] = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
+    for number, row in enumerate(rows, start=2):
+        where = f"{listing}:{number}"
+        if not row.get("path"):
+            raise ConfigError("no path", where, "the list needs a column path, and one in each row")
+        if None in row:
+            raise ConfigError("more fields than columns", where, "put texts with commas in double quotes")
+        yield {key: value or "" for key, value in row.items()}
+
+
+def _corpus(given: Sequence[str], console: Console) -> Corpus:
+    from tokenizer.corpus.encoding import Corpus, planned_seconds
+
+    inputs = read_inputs(given)
+    with console.status("reading the headers"):
+        durations_s = [planned_seconds(sample) for sample in inputs.samples]
+    others = f"; other files in the folders, left alone: {inputs.others}" if inputs.others else ""
+    console.print(f"{len(inputs.samples)} samples, {sum(durations_s):.0f} s{others}", highlight=False)
+    return Corpus(inputs.samples, durations_s, inputs.bad)
+
+
+# ---------------------------------------------------------------------------------- what a folder was begun with
+
+
+def _begun(out: Path) -> dict[str, Any] | None:
+    """What an earlier attempt noted in `out`.
+
+    Raises:
+        ConfigError: shards that are not this command's.
+    """
+    from audiollm.files.atomic import read_record
+
+    if (out / TOKENIZE_RECORD).exists():
+        return read_record(out / TOKENIZE_RECORD)
+    if any(out.glob("shard-*.tar")) or (out / "index.json").exists():
+        raise ConfigError("holds shards that are not of this command", str(out), "choose another -o")
+    return None
+
+
+def _codec_of(begun: dict[str, Any], out: Path) -> Path:
+    """The folder of the codec that `out` was begun with."""
+    from audiollm.files.atomic import DamagedFile
+
+    folder = begun.get("codec folder")
+    if not isinstance(folder, str):
+        raise DamagedFile(out / TOKENIZE_RECORD, "it names no codec", "give --codec, or choose another -o")
+    return Path(folder)
+
+
+def _begin(
+    out: Path, codec: Codec, coding: Coding, corpus: Corpus, per_shard: int, begun: dict[str, Any] | None
+) -> None:
+    """Note in `out` all that its content depends on, or compare."""
+    from audiollm.files.atomic import folder_digest
+    from tokenizer.corpus.encoding import check_record
+
+    books = codec.num_codebooks
+    if coding.num_codebooks is not None and coding.num_codebooks > books:
+        raise ConfigError(f"{coding.num_codebooks}: the codec has {books}", "--codebooks", "give fewer")
+    record = {
+        "codec": folder_digest(coding.codec),
+        "list of inputs": corpus.digest,
+        "--codebooks": coding.num_codebooks or books,
+        "--level": coding.level_dbfs,
+        "--samples-per-shard": per_shard,
+    }
+    check_record(
+        out / TOKENIZE_RECORD, record if begun else {**record, "codec folder": str(coding.codec.resolve())}
+    )
+
+
+def _level(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        level_dbfs = float(text)
+    except ValueError:
+        level_dbfs = 1.0
+    if not -60 <= level_dbfs <= 0:
+        raise ConfigError(f"{text}: not a level", "--level", "give none, or dBFS from -60 to 0: -23")
+    return level_dbfs
+
+
+# ------------------------------------------------------------------------------------------------ console
+
+
+class _RateColumn(ProgressColumn):
+    """Seconds of audio a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f}x realtime" if task.speed else "")
+
+
+@contextmanager
+def _bar(console: Console, description: str, total_s: float) -> Iterator[Advance]:
+    columns = (TextColumn("  {task.description}"), BarColumn(), _RateColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total_s)
+        yield lambda seconds: progress.advance(task, seconds)
+
+
+def _warn_of_long(codec: Codec, corpus: Corpus, console: Console) -> None:
+    from tokenizer.corpus.encoding import LONG_S, StreamingCodec
+
+    count = sum(duration_s > LONG_S for duration_s in corpus.durations_s)
+    if count and not isinstance(codec, StreamingCodec):
+        text = f"this codec takes a clip only as a whole: {count} of more than {LONG_S / 60:.0f} minutes need memory"
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _print_set_aside(rows: Sequence[Row], out: Path, console: Console) -> None:
+    for row in rows[:SHOWN]:
+        text = f"set aside  {row['place']}: {row['reason']}"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if rows:
+        where = out / "set_aside.jsonl"
+        console.print(
+            f"{len(rows)} set aside in all: {where}", style="yellow", highlight=False, soft_wrap=True
+        )

@@ -1,0 +1,352 @@
+"""A corpus to shards of codes: the work of `audiollm tokenize`; `corpus_decoding` is the way back.
+
+Both can be killed at any moment and run again, and neither mixes two codecs, settings or inputs in one folder:
+what the folder was begun with is written down in it and compared.
+
+Shapes: C channels, N samples, K codebooks, T frames, V codes a codebook, D dimension of a code vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from pydantic import BaseModel, Field
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiollm.audio import AudioError, probe
+from audiollm.audio.streams import stream_mono
+from audiollm.codec import Codec, codec_digest, load_codec
+from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.shards import ShardWriter
+from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
+from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
+from audiollm.recipe.config import ConfigError
+from audiollm.recipe.runner import StageError
+from audiollm.threads import one_thread
+
+LONG_S = 600.0
+"""Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""
+SHARD_S = 3600.0
+"""About as much audio goes into a shard by default: the most that a kill can cost."""
+PEAK = 0.99
+CODED_AUDIO = "coded_audio"
+"""The key of a sample's metadata that holds a `CodedAudio` for each audio part."""
+
+Advance = Callable[[float], None]
+"""Called with seconds of audio that are done."""
+
+
+@runtime_checkable
+class StreamingCodec(Protocol):
+    """A codec that takes and gives sound in pieces, at constant memory."""
+
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Tensor]: ...
+
+    def decode_stream(self, pieces_KT: Iterable[Tensor]) -> Iterator[Tensor]: ...
+
+
+class CodedAudio(BaseModel):
+    """What is known of an audio part beside its codes."""
+
+    path: str
+    num_samples: int = Field(gt=0)
+    """At the codec's rate."""
+    gain_db: float = Field(0.0, ge=-300, le=300, allow_inf_nan=False)
+    """What was done to the level before encoding; decoding undoes it."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a corpus is encoded.
+
+    Args:
+        codec: the codec's folder.
+        num_codebooks: keep the first ones only; None: all.
+        level_dbfs: bring each audio part to this RMS level first; None: leave it as it is.
+    """
+
+    codec: Path
+    num_codebooks: int | None = None
+    level_dbfs: float | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is to be encoded: samples, their durations as far as headers tell, and what is none."""
+
+    samples: Sequence[Sample]
+    durations_s: Sequence[float]
+    bad: Sequence[BadSample] = ()
+
+    @property
+    def digest(self) -> str:
+        """Changes with the list of ids, files and spans, not with the working directory."""
+        spans = [
+            f"{sample.id}\t{Path(part.path).resolve()}\t{part.start_s}\t{part.end_s}"
+            for sample in self.samples
+            for part in sample.audio_parts()
+        ]
+        return hashlib.sha256("\n".join(spans).encode()).hexdigest()
+
+    @property
+    def samples_per_shard(self) -> int:
+        """512, as in the stage `tokenize`, or fewer where they hold more than an hour."""
+        mean_s = sum(self.durations_s) / max(1, len(self.durations_s))
+        return max(1, min(512, int(SHARD_S / max(mean_s, 1e-3))))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """The codes `[K, T]` of a sample's audio parts, and the sample with what is known of them."""
+
+    sample: Sample
+    codes: list[np.ndarray]
+
+
+def begin_set_aside(path: Path, bad: Iterable[BadSample], again: Container[str]) -> SetAside:
+    """The list for an attempt of `tokenize`: the lines that are no samples, and what an earlier attempt found.
+
+    Args:
+        again: ids of samples that are encoded now; what was said of them holds no more.
+    """
+    kept = [row for row in read_set_aside(path) if row["id"] and row["id"] not in again]
+    return SetAside(path, "tokenize", [*(row_of(one, "tokenize") for one in bad), *kept])
+
+
+def check_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write down what a folder is begun with, or compare it with what it was begun with.
+
+    Raises:
+        ConfigError: something differs: what is made now would not go with what is there.
+    """
+    if not path.exists():
+        write_json(path, dict(record))
+        return
+    begun = read_record(path)
+    for what, value in record.items():
+        if begun.get(what) != value:
+            hint = f": {begun.get(what)}, not {value}" if len(str(value)) < 20 else ""
+            raise ConfigError(
+                f"was begun with another {what}{hint}",
+                str(path.parent),
+                "choose another folder with -o, or give the same as then",
+            )
+
+
+def tokenize_corpus(
+    codec: Codec,
+    corpus: Corpus,
+    folder: Path,
+    coding: Coding,
+    samples_per_shard: int,
+    workers: int = 1,
+    strict: bool = False,
+    advance: Advance = lambda seconds: None,
+) -> tuple[dict[str, int], list[Row]]:
+    """Encode all samples' audio into shards in `folder`; the finished ones that are there are kept.
+
+    Args:
+        codec: the one in `coding.codec`.
+        strict: stop at the first sample that cannot be encoded.
+
+    Returns:
+        The counts of samples, frames and shards, and the rows of `set_aside.jsonl`.
+
+    Raises:
+        StageError: a sample cannot be encoded and `strict` is set, or a worker or the disk fails.
+    """
+    samples, durations_s = corpus.samples, corpus.durations_s
+    writer = ShardWriter(folder, samples_per_shard)
+    todo = [index for index in range(len(samples)) if not writer.has(index)]
+    again = {samples[index].id for index in todo}
+    set_aside = begin_set_aside(folder / "set_aside.jsonl", corpus.bad, again)
+    advance(sum(durations_s) - sum(durations_s[index] for index in todo))
+    if strict and corpus.bad:
+        raise _stop(corpus.bad[0])
+    try:
+        for index, result in _encode_all(codec, corpus, todo, coding, workers, advance):
+            if isinstance(result, Coded):
+                writer.write(index, result.sample, [result.codes])
+            else:
+                set_aside.add([result])
+                if strict:
+                    raise _stop(result)
+            writer.has(index + 1)  # a shard that is full is written now, not with the next sample
+        _write_vectors(folder / "codebooks.safetensors", codec, coding)
+        counts = writer.close({"codec": _facts(codec, coding), "inputs": corpus.digest})
+    except OSError as error:
+        remedy = "make room; the same command goes on from the last whole shard"
+        raise StageError(f"{folder}: cannot be written ({error.strerror})", remedy) from error
+    return counts, set_aside.rows
+
+
+def planned_seconds(sample: Sample) -> float:
+    """The duration of a sample's audio by the files' headers; 0 for what they do not tell."""
+    return sum(_part_seconds(part) for part in sample.audio_parts())
+
+
+# Private: one after the other
+
+
+def _part_seconds(part: AudioPart) -> float:
+    try:
+        known_s = probe(part.path).duration_s
+    except AudioError:  # encoding will meet it again, and say so
+        return 0.0
+    ends_s = [end_s for end_s in (known_s, part.end_s) if end_s is not None]
+    return max(0.0, min(ends_s, default=0.0) - part.start_s)
+
+
+def _stop(bad: BadSample) -> StageError:
+    remedy = "mend it or leave it out; without --strict it is set aside and the rest goes on"
+    return StageError(f"{bad.place}: {bad.reason}", remedy, exit_code=2)
+
+
+def _write_vectors(path: Path, codec: Codec, coding: Coding) -> None:
+    vectors_KVD = codec.codebook_vectors_KVD[: coding.num_codebooks].contiguous()
+    with atomic_path(path) as temporary:
+        save_file({"vectors_KVD": vectors_KVD}, temporary)
+
+
+def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
+    """What the index says of the codec."""
+    return {
+        "frame_rate": codec.frame_rate,
+        "num_codebooks": coding.num_codebooks or codec.num_codebooks,
+        "codebook_size": codec.codebook_size,
+        "sample_rate": codec.sample_rate,
+        "path": str(coding.codec.resolve()),
+        "digest": codec_digest(codec, coding.num_codebooks),
+        "fingerprint": folder_digest(coding.codec),
+    }
+
+
+def _encode_all(
+    codec: Codec, corpus: Corpus, todo: Sequence[int], coding: Coding, workers: int, advance: Advance
+) -> Iterator[tuple[int, Coded | BadSample]]:
+    """The samples `todo` in order, each with its codes or with the reason why it has none."""
+    if workers > 1:
+        for index, result in _encode_in_processes(corpus.samples, todo, coding, workers):
+            advance(corpus.durations_s[index])
+            yield index, result
+        return
+    done_s = 0.0
+
+    def within(seconds: float) -> None:
+        nonlocal done_s
+        done_s += seconds
+        advance(seconds)
+
+    with one_thread():
+        for index in todo:
+            done_s = 0.0
+            result = _attempt(codec, corpus.samples[index], coding, within)
+            advance(corpus.durations_s[index] - done_s)  # a header may be wrong, or the file broken
+            yield index, result
+
+
+def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> Coded | BadSample:
+    parts = sample.audio_parts()
+    place = ", ".join(part.path for part in parts) or sample.id
+    if not parts:
+        return BadSample(place, sample.id, "holds no audio part", "no audio")
+    try:
+        pairs = [_encode_part(codec, part, coding, advance) for part in parts]
+    except AudioError as error:
+        return BadSample(place, sample.id, error.reason, UNREADABLE)
+    except ValueError as error:  # the codec refuses it: too short, or too long
+        return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
+    metadata = {**sample.metadata, CODED_AUDIO: [about.model_dump() for _, about in pairs]}
+    return Coded(sample.model_copy(update={"metadata": metadata}), [codes_KT for codes_KT, _ in pairs])
+
+
+def _encode_part(
+    codec: Codec, part: AudioPart, coding: Coding, advance: Advance
+) -> tuple[np.ndarray, CodedAudio]:
+    """Codes `[K, T]` of an audio part, at constant memory where the codec can."""
+
+    def pieces() -> Iterator[Tensor]:
+        return stream_mono(part.path, codec.sample_rate, part.start_s, part.end_s)
+
+    gain = 1.0 if coding.level_dbfs is None else _gain_to_level(pieces(), coding.level_dbfs)
+    num_samples = 0
+
+    def levelled() -> Iterator[Tensor]:
+        nonlocal num_samples
+        for piece_1N in pieces():
+            num_samples += piece_1N.shape[1]
+            yield piece_1N if gain == 1.0 else (piece_1N.double() * gain).float().clamp(-PEAK, PEAK)
+            advance(piece_1N.shape[1] / codec.sample_rate)
+
+    if isinstance(codec, StreamingCodec):
+        codes_KT = torch.cat(list(codec.encode_stream(levelled())), dim=1)
+    else:
+        codes_KT = codec.encode(torch.cat(list(levelled()), dim=1))
+    dtype = np.int16 if codec.codebook_size <= 2**15 else np.int32
+    about = CodedAudio(path=part.path, num_samples=num_samples, gain_db=20 * math.log10(gain))
+    return codes_KT[: coding.num_codebooks].cpu().numpy().astype(dtype), about
+
+
+def _gain_to_level(pieces_1N: Iterable[Tensor], level_dbfs: float) -> float:
+    """The gain of `audio.normalize_rms` for a waveform in pieces; 1 for silence."""
+    energy, peak, count = 0.0, 0.0, 0
+    for piece_1N in pieces_1N:
+        energy += float(piece_1N.double().square().sum())
+        peak = max(peak, float(piece_1N.abs().max()))
+        count += piece_1N.shape[1]
+    return min(10 ** (level_dbfs / 20) / math.sqrt(energy / count), PEAK / peak) if energy else 1.0
+
+
+# Private: in processes
+
+
+def _encode_in_processes(
+    samples: Sequence[Sample], todo: Sequence[int], coding: Coding, workers: int
+) -> Iterator[tuple[int, Coded | BadSample]]:
+    """In order, a few samples ahead of the one that is waited for."""
+    # spawned: the fork of a process with torch's threads can hang
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (coding,))
+    ahead: deque[tuple[int, Future[Coded | BadSample]]] = deque()
+    try:
+        for index in todo:
+            ahead.append((index, pool.submit(_work, samples[index])))
+            if len(ahead) >= 4 * workers:
+                first, future = ahead.popleft()
+                yield first, future.result()
+        for first, future in ahead:
+            yield first, future.result()
+    except BrokenProcessPool as error:
+        remedy = "if memory ran out, give fewer --workers; the same command goes on"
+        raise StageError("a worker process has died", remedy) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker: tuple[Codec, Coding]
+"""What a worker process works with; set once, at its start."""
+
+
+def _start_worker(coding: Coding) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the main process that stops the pool
+    torch.set_num_threads(1)
+    _worker = (load_codec(coding.codec), coding)
+
+
+def _work(sample: Sample) -> Coded | BadSample:
+    codec, coding = _worker
+    return _attempt(codec, sample, coding, lambda seconds: None)

@@ -1,0 +1,1 @@
+"""Residual vector quantization and finite scalar quantization."""

@@ -1,0 +1,1 @@
+"""Semantic teachers: loading them, training one."""

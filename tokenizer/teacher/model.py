@@ -1,0 +1,286 @@
+"""Semantic teachers: frozen encoders whose features the codes are trained to carry.
+
+`load_teacher(path)` takes any Hugging Face audio encoder, or our own (trained by `tokenizer/teacher/training.py`
+on nothing but the recordings at hand). Either way a teacher maps 24 kHz waveforms to 25 features a second,
+standardised per dimension, frame t centred on its own 40 ms.
+
+Shapes: B batch, N samples, T frames at 25 Hz, C channels, M mel bands, S hidden states (the embedding and each
+layer), R selections of states (each, then their mean), U units a frame, V number of units, P unit features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.files.json_files import read_json_file
+from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
+from audiollm.recipe.config import ConfigError
+from tokenizer.native.layers import LogMel
+from tokenizer.quantizers.residual import nearest_codes
+from tokenizer.teacher.huggingface import HuggingFaceEncoder
+
+MODEL_TYPE = "audiollm_mel_unit_teacher"
+SAMPLE_RATE = 24_000
+FRAME_RATE = 25
+HOP_SAMPLES = SAMPLE_RATE // FRAME_RATE
+
+Layer = int | Literal["mean"]
+
+
+@dataclass(frozen=True)
+class MelUnitConfig:
+    """The shape of our own teacher."""
+
+    num_mels: int = 80
+    mel_hop_samples: int = 240
+    mel_window_samples: int = 960
+    hidden_size: int = 256
+    layers: int = 4
+    heads: int = 4
+    expansion: int = 3
+    kernel_size: int = 9
+    num_units: int = 300
+    units_per_frame: int = 2
+    num_cepstra: int = 13
+
+
+class SemanticTeacher(nn.Module):
+    """An encoder that is never trained again: no gradients, always in eval mode, in float32.
+
+    Before `features` it needs the statistics of the training audio (`fit_statistics`); ours are saved with it.
+    """
+
+    def __init__(self, encoder: MelUnitEncoder | HuggingFaceEncoder, layer: Layer = "mean") -> None:
+        """
+        Args:
+            layer: `mean` over all hidden states, or the index of one: 0 is the embedding, -1 the last layer.
+
+        Raises:
+            ConfigError: no such layer.
+        """
+        super().__init__()
+        states = encoder.num_states
+        if layer != "mean" and not -states <= layer < states:
+            raise ConfigError(
+                f"layer: {layer}, but the teacher's hidden states are 0..{states - 1}",
+                "the tokenizer's teacher",
+                "give one of them, or mean",
+            )
+        self.encoder, self.layer = encoder, layer
+        self.feature_dim, self.frame_rate = encoder.hidden_size, FRAME_RATE
+        # standard deviations of 0 say that nothing has been measured yet
+        self.register_buffer("mean_RC", torch.zeros(states + 1, self.feature_dim))
+        self.register_buffer("std_RC", torch.zeros(states + 1, self.feature_dim))
+        self.mean_RC: Tensor
+        self.std_RC: Tensor
+        self.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> SemanticTeacher:
+        """Stays in eval mode whatever is asked."""
+        super().train(False)
+        return self
+
+    @property
+    def is_fitted(self) -> bool:
+        return bool((self.std_RC > 0).all())
+
+    @torch.no_grad()
+    def features(self, samples_BN: Tensor) -> Tensor:
+        """Features `[B, N / 960, C]` of 24 kHz waveforms, N a multiple of 960; float32, finite on silence too.
+
+        Over the training audio each dimension has mean 0 and standard deviation 1, so frames of (near) zero
+        norm are rare but possible: a cosine loss on them needs an epsilon.
+
+        Raises:
+            ValueError: another shape, or `fit_statistics` was never called.
+        """
+        if not self.is_fitted:
+            raise ValueError("the teacher's features are not standardised yet: call fit_statistics first")
+        row = self.encoder.num_states if self.layer == "mean" else self.layer % self.encoder.num_states
+        states_SBTC = self._hidden_states(samples_BN)
+        chosen_BTC = states_SBTC.mean(dim=0) if self.layer == "mean" else states_SBTC[row]
+        return (chosen_BTC - self.mean_RC[row]) / self.std_RC[row]
+
+    @torch.no_grad()
+    def fit_statistics(self, batches: Iterable[Tensor]) -> None:
+        """Measure mean and standard deviation over batches `[B, N]` of training audio, of every selection of states.
+
+        Raises:
+            ValueError: no batch.
+        """
+        count = 0
+        sums_RC = torch.zeros_like(self.mean_RC, dtype=torch.float64)
+        squares_RC = sums_RC.clone()
+        for samples_BN in batches:
+            states_SBTC = self._hidden_states(samples_BN)
+            selections = (
+                torch.cat([states_SBTC, states_SBTC.mean(dim=0, keepdim=True)]).double().flatten(1, 2)
+            )
+            count += selections.shape[1]
+            sums_RC += selections.sum(dim=1)
+            squares_RC += selections.square().sum(dim=1)
+        if not count:
+            raise ValueError("fit_statistics needs at least one batch of training audio")
+        mean_RC = sums_RC / count
+        std_RC = (squares_RC / count - mean_RC.square()).clamp_min(0).sqrt()
+        # a dimension that hardly moves would be blown up to noise: the floor is a hundredth of the usual
+        floor_R1 = (0.01 * std_RC.square().mean(dim=1, keepdim=True).sqrt()).clamp_min(1e-8)
+        self.mean_RC.copy_(mean_RC)
+        self.std_RC.copy_(torch.maximum(std_RC, floor_R1))
+
+    def _hidden_states(self, samples_BN: Tensor) -> Tensor:
+        if samples_BN.ndim != 2 or samples_BN.shape[1] == 0 or samples_BN.shape[1] % HOP_SAMPLES:
+            raise ValueError(
+                f"the teacher takes [batch, a multiple of {HOP_SAMPLES} samples], not {list(samples_BN.shape)}"
+            )
+        with torch.autocast(samples_BN.device.type, enabled=False):
+            return self.encoder.hidden_states(samples_BN.float())
+
+
+def load_teacher(path: Path | str, layer: Layer = "mean") -> SemanticTeacher:
+    """A teacher by its folder: ours, or any Hugging Face audio encoder (which still needs `fit_statistics`).
+
+    Raises:
+        ConfigError: nothing there, not an audio encoder, weights that are not safetensors, or no such layer.
+    """
+    folder = model_folder(Path(path))
+    if read_json_file(folder / "config.json", dict).get("model_type") != MODEL_TYPE:
+        return SemanticTeacher(HuggingFaceEncoder(folder), layer)
+    config, weights = load_model(folder, MODEL_TYPE, MelUnitConfig)
+    teacher = SemanticTeacher(MelUnitEncoder(config), layer)
+    with made_of(folder):
+        teacher.load_state_dict(weights)
+    return teacher
+
+
+def save_teacher(teacher: SemanticTeacher, folder: Path) -> None:
+    """Write a teacher of our own, its statistics included.
+
+    Raises:
+        ValueError: a Hugging Face encoder, which stays where it is.
+    """
+    if not isinstance(teacher.encoder, MelUnitEncoder):
+        raise ValueError(
+            "only our own teacher is saved: a Hugging Face encoder is loaded from its own folder"
+        )
+    save_model(folder, teacher, MODEL_TYPE, teacher.encoder.config)
+
+
+class MelUnitEncoder(nn.Module):
+    """A small bidirectional encoder, trained by masked prediction of k-means units of the mel spectrum.
+
+    HuBERT's recipe, first iteration (arXiv 2106.07447): units are clusters of cepstra and their slopes, two a
+    frame; frames are hidden in spans, and their units predicted from what is around them. Position comes from the
+    convolutions alone, so any length will do.
+    """
+
+    def __init__(self, config: MelUnitConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.hidden_size, self.num_states = config.hidden_size, config.layers + 1
+        size, mels = config.hidden_size, config.num_mels
+        stride = HOP_SAMPLES // config.mel_hop_samples
+        self.mel = LogMel(SAMPLE_RATE, config.mel_window_samples, config.mel_hop_samples, mels)
+        self.embed = nn.Linear(stride * mels, size)
+        self.embed_norm = nn.LayerNorm(size)
+        self.hidden_C = nn.Parameter(torch.randn(size) * 0.1)
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(size)
+        self.predict = nn.Linear(size, config.units_per_frame * config.num_units)
+        self.register_buffer("cepstra_MQ", cosine_transform(mels, config.num_cepstra), persistent=False)
+        self.register_buffer("band_mean_M", torch.zeros(mels))
+        self.register_buffer("band_std_M", torch.ones(mels))
+        self.register_buffer("units_VP", torch.zeros(config.num_units, 2 * config.num_cepstra))
+        self.register_buffer("unit_mean_P", torch.zeros(2 * config.num_cepstra))
+        self.register_buffer("unit_std_P", torch.ones(2 * config.num_cepstra))
+        self.cepstra_MQ: Tensor
+        self.band_mean_M: Tensor
+        self.band_std_M: Tensor
+        self.units_VP: Tensor
+        self.unit_mean_P: Tensor
+        self.unit_std_P: Tensor
+
+    def hidden_states(self, samples_BN: Tensor) -> Tensor:
+        """`[S, B, T, C]`, T = N / 960: the embedding, then each layer's output."""
+        return torch.stack(self._encode(self.mel(samples_BN)))
+
+    def unit_logits(self, mel_BLM: Tensor, mask_BT: Tensor) -> Tensor:
+        """Logits of each frame's units `[B, T, U, V]`; the encoder does not see frames where `mask_BT` is true.
+
+        Args:
+            mel_BLM: what `mel` gives, L mel frames, L = T * 960 / mel hop.
+        """
+        logits: Tensor = self.predict(self.norm(self._encode(mel_BLM, mask_BT)[-1]))
+        return logits.unflatten(2, (self.config.units_per_frame, -1))
+
+    def unit_features(self, mel_BLM: Tensor) -> Tensor:
+        """What units are clusters of, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.
+
+        The crop's mean level is taken out: a unit must not stand for loudness.
+        """
+        level_free = mel_BLM.float() - mel_BLM.float().mean(dim=(1, 2), keepdim=True)
+        part = HOP_SAMPLES // self.config.mel_hop_samples // self.config.units_per_frame
+        cepstra = (level_free @ self.cepstra_MQ).unflatten(1, (-1, part)).mean(dim=2)
+        padded = torch.cat([cepstra[:, :1], cepstra, cepstra[:, -1:]], dim=1)
+        slope = (padded[:, 2:] - padded[:, :-2]) / 2
+        return torch.cat([cepstra, slope], dim=2).unflatten(1, (-1, self.config.units_per_frame))
+
+    @torch.no_grad()
+    def units(self, mel_BLM: Tensor) -> Tensor:
+        """The units `[B, T, U]` of a mel spectrogram, int64."""
+        features_BTUP = (self.unit_features(mel_BLM) - self.unit_mean_P) / self.unit_std_P
+        return nearest_codes(features_BTUP.flatten(0, 2), self.units_VP).view(features_BTUP.shape[:3])
+
+    def _encode(self, mel_BLM: Tensor, mask_BT: Tensor | None = None) -> list[Tensor]:
+        stride = HOP_SAMPLES // self.config.mel_hop_samples
+        standard = ((mel_BLM - self.band_mean_M) / self.band_std_M).unflatten(1, (-1, stride))
+        x_BTC = self.embed_norm(self.embed(standard.flatten(2)))
+        if mask_BT is not None:
+            x_BTC = torch.where(mask_BT[:, :, None], self.hidden_C.to(x_BTC.dtype), x_BTC)
+        states = [x_BTC]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        return states
+
+
+class EncoderBlock(nn.Module):
+    """Depthwise convolution over time, attention over the whole input, two pointwise layers; residual."""
+
+    def __init__(self, config: MelUnitConfig) -> None:
+        super().__init__()
+        size, kernel = config.hidden_size, config.kernel_size
+        self.heads = config.heads
+        self.near = nn.Conv1d(size, size, kernel, padding=kernel // 2, groups=size)
+        self.attention_norm = nn.LayerNorm(size)
+        self.query_key_value = nn.Linear(size, 3 * size)
+        self.attention_out = nn.Linear(size, size)
+        self.expand_norm = nn.LayerNorm(size)
+        self.expand = nn.Linear(size, config.expansion * size)
+        self.reduce = nn.Linear(config.expansion * size, size)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.near(x_BTC.transpose(1, 2)).transpose(1, 2)
+        parts = self.query_key_value(self.attention_norm(x_BTC)).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value)
+        x_BTC = x_BTC + self.attention_out(attended.transpose(1, 2).flatten(2))
+        widened = functional.gelu(self.expand(self.expand_norm(x_BTC)))
+        deeper: Tensor = x_BTC + self.reduce(widened)
+        return deeper
+
+
+def cosine_transform(num_bands: int, num_cepstra: int) -> Tensor:
+    """The orthonormal DCT-II as a matrix `[M, Q]`: log-mel bands to cepstra."""
+    angle_M1 = math.pi * (torch.arange(num_bands, dtype=torch.float64) + 0.5)[:, None] / num_bands
+    matrix_MQ = torch.cos(angle_M1 * torch.arange(num_cepstra)) * math.sqrt(2 / num_bands)
+    matrix_MQ[:, 0] /= math.sqrt(2)
+    return matrix_MQ.float()

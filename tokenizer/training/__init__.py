@@ -1,0 +1,1 @@
+"""Training a tokenizer: data, losses, discriminators, the stages."""

@@ -1,0 +1,259 @@
+"""What the tokenizer's stages do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiollm.audio import AudioError, encode_bytes, load, save
+from audiollm.codec import Codec, codec_digest, load_codec
+from audiollm.data.records.sample import AudioPart, BadSample, Part, Sample, read_samples
+from audiollm.data.records.shards import ShardWriter
+from audiollm.files.atomic import atomic_path, write_json
+from audiollm.files.set_aside import UNREADABLE, SetAside
+from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.stages import chosen
+from audiollm.threads import one_thread
+from audiollm.train.loop.loop import LoopConfig, step_generator, train
+from audiollm.train.loop.optim import default_device
+from tokenizer.clips import DITHER, Clip, ClipStore, augment, find_clips, load_levelled
+from tokenizer.corpus.encoding import begin_set_aside
+from tokenizer.higgs import HiggsTokenizer, new_higgs
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.teacher.model import SAMPLE_RATE, SemanticTeacher, load_teacher
+from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
+from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.losses import ReconstructionLoss
+from tokenizer.training.settings import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
+
+
+def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
+    """Train, save to `model`, and write before/after examples of held-out clips."""
+    device = default_device()
+    clips = find_clips(config.audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{config.audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
+    stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
+    step_s = chosen(config.batch_size) * config.crop_frames / FRAME_RATE
+    steps = config.steps_for(stores["train"].duration_s / step_s)
+    teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
+    torch.manual_seed(config.seed)
+    model = _model(config, teacher).to(device)
+    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher)
+    loop = LoopConfig(
+        seed=config.seed,
+        steps=steps,
+        minutes=config.minutes,
+        cpu_minutes=config.cpu_minutes,
+        learning_rate=chosen(config.learning_rate),
+        ema_decay=0.99,
+        precision=config.precision,
+        unused_parameters=True,  # the quantizer joins after the plain autoencoder
+        evaluations=8,
+        checkpoint_seconds=config.checkpoint_seconds,
+    )
+    figures = train(task, loop, context.folder, context, device)
+    task.refit_codebooks()
+    model.cpu().save_pretrained(context.folder / "model")
+    figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
+    figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
+    _write_examples(model, stores["test"], context.folder)
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
+    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
+    return {**figures, "set_aside": len(set_aside.rows)}
+
+
+def _teacher(
+    config: TrainTokenizerConfig,
+    context: Context,
+    stores: Mapping[str, ClipStore],
+    steps: int | None,
+    device: torch.device,
+) -> SemanticTeacher | None:
+    """The teacher by path, or one that is first trained on the same files (once: a resumed run finds it)."""
+    if config.teacher == "none":
+        return None
+    if config.teacher != "own":
+        teacher = load_teacher(chosen(config.teacher))
+        if not teacher.is_fitted:
+            context.say("measuring the teacher's features")
+            fit_statistics(teacher.to(device), stores["train"], config.seed)
+        return teacher.to(device)
+    folder = context.folder / "teacher"
+    if not (folder / "model" / "config.json").exists():
+        context.say("no teacher given: training one on the same files first")
+        share = config.teacher_share
+        budget = TeacherTrainingConfig(
+            seed=config.seed,
+            steps=None if steps is None else max(20, round(share * steps)),
+            minutes=None if config.minutes is None else share * config.minutes,
+            cpu_minutes=None if config.cpu_minutes is None else share * config.cpu_minutes,
+        )
+        train_teacher(
+            stores["train"], stores["test"], budget, folder, replace(context, folder=folder), device
+        )
+    return load_teacher(folder / "model").to(device)
+
+
+def _model(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> AudioTokenizer | HiggsTokenizer:
+    """The tokenizer to train: new, or the one to go on from."""
+    if config.preset == "higgs":
+        return (
+            HiggsTokenizer.from_pretrained(config.start)
+            if config.start
+            else new_higgs(Path(str(config.teacher)))
+        )
+    if config.start is None:
+        return AudioTokenizer(_shape(config, teacher))
+    model = AudioTokenizer.from_pretrained(config.start)
+    wanted, has = (teacher.feature_dim if teacher else 0), model.config.semantic_dim
+    if has != wanted:
+        raise StageError(
+            f"the tokenizer in {config.start} was taught {has} features a frame, this teacher has {wanted}",
+            "give the teacher that it was trained with, or `teacher: none` where it had none",
+            2,
+        )
+    return model
+
+
+def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
+    blocks = chosen(config.blocks)
+    return TokenizerConfig(
+        quantizer=config.quantizer,
+        mel_hidden_size=chosen(config.mel_hidden_size),
+        hidden_size=chosen(config.hidden_size),
+        encoder_layers=blocks[:2],
+        decoder_layers=blocks[2:],
+        semantic_dim=teacher.feature_dim if teacher else 0,
+    )
+
+
+def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
+    return TokenizerTaskConfig(
+        seed=config.seed,
+        batch_size=chosen(config.batch_size),
+        crop_frames=config.crop_frames,
+        trained_codebooks=config.start is not None,
+        commitment_weight=config.commitment_weight,
+        semantic_weight=config.semantic_weight,
+        adversary_share=config.adversary_share,
+        quantizer_dropout=config.quantizer_dropout,
+        discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
+    )
+
+
+def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
+    """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
+    codec = load_codec(config.codec)
+    samples, bad = read_samples(config.samples)
+    folder = context.folder / "shards"
+    writer = ShardWriter(folder, config.samples_per_shard)
+    todo = [index for index in range(len(samples)) if not writer.has(index)]
+    set_aside = begin_set_aside(
+        context.folder / "set_aside.jsonl", bad, {samples[index].id for index in todo}
+    )
+    with context.progress("encoding", len(samples)) as bar, one_thread():
+        bar.advance(bar.task_ids[0], len(samples) - len(todo))
+        for index in todo:
+            bar.advance(bar.task_ids[0])
+            try:
+                encodings = _encode_sample(codec, samples[index], config, index)
+                sample, sound = _with_sound(samples[index]) if config.sound else (samples[index], None)
+            except AudioError as error:
+                set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
+                continue
+            writer.write(index, sample, encodings, sound)
+    with atomic_path(folder / "codebooks.safetensors") as temporary:
+        save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
+    shape = {
+        key: getattr(codec, key) for key in ("frame_rate", "num_codebooks", "codebook_size", "sample_rate")
+    }
+    counts = writer.close({"codec": {**shape, "path": str(config.codec), "digest": codec_digest(codec)}})
+
+    context.say(f"{counts['samples']} samples, {counts['frames']} frames in {counts['shards']} shards")
+    return {**counts, "set_aside": len(set_aside.rows)}
+
+
+def _encode_sample(
+    codec: Codec, sample: Sample, config: TokenizeConfig, index: int
+) -> list[list[np.ndarray]]:
+    """`encodings` lists of codes `[K, T]`, one an audio part; a test sample is encoded once, as it is.
+
+    The parts of a sample are varied alike, so that a voice stays that of its reference. What is there twice is encoded
+    once.
+    """
+    count = config.encodings if sample.metadata.get("split") == "train" else 1
+    clips = [Clip(Path(part.path), part.start_s, part.end_s) for part in sample.audio_parts()]
+    sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in dict.fromkeys(clips)}
+    result = []
+    for variant in range(count):
+        codes: dict[Clip, np.ndarray] = {}
+        for clip, sound_N in sounds.items():
+            generator = step_generator(config.seed, index, f"encoding {variant}")
+            varied_N = _vary(sound_N, codec, generator) if variant else sound_N
+            dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER
+            codes[clip] = codec.encode(dithered_N[None]).numpy().astype(np.int16)
+        result.append([codes[clip] for clip in clips])
+    return result
+
+
+def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
+    """The sample with what is heard as members of its own, and their content.
+
+    Raises:
+        AudioError: a recording cannot be read.
+    """
+    sound: dict[str, bytes] = {}
+
+    def named(part: Part) -> Part:
+        if not isinstance(part, AudioPart):
+            return part
+        clip = load(part.path, part.start_s, part.end_s, mono=True)
+        name = f"{len(sound)}.flac"
+        sound[name] = encode_bytes(clip.samples_CN, clip.sample_rate, "flac")
+        return part.model_copy(update={"path": name, "start_s": 0.0, "end_s": None})
+
+    messages = [
+        message
+        if message.role == "assistant"
+        else message.model_copy(update={"content": [named(part) for part in message.content]})
+        for message in sample.messages
+    ]
+    return sample.model_copy(update={"messages": messages}), sound
+
+
+def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:
+    """Gain of +- 3 dB, speed of +- 5 %, and a shift by less than a frame."""
+    varied_N = augment(samples_N, codec.sample_rate, generator, gain_db=3.0, speed=0.05)
+    hop = round(codec.sample_rate / codec.frame_rate)
+    shift = int(torch.randint(hop, (1,), generator=generator))
+    return torch.nn.functional.pad(varied_N, (shift, 0))
+
+
+def _write_examples(
+    model: AudioTokenizer | HiggsTokenizer, clips: ClipStore, folder: Path, count: int = 4
+) -> None:
+    """Held-out clips before and after, with all codebooks and with the first alone, for the report."""
+    rows = []
+    for number, (clip, samples_N) in enumerate(clips.picked(count)):
+        samples_1N = samples_N[None, : 10 * model.sample_rate]
+        codes_KT = model.encode(samples_1N)
+        row: dict[str, Any] = {"source": str(clip.path)}
+        for name, books in (("original", 0), ("first_codebook", 1), ("decoded", model.num_codebooks)):
+            audio_1N = samples_1N if not books else model.decode(codes_KT[:books])[:, : samples_1N.shape[1]]
+            row[name] = f"examples/{number}_{name}.wav"
+            save(folder / row[name], audio_1N, model.sample_rate)
+        rows.append(row)
+    write_json(folder / "examples.json", rows)

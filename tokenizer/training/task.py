@@ -1,0 +1,231 @@
+"""Training a tokenizer: plain autoencoder, then k-means codebooks, then the adversary joins.
+
+Shapes: B crops, N samples, T frames, H teacher's feature dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.train.loop.loop import Update, step_generator
+from tokenizer.clips import ClipStore, random_crops
+from tokenizer.native.model import TokenizerOutput
+from tokenizer.quantizers.residual import Quantizer, perplexity
+from tokenizer.training.adversary import Adversary
+from tokenizer.training.balancer import GradientBalancer
+from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.losses import WINDOWS, ReconstructionLoss
+
+if TYPE_CHECKING:
+    from tokenizer.teacher.model import SemanticTeacher
+
+OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25, "feature": 0.5}
+"""Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
+
+
+REFIT_FRAMES_PER_CODE = 60
+COLLAPSED_SHARE = 0.05
+"""Of a codebook's size: a perplexity, or a share of codes in use, below this is an alarm."""
+
+
+@dataclass(frozen=True)
+class TokenizerTaskConfig:
+    """What the loss is made of. Weights: see `tokenizer/README.md`."""
+
+    seed: int
+    batch_size: int
+    crop_frames: int
+    autoencoder_share: float = 0.06
+    """Share of the steps before the codebooks begin."""
+    trained_codebooks: bool = False
+    """The codebooks come with the model: no k-means start, and no steps without them."""
+    adversary_share: float = 0.75
+    """Share of the steps before the discriminators begin; 1 for none."""
+    output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
+    commitment_weight: float = 1.0
+    semantic_weight: float = 1.0
+    quantizer_dropout: float = 0.3
+    """Share of the crops that use only the first 1 to K codebooks, so that every prefix decodes."""
+    revive_every: int = 10
+    revive_until: float = 0.8
+    """No code is moved after this share of the steps."""
+    kmeans_batches: int = 24
+    discriminators: DiscriminatorConfig = TINY
+
+
+class TrainableTokenizer(Protocol):
+    """What training needs of a tokenizer."""
+
+    quantizer: Quantizer
+
+    @property
+    def hop_samples(self) -> int: ...
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def num_codebooks(self) -> int: ...
+    @property
+    def codebook_size(self) -> int: ...
+
+    def __call__(
+        self,
+        samples_BN: Tensor,
+        num_codebooks: int | Tensor | None = None,
+        quantize: bool = True,
+        features_BTH: Tensor | None = None,
+    ) -> TokenizerOutput: ...
+    def latent(self, samples_BN: Tensor) -> Tensor: ...
+    def encode(self, samples_CN: Tensor) -> Tensor: ...
+    def decode(self, codes_KT: Tensor) -> Tensor: ...
+
+
+class TokenizerTask:
+    """A `Task` of the training loop: the tokenizer, its discriminators, and the balancer between its losses."""
+
+    def __init__(
+        self,
+        model: TrainableTokenizer,
+        train: ClipStore,
+        test: ClipStore,
+        config: TokenizerTaskConfig,
+        teacher: SemanticTeacher | None = None,
+    ) -> None:
+        assert isinstance(model, nn.Module)
+        self.model, self.config, self._teacher = model, config, teacher
+        self._module: nn.Module = model
+        self._train, self._test = train, test
+        self._device = next(model.parameters()).device
+        self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
+        self._balancer = GradientBalancer(config.output_weights).to(self._device)
+        self._adversary = Adversary(config.discriminators, self._device)
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {
+            "tokenizer": self._module,
+            "balancer": self._balancer,
+            **self._adversary.modules(),
+        }
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["tokenizer"], "discriminator": ["discriminators"]}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """One process alone trains a tokenizer, so its modules come unwrapped."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+        length = self.config.crop_frames * self.model.hop_samples
+        return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
+
+    def updates(self, batch_BN: Tensor, step: int, steps: int) -> Iterator[Update]:
+        begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
+        adversary = step >= self.config.adversary_share * steps
+        dice = step_generator(self.config.seed, step, "quantizer")
+        if step == begin:
+            self._initialize_codebooks(dice)
+        features_BTH = self._teacher.features(batch_BN) if self._teacher is not None else None
+        out = self.model(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH)
+        losses = self._output_losses(out.samples_BN, batch_BN, dice)
+        if adversary:
+            losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
+        loss = self._balancer.balance(losses, out.samples_BN)
+        loss = loss + self.config.commitment_weight * out.commitment
+        figures: dict[str, float | Tensor] = {key: value.detach() for key, value in losses.items()}
+        figures["commitment"] = out.commitment.detach()
+        if out.semantic is not None:
+            loss = loss + self.config.semantic_weight * out.semantic
+            figures["semantic"] = out.semantic.detach()
+        if step > begin:
+            figures |= self._tend_codebooks(out.latent_BTD.detach(), step, steps, dice)
+        yield Update(loss, figures)
+        if adversary:
+            yield self._adversary.update(out.samples_BN[:, None], batch_BN[:, None])
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Mel and STFT distance on held-out clips, and the codebooks' perplexity there."""
+        return evaluate_tokenizer(self.model, self._test, self._loss)
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """Collapsed codebooks and a discriminator that no longer tells real from made."""
+        found: dict[str, str] = {}
+        perplexities = [value for key, value in figures.items() if key.startswith("perplexity/")]
+        lowest, size = min(perplexities, default=float("inf")), self.model.codebook_size
+        if lowest < COLLAPSED_SHARE * size or figures.get("codes_alive", 1.0) < COLLAPSED_SHARE:
+            found["codebook collapse"] = (
+                f"a codebook is used as if it had {lowest:.0f} of its {size} codes: lower the learning rate or the "
+                "commitment weight, train longer before the codebooks begin, or give more varied audio"
+            )
+        return {**found, **self._adversary.alarms()}
+
+    def _output_losses(self, made_BN: Tensor, real_BN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self._loss(made_BN, real_BN, self._scales_of_step(dice))
+        losses["waveform"] = functional.l1_loss(made_BN, real_BN)
+        return losses
+
+    def _tend_codebooks(
+        self, latent_BTD: Tensor, step: int, steps: int, dice: torch.Generator
+    ) -> dict[str, float | Tensor]:
+        quantizer = self.model.quantizer
+        due = step % self.config.revive_every == 0 and step < self.config.revive_until * steps
+        figures: dict[str, float | Tensor] = {}
+        if due:
+            figures["revived"] = float(quantizer.revive(latent_BTD, dice))
+        figures["codes_alive"] = quantizer.alive_K().min()
+        for level, value in enumerate(quantizer.ema_perplexity_K()):
+            figures[f"perplexity/{level}"] = value
+        return figures
+
+    def _codebooks_of_crops(self, dice: torch.Generator) -> Tensor:
+        """How many codebooks each crop uses, `[B]`."""
+        total, size = self.model.num_codebooks, self.config.batch_size
+        dropped_B = torch.rand(size, generator=dice) < self.config.quantizer_dropout
+        some_B = torch.randint(1, total + 1, (size,), generator=dice)
+        return torch.where(dropped_B, some_B, total).to(self._device)
+
+    def _scales_of_step(self, dice: torch.Generator) -> list[int]:
+        """Two of the four scales: the same loss on average, at half its cost."""
+        return [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
+
+    def _initialize_codebooks(self, dice: torch.Generator) -> None:
+        self.model.quantizer.initialize(self._latents(self.config.kmeans_batches, "kmeans"), dice)
+
+    def refit_codebooks(self) -> None:
+        """After the last step: fit the codebooks to the averaged encoder (they have followed the other one)."""
+        frames = REFIT_FRAMES_PER_CODE * self.model.codebook_size
+        batches = -(-frames // (self.config.batch_size * self.config.crop_frames))
+        dice = step_generator(self.config.seed, 0, "refit")
+        self.model.quantizer.refit(self._latents(batches, "refit crops"), dice)
+
+    @torch.no_grad()
+    def _latents(self, batches: int, purpose: str) -> Tensor:
+        """Of random training crops, `[S, D]`."""
+        latents = []
+        for index in range(batches):
+            crops_BN = self.batch(index, step_generator(self.config.seed, index, purpose))
+            latents.append(self.model.latent(crops_BN).float().flatten(0, 1))
+        return torch.cat(latents)
+
+
+@torch.no_grad()
+def evaluate_tokenizer(
+    model: TrainableTokenizer, clips: ClipStore, loss: ReconstructionLoss, most: int = 100
+) -> dict[str, float]:
+    """Distances (natural-log L1) and perplexity over the first ten seconds of at most `most` clips, evenly picked."""
+    distances: dict[str, list[float]] = {"mel": [], "stft": []}
+    codes = []
+    device = next(loss.buffers()).device
+    for _, samples_N in clips.picked(most):
+        samples_1N = samples_N[None, : 10 * model.sample_rate].to(device)
+        codes.append(model.encode(samples_1N))
+        decoded_1N = model.decode(codes[-1])[:, : samples_1N.shape[1]]
+        for key, value in loss(decoded_1N, samples_1N).items():
+            distances[key].append(float(value))
+    use = perplexity(torch.cat(codes, dim=1), model.codebook_size)
+    figures: dict[str, Any] = {key: sum(values) / len(values) for key, values in distances.items()}
+    return {**figures, "perplexity_first": float(use[0]), "perplexity_mean": float(use.mean())}
