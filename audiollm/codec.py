@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from audiollm.errors import ConfigError, nearest
 from audiollm.files.json_files import read_json_file
-from audiollm.recipe.config import ConfigError, nearest
 
 
 @runtime_checkable

@@ -33,9 +33,11 @@ from audiollm.audio import AudioError, encode_bytes, find_audio, load
 from audiollm.data.records.loader import Loader
 from audiollm.data.records.manifest import Manifest
 from audiollm.data.records.mixture import Mixture
-from audiollm.data.records.sample import AudioPart, BadSample, Message, Sample, TextPart
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import Source, open_source
+from audiollm.data.records.source import Source
+from audiollm.errors import BadSample
 
 BATCH = 16
 CLIPS = 400

@@ -10,7 +10,8 @@
 - pitch: gross errors (20 %) on made voices of known pitch from 80 to 380 Hz, and cost, beside librosa's pyin.
 - real time factor of each, on one thread.
 
-`--fit` prints the weights of `pipelines/annotate/measurements/acoustics.py`, fitted on other recordings in rooms of decaying noise.
+`--fit` prints the weights of `pipelines/annotate/measurements/acoustics.py`, fitted on other recordings in
+rooms of decaying noise.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import Field
 
 from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_json, read_jsonl, write_json, write_text
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 Span = tuple[str, int, int]

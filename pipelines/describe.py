@@ -50,7 +50,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     """Write `segments.jsonl` with the columns, and who answered in `described_by`; what failed has no answer."""
     from audiollm.evaluate.listening.replies import Inquiry, ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.subjects.protocols import load_answerer
+    from audiollm.evaluate.subjects.loading import load_answerer
 
     segments, bad = read_segments(config.segments)
     subject = load_answerer(str(config.model), config.codec, config.max_tokens)

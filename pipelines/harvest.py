@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_jsonl, write_jsonl
 from audiollm.files.set_aside import Row, set_aside_row
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 ROW_KEYS: Mapping[str, Kinds] = {"id": str, "path": str, "text": str, "duration_s": NUMBER}

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
-from audiollm.data.records.sample import BadSample, read_samples
+from audiollm.data.records.manifest import read_samples
+from audiollm.errors import BadSample
 from audiollm.files.set_aside import UNREADABLE
 
 LONGEST_S = 60.0

@@ -15,11 +15,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from audiollm.data.records.sample import BadSample
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import DamagedFile
 from audiollm.files.disk_errors import disk_error
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
 
 GROUPS = {"evaluate": "Score codecs and what models make: against references, and with independent judges."}
 """What a group of commands is for; a group of another package needs no entry here."""

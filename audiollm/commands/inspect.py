@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -91,9 +91,9 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import heard_parts, part_audio
     from audiollm.data.inspection import stream_rows, summarize
-    from audiollm.data.records.sample import BadSample
-    from audiollm.data.records.source import open_source
+    from audiollm.data.records.opening import open_source
     from audiollm.data.text.tokenizer import header_style_of
+    from audiollm.errors import BadSample
 
     address, own_tokenizer, encoder = _find(target)
     source = open_source(address)
@@ -177,7 +177,7 @@ def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
 
 
 def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
-    from audiollm.data.records.sample import BadSample
+    from audiollm.errors import BadSample
 
     if not len(source):
         raise ConfigError("there is no sample in it", source.name, "; ".join(str(bad) for bad in source.bad))
@@ -197,7 +197,7 @@ def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
 
 
 def _readable(source: Source) -> Iterator[tuple[int, LoadedSample]]:
-    from audiollm.data.records.sample import BadSample
+    from audiollm.errors import BadSample
 
     for number in range(len(source)):
         try:
@@ -237,7 +237,7 @@ def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) ->
     """Codes of the length that the audio will have."""
     import torch
 
-    from audiollm.data.records.sample import BadSample
+    from audiollm.errors import BadSample
 
     codes = []
     for clip in loaded.audio:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from audiollm.recipe.ranks import Ranks, join, launch, leave
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe

@@ -20,7 +20,6 @@ from torch import Tensor
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.hearing.features import FeatureShape, PackedFeatures, silence
-from audiollm.models.attention import SegmentLayout
 
 Normalization = Literal["sequence", "token"]
 AudioReduction = Literal["mean", "sum"]
@@ -367,3 +366,31 @@ def _deal(packs: Sequence[Pack], lengths: Sequence[int], ranks: int) -> list[lis
 
 def _positions(each: Pack, lengths: Sequence[int]) -> int:
     return sum(lengths[index] for index in each)
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Where each of B packed sequences lies among the rows of a pack."""
+
+    lengths: tuple[int, ...]
+    """On the host: a loop over sequences waits for no device."""
+    cumulative_lengths: Tensor
+    """int32 `[B + 1]`, from 0 to S."""
+    row_of_S: Tensor
+    """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
+    order_S: Tensor
+    """Its inverse: the position of each row."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
+        """Of sequences of these lengths, where row r of the pack is position `order_S[r]` of their concatenation."""
+        ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
+
+    def to(self, device: torch.device) -> SegmentLayout:
+        moved = (each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S))
+        return SegmentLayout(self.lengths, *moved)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import DamagedFile, read_json
-from audiollm.recipe.config import ConfigError
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 REMEDY = "download or write it again"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import BadSample
+from audiollm.errors import BadSample
 from audiollm.files.atomic import read_whole_lines, write_jsonl
 
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 
 def ask(

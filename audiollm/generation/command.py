@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.generation.engine.defaults import Defaults

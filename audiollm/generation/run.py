@@ -13,13 +13,15 @@ from torch import Tensor
 from audiollm.audio import save
 from audiollm.codec import Codec
 from audiollm.data.chat.conditions import is_spoken
-from audiollm.data.records.sample import AudioPart, Sample, TextPart, read_samples
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import AudioPart, Sample, TextPart
+from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
 from audiollm.generation.engine.defaults import Defaults
 from audiollm.generation.engine.request import Answer, AnswerKind, Limits, Request
 from audiollm.generation.settings import GenerateConfig
 from audiollm.generation.speaking.generator import Generator
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 
 ROW_KEYS: Mapping[str, Kinds] = {
     "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,

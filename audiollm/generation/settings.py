@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import InputPath, StageConfig
 
 
 class GenerateConfig(StageConfig):
@@ -40,24 +38,3 @@ class GenerateConfig(StageConfig):
     speaker_guidance: float | None = Field(None, ge=0)
     """Classifier-free guidance on the speaker. None: 2 where training hid the speaker at times, else 1."""
     seed: int = 0
-
-
-def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
-    from audiollm.generation.run import generate
-
-    return generate(config, context)
-
-
-def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    clips = config.max_prompts * config.takes
-    return StagePlan(tokens=clips * 60.0, memory_mb=1500, disk_mb=clips * 0.05, note=f"at most {clips} clips")
-
-
-STAGE = Stage(
-    kind="generate",
-    config=GenerateConfig,
-    run=_run,
-    artifacts={"audio": "generated.jsonl"},
-    help="speak the held-out prompts",
-    plan=_plan,
-)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -17,36 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from audiollm.data.packing import SegmentLayout
+
 BackendName = Literal["flash_attn", "varlen", "sdpa"]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class SegmentLayout:
-    """Where each of B packed sequences lies among the rows of a pack."""
-
-    lengths: tuple[int, ...]
-    """On the host: a loop over sequences waits for no device."""
-    cumulative_lengths: Tensor
-    """int32 `[B + 1]`, from 0 to S."""
-    row_of_S: Tensor
-    """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
-    order_S: Tensor
-    """Its inverse: the position of each row."""
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
-        """Of sequences of these lengths, where row r of the pack is position `order_S[r]` of their concatenation."""
-        ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
-
-    def to(self, device: torch.device) -> SegmentLayout:
-        moved = (each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S))
-        return SegmentLayout(self.lengths, *moved)
 
 
 class Backend(NamedTuple):

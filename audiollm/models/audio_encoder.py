@@ -23,11 +23,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from audiollm.data.hearing.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
 from audiollm.models.attention import attention_backend
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
-from audiollm.recipe.config import ConfigError
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
 """Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.models.attention import BackendName, RopeScaling, SegmentLayout, packed_attention, rotate
+from audiollm.data.packing import SegmentLayout
+from audiollm.models.attention import BackendName, RopeScaling, packed_attention, rotate
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.kernels import RMSNorm, silu_multiply
 

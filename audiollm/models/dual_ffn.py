@@ -24,6 +24,7 @@ from audiollm.models.attention import BackendName, attention_backend, rotary_ang
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
 from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
+from audiollm.models.hub import from_language_model, load_pretrained, save_pretrained
 from audiollm.models.kernels import RMSNorm, compute_dtype
 
 if TYPE_CHECKING:
@@ -200,16 +201,12 @@ class DualFFN(nn.Module):
         self, folder: Path | str, tokenizer: Tokenizer | None = None, card: ModelCard | None = None
     ) -> None:
         """Write a folder in Hugging Face's layout: see `hub.save_pretrained`."""
-        from audiollm.models.hub import save_pretrained  # which builds models of this class
-
         save_pretrained(self, folder, tokenizer, card)
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, dtype: torch.dtype | None = torch.float32) -> DualFFN:
         """Load a folder, ours, Hugging Face's or Boson's, or a `train` stage's: see `hub.load_pretrained`."""
-        from audiollm.models.hub import load_pretrained
-
-        return load_pretrained(folder, dtype)
+        return load_pretrained(cls, folder, dtype)
 
     @classmethod
     def from_language_model(
@@ -221,9 +218,7 @@ class DualFFN(nn.Module):
         dtype: torch.dtype | None = torch.float32,
     ) -> DualFFN:
         """Build on a plain Llama, Qwen2 or Qwen3: see `hub.from_language_model`."""
-        from audiollm.models.hub import from_language_model
-
-        return from_language_model(folder, num_codebooks, codebook_size, audio_ffn_layers, dtype)
+        return from_language_model(cls, folder, num_codebooks, codebook_size, audio_ffn_layers, dtype)
 
     def embed(self, text_ids_X: Tensor, codes_YK: Tensor) -> Tensor:
         """Text rows, then audio rows."""

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.models.layouts import BOSON
-from audiollm.recipe.config import ConfigError
 
 FILE_NAME = "generation_config.json"
 REPETITION = {"ras_win_len": 7, "ras_win_max_num_repeat": 2}

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,7 +18,6 @@ from torch import nn
 from audiollm.files.atomic import write_json
 from audiollm.files.json_files import read_json_file
 from audiollm.models.decoder import DualFFNConfig
-from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
 from audiollm.models.layouts import (
     BOSON,
@@ -33,11 +32,16 @@ from audiollm.models.model_card import ModelCard, write_card
 from audiollm.models.pretrained import StoredWeights, fill, model_folder, save_shards
 from audiollm.models.processor_files import save_processor, save_tokenizer
 
+if TYPE_CHECKING:
+    from audiollm.models.dual_ffn import DualFFN
+
 TEXT_EMBEDDING, TEXT_HEAD = "model.embed_tokens.weight", "text_lm_head.weight"
 AUDIO_EMBEDDING, AUDIO_HEAD = "model.embed_audio_tokens.embed_audio_tokens.weight", "audio_lm_head.weight"
 
 
-def load_pretrained(folder: Path | str, dtype: torch.dtype | None = torch.float32) -> DualFFN:
+def load_pretrained(
+    model_class: type[DualFFN], folder: Path | str, dtype: torch.dtype | None = torch.float32
+) -> DualFFN:
     """A DualFFN from a folder, or from the `model` of a stage's folder.
 
     It may be ours, transformers' `HiggsAudioV2ForConditionalGeneration`, or Boson's release; of safetensors, whole or
@@ -59,7 +63,7 @@ def load_pretrained(folder: Path | str, dtype: torch.dtype | None = torch.float3
     sources = _sources(names)
     if TEXT_HEAD not in sources:
         _copy_embedding(sources, folder, tell=True)
-    model = _without_weights(config)
+    model = _without_weights(model_class, config)
     fill(model, sources, weights, dtype, str(folder))
     return model.eval()
 
@@ -104,6 +108,7 @@ def save_pretrained(
 
 
 def from_language_model(
+    model_class: type[DualFFN],
     folder: Path | str,
     num_codebooks: int = 8,
     codebook_size: int = 1026,
@@ -127,7 +132,7 @@ def from_language_model(
     where = str(folder / "config.json")
     data = read_config(folder)
     config = language_model_config(data, where, num_codebooks, codebook_size, audio_ffn_layers)
-    model = _without_weights(config)
+    model = _without_weights(model_class, config)
     weights = StoredWeights(folder)
     sources = _sources(weights.names)
     head, tied = sources.pop("lm_head.weight", []), bool(data.get("tie_word_embeddings"))
@@ -217,9 +222,9 @@ def _copy_embedding(sources: dict[str, list[str]], folder: Path, tell: bool) -> 
         )
 
 
-def _without_weights(config: DualFFNConfig) -> DualFFN:
+def _without_weights(model_class: type[DualFFN], config: DualFFNConfig) -> DualFFN:
     with torch.device("meta"):
-        return DualFFN(config)
+        return model_class(config)
 
 
 def _begin_audio(model: DualFFN) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from audiollm.data.text import tokenizer as tokens
+from audiollm.errors import ConfigError, nearest
 from audiollm.files.json_files import REMEDY
 from audiollm.models.attention import RopeScaling
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
-from audiollm.recipe.config import ConfigError, nearest
 
 Values = Mapping[str, Any]
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from audiollm.errors import ConfigError, nearest
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.json_files import REMEDY, read_json_file
-from audiollm.recipe.config import ConfigError, nearest
 
 Config = TypeVar("Config")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -13,10 +13,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from audiollm.data.text import tokenizer as tokens
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json, write_text
 from audiollm.files.json_files import read_json_file
 from audiollm.models.layouts import delay_token, special_ids
-from audiollm.recipe.config import ConfigError
 
 CODEC_KIND = "higgs_audio_v2_tokenizer"
 """`model_type` of the codecs that transformers' processor can load."""

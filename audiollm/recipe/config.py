@@ -6,33 +6,20 @@ hands every stage's settings to that stage's pydantic model.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from audiollm.errors import ConfigError, nearest
+
 KeyPath = tuple[str | int, ...]
 
 REQUIRED = "???"
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
-
-
-class ConfigError(Exception):
-    """A recipe, an override or a command that cannot be used.
-
-    Args:
-        message: what is wrong, beginning with the key.
-        where: file and line (`recipe.yaml:9`), or `command line`.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, message: str, where: str = "", remedy: str = "") -> None:
-        self.message, self.where, self.remedy = message, where, remedy
-        super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
 
 
 @dataclass
@@ -48,15 +35,6 @@ class Document:
             if path[:end] in self.origins:
                 return self.origins[path[:end]]
         return ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest of `known`, or the whole list where nothing is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "there is none to choose from"
 
 
 def load_document(path: Path) -> Document:

@@ -31,9 +31,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from audiollm.errors import ConfigError, StageError, nearest
 from audiollm.files.atomic import DamagedFile, read_json, write_json
 from audiollm.files.disk_errors import disk_error
-from audiollm.recipe.config import ConfigError, nearest
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.stages import Recipe, RecipeStage
 
@@ -41,14 +41,6 @@ Item = TypeVar("Item")
 
 GRACE_SECONDS = 20.0
 """What the first rank has to write its report in when the others have failed as well."""
-
-
-class StageError(Exception):
-    """A stage that cannot go on, with what the person can do about it and the exit code to end with."""
-
-    def __init__(self, message: str, remedy: str = "", exit_code: int = 1) -> None:
-        self.exit_code = exit_code
-        super().__init__("\n".join(filter(None, [message, remedy and f"  {remedy}"])))
 
 
 @dataclass(frozen=True)

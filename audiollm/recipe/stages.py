@@ -16,13 +16,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
+from audiollm.errors import ConfigError, nearest
 from audiollm.recipe.config import (
-    ConfigError,
     Document,
     KeyPath,
     apply_overrides,
     load_document,
-    nearest,
     resolve,
     resolve_settings,
     show_path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from audiollm.train.options import LoRASettings, Trained
 
 if TYPE_CHECKING:
     from peft import PeftModel
+from audiollm.train.loop.modules import announce_weights
 
 AUDIO_PATTERNS = (
     "*audio_mlp.*",
@@ -87,34 +88,6 @@ def merge_adapter(model: PeftModel) -> nn.Module:
     merged: nn.Module = model.merge_and_unload()
     announce_weights([merged])
     return merged
-
-
-def announce_weights(modules: Iterable[nn.Module]) -> None:
-    """Tell all parts that keep copies of their weights (those with `weights_changed`) that these were written."""
-    for module in modules:
-        for part in module.modules():
-            if hasattr(part, "weights_changed"):
-                part.weights_changed()  # type: ignore[operator]
-
-
-def checkpoint_activations(modules: Mapping[str, nn.Module]) -> None:
-    """Compute activations again in the backward pass, in all modules that offer it.
-
-    Raises:
-        ValueError: none does.
-    """
-    able = [
-        m
-        for module in modules.values()
-        for m in module.modules()
-        if hasattr(m, "gradient_checkpointing_enable")
-    ]
-    if not able:
-        raise ValueError(
-            "activation_checkpointing is set, but no module of this task offers gradient_checkpointing_enable"
-        )
-    for module in able:
-        module.gradient_checkpointing_enable()  # type: ignore[operator]
 
 
 def _outermost_modules(model: nn.Module, names: Sequence[str]) -> list[str]:

@@ -23,8 +23,8 @@ from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
 from audiollm.data.records.mixture import Mixture
-from audiollm.data.records.sample import BadSample
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.survey import Survey
 from audiollm.train.loop.task import step_generator

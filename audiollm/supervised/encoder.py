@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from audiollm.data.hearing.features import FRAMES_A_SECOND
+from audiollm.errors import ConfigError, StageError
 from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config, load_tower
 from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import is_language_model, read_config
 from audiollm.models.layouts import config_of
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
 from audiollm.recipe.stages import chosen
 from audiollm.supervised.settings import AudioEncoderSettings, TrainConfig
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import describe
-from audiollm.recipe.config import ConfigError
 from audiollm.recipe.stages import StagePlan, chosen
 from audiollm.supervised.adapt import adapt
 from audiollm.supervised.flops import encoder_multiplications

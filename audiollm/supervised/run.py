@@ -16,8 +16,8 @@ from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import FeatureShape, PartAudio
 from audiollm.data.records.loader import Loader
-from audiollm.data.records.sample import BadSample
-from audiollm.data.records.source import LoadedSample, Source, open_source
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.source import LoadedSample, Source
 from audiollm.data.text.tokenizer import (
     FILE_NAME,
     SPEAKERS_FILE,
@@ -26,6 +26,8 @@ from audiollm.data.text.tokenizer import (
     load_text_tokenizer,
     train_text_tokenizer,
 )
+from audiollm.devices import default_device
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import DamagedFile, atomic_path, file_digest, read_record, write_json
 from audiollm.files.set_aside import SetAside, read_set_aside
 from audiollm.generation.engine.defaults import guidance_of
@@ -35,8 +37,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import is_language_model, read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import chosen
 from audiollm.supervised.adapt import adapt, merge_adapter, save_adapter
 from audiollm.supervised.batches import Batching, BatchMaker, evaluation_packs, evenly, read_usable
@@ -58,7 +59,7 @@ from audiollm.supervised.start import (
 from audiollm.supervised.survey import Survey, load_survey, save_survey, survey, texts_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
-from audiollm.train.loop.optim import compute_dtype, default_device
+from audiollm.train.loop.optim import compute_dtype
 
 DIGEST_FILE = "digest.json"
 """Beside a learned vocabulary: its SHA-256."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,8 +18,7 @@ from pydantic import (
 
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.records.storage import is_url
-from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StagePlan, check_input
+from audiollm.recipe.stages import InputPath, check_input
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -266,26 +264,3 @@ class TrainConfig(ModelTrainingConfig):
 def intermediate_size(hidden_size: int) -> int:
     """Feed-forward width: 8/3 of the hidden size (SwiGLU), to the next multiple of 64."""
     return -(-hidden_size * 8 // 3 // 64) * 64
-
-
-def _run(config: TrainConfig, context: Context) -> dict[str, Any]:
-    from audiollm.supervised.run import train_model
-
-    return train_model(config, context)
-
-
-def _plan(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    from audiollm.supervised.planning import plan_training  # here: it imports torch
-
-    return plan_training(config, plans)
-
-
-STAGE = Stage(
-    kind="train",
-    config=TrainConfig,
-    run=_run,
-    artifacts={"checkpoint": "model"},
-    help="train the DualFFN decoder on the shards",
-    plan=_plan,
-    all_ranks=True,
-)

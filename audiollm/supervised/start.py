@@ -18,21 +18,15 @@ from audiollm.data.text.tokenizer import (
     missing_tokens,
     read_text_tokenizer,
 )
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import DamagedFile
 from audiollm.files.tensors import load_tensors
 from audiollm.generation.engine.defaults import read_trained
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.generation_config import read_generation
-from audiollm.models.hub import (
-    from_language_model,
-    grow_vocabulary,
-    is_language_model,
-    load_pretrained,
-    read_config,
-)
+from audiollm.models.hub import grow_vocabulary, is_language_model, read_config
 from audiollm.models.layouts import config_of
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
 
 STYLE_OF_OTHERS = "chatml"
 """The turn marks that a vocabulary gets which has those of no known style."""
@@ -85,10 +79,10 @@ def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int
     folder = model_folder(folder)
     shape = (template.num_codebooks, template.codebook_size + 2)
     if is_language_model(folder):
-        model = from_language_model(folder, *shape, audio_ffn_layers)
+        model = DualFFN.from_language_model(folder, *shape, audio_ffn_layers)
     else:
         start_generation(folder)  # what is wrong with it is told now, and not when the training is over
-        model = load_pretrained(folder)
+        model = DualFFN.from_pretrained(folder)
         found = (model.config.num_codebooks, model.config.codebook_size)
         if found != shape:
             raise ConfigError(

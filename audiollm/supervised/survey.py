@@ -28,8 +28,9 @@ from audiollm.data.hearing.features import (
     heard_parts,
     no_codes,
 )
-from audiollm.data.records.sample import BadSample, TextPart
+from audiollm.data.records.sample import TextPart
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.errors import BadSample
 from audiollm.files.atomic import DamagedFile, atomic_path
 from audiollm.files.set_aside import SetAside
 from audiollm.files.tensors import open_tensors

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from audiollm.recipe.config import ConfigError, load_document, show_path
+from audiollm.errors import ConfigError
+from audiollm.recipe.config import load_document, show_path
 from pipelines.annotate.execution.presets import PRESETS
 
 if TYPE_CHECKING:

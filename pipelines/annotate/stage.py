@@ -11,7 +11,8 @@ from rich.progress import TaskID
 
 from audiollm.audio.discovery import AudioError
 from audiollm.data.text.forms import recognition_form, spoken_form
-from audiollm.recipe.runner import Context, StageError
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import Chain, Missing
@@ -22,7 +23,6 @@ from pipelines.annotate.execution.plan import plan
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.execution.run import Run, write_report, write_shards
 from pipelines.annotate.execution.spool import Spool
-from pipelines.annotate.execution.trust import STRONGER
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.inputs import InputError, collect, digests
 from pipelines.annotate.input.sources import Sources, match_sources, pattern_hint
@@ -30,7 +30,7 @@ from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
 from pipelines.annotate.output.rows import segment_ids, write_output
-from pipelines.annotate.recognizers.choice import PocketsphinxConfig
+from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
 from pipelines.execution.engine import EngineError
 from pipelines.execution.ledger import Ledger, LedgerError
 

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from audiollm.data.chat.scene import dialogue_text, voices, without_sound_tags
+from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate
-from audiollm.data.records.sample import AudioPart, BadSample, Part
+from audiollm.data.records.sample import AudioPart, Part
 from audiollm.data.text.forms import prompt_form
+from audiollm.data.text.sound_tags import without_sound_tags
+from audiollm.errors import BadSample
 from pipelines.compose.facts import Facts
 
 CONVERSATION_GAP_S = 2.0

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, load_tasks, render
-from audiollm.data.records.sample import BadSample, Sample, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import Sample
+from audiollm.errors import BadSample, StageError, nearest
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
-from audiollm.recipe.config import nearest
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.choice import Balance, choose_test, connected, place, taken
 from pipelines.compose.rows import Row, Segment, clips, conversations, read_segments, written

@@ -16,13 +16,12 @@ from typing import Any
 
 from audiollm.processes import end_with_parent
 from pipelines.execution.engine import Answer, EngineError, Pool, Worker
+from pipelines.execution.shared_setup import WORKER_FILE
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
 )
 
-WORKER_FILE = "AUDIOLLM_WORKER_FILE"
-"""Names the file of a pickled worker for the process that others are forked from."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 """The names of the GPUs that a process sees, with commas between them."""

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from pipelines.execution.engine import Worker
-from pipelines.execution.local_pool import WORKER_FILE
+
+WORKER_FILE = "AUDIOLLM_WORKER_FILE"
+"""Names the file of a pickled worker for the process that others are forked from."""
 
 
 @runtime_checkable

@@ -132,8 +132,7 @@ def _clip(part: AudioPart | None, gallery: Gallery) -> Clip:
 def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
     """Of the samples that the stage read, as far as they are still there."""
     from audiollm.data.records.manifest import Manifest, audio_address
-    from audiollm.data.records.sample import BadSample
-    from audiollm.recipe.config import ConfigError
+    from audiollm.errors import BadSample, ConfigError
 
     path = Path(str(stage.result.settings.get("samples"))) if stage.result is not None else Path()
     left = set(ids)

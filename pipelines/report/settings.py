@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field
 
-from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import StageConfig
 
 
 class Config(StageConfig):
@@ -18,30 +14,3 @@ class Config(StageConfig):
     """Generated samples shown, of all stages together: evenly over texts and speakers, wrong ones among them."""
     players: bool = True
     """Put the sound into the page; without it the page is smaller and silent."""
-
-
-def run(config: Config, context: Context) -> dict[str, Any]:
-    """Write `report.html` and `summary.json` of everything that has run so far, or failed."""
-    from pipelines.report.page import write_report
-
-    return write_report(config, context)
-
-
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
-    """Measured: 0.03 s and 20 kB a clip with its spectrogram, and a few seconds of imports."""
-    clips = config.samples + 56  # of recordings, tokenizer, training and answers
-    return StagePlan(
-        memory_mb=400, disk_mb=0.5 + 0.02 * clips, seconds=6 + 0.03 * clips, note="one HTML page"
-    )
-
-
-STAGE = Stage(
-    kind="report",
-    config=Config,
-    run=run,
-    artifacts={"report": "report.html", "summary": "summary.json"},
-    help="write the report of the run",
-    plan=plan,
-    reads_run=True,
-    publish=("report", "summary"),
-)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import write_json, write_jsonl
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.compare_annotations import STAGE, Config
 

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from audiollm.audio import Waveform, save
+from audiollm.errors import StageError
 from audiollm.evaluate.subjects import protocols as subjects
 from audiollm.evaluate.subjects.protocols import Subject
 from audiollm.files.atomic import read_jsonl, write_jsonl
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines import describe, harvest
 from pipelines.compose.rows import read_segments

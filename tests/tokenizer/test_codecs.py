@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from audiollm.codec import Codec, codec_digest
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from tokenizer.codecs.dac import DacCodec
 from tokenizer.codecs.encodec import EncodecCodec, transformers_key
 from tokenizer.codecs.mimi import MAX_SAMPLES, MimiCodec

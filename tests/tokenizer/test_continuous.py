@@ -14,15 +14,16 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from audiollm.audio import save, set_channels
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_jsonl
-from audiollm.recipe.config import ConfigError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop.loop import LoopConfig, step_generator, train
 from tokenizer.clips import Clip
 from tokenizer.continuous.data import GAIN_DB, StereoStore, stereo_crops
 from tokenizer.continuous.model import AudioVAE, Posterior, VAEConfig, stereo_views
-from tokenizer.continuous.settings import SIZES, TRAIN_VAE, TrainVAEConfig, vae_parameters
+from tokenizer.continuous.settings import SIZES, TrainVAEConfig
+from tokenizer.continuous.stage import TRAIN_VAE, vae_parameters
 from tokenizer.continuous.task import VAETask, VAETaskConfig
 from tokenizer.native.layers import mel_filters
 from tokenizer.training.discriminators import DiscriminatorConfig

@@ -17,8 +17,7 @@ from audiollm.audio import load, normalize_rms, save
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.records.sample import AudioPart, Message, Sample
 from audiollm.data.records.shards import ShardWriter, read_index, read_shards
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
+from audiollm.errors import ConfigError, StageError
 from tokenizer import AudioTokenizer, TokenizerConfig
 from tokenizer.corpus import encoding as corpus
 from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, safe_name

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from audiollm.codec import Codec, codec_digest
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from tokenizer.higgs import HiggsTokenizer, published_config
 from tokenizer.higgs.acoustic import AcousticDecoder, AcousticEncoder, Snake
 from tokenizer.higgs.kernels import SPAN_STEPS, squared_sine

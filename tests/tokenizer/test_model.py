@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from tokenizer.native.autoencoder import Decoder, Encoder
 from tokenizer.native.layers import Carry, CausalConv, InverseSTFTHead, LogMel, frame, magnitudes, overlap_add
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training.losses import ReconstructionLoss
-from tokenizer.training.settings import SIZES, tokenizer_parameters
+from tokenizer.training.settings import SIZES
+from tokenizer.training.stages import tokenizer_parameters
 
 SMALL = TokenizerConfig(
     mel_hidden_size=24,

@@ -19,18 +19,20 @@ from transformers import (
 
 from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, Message, Sample, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample
 from audiollm.data.records.shards import Shards, read_index
+from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.files.set_aside import read_set_aside
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import Context, StageError, run_recipe
+from audiollm.recipe.runner import Context, run_recipe
 from audiollm.recipe.stages import load_recipe
 from tokenizer.clips import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training.run import tokenize
-from tokenizer.training.settings import HIGGS_PARAMETERS, TokenizeConfig
+from tokenizer.training.settings import TokenizeConfig
+from tokenizer.training.stages import HIGGS_PARAMETERS
 
 TINY_HUBERT = HubertConfig(
     hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,) * 7,

@@ -32,9 +32,10 @@ from transformers import (
 )
 
 from audiollm.audio import resample
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from tokenizer.clips import Clip, ClipStore
+from tokenizer.native.semantic import semantic_loss
 from tokenizer.teacher.model import (
     MelUnitConfig,
     MelUnitEncoder,
@@ -51,7 +52,6 @@ from tokenizer.teacher.training import (
     train_teacher,
     unigram_entropy,
 )
-from tokenizer.training.losses import semantic_loss
 
 TINY = MelUnitConfig(num_mels=40, hidden_size=48, layers=2, heads=2, num_units=24)
 WAVE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

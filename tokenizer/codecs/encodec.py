@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import EncodecConfig
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.tensors import load_tensors
-from audiollm.recipe.config import ConfigError
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.codecs.pretrained import (
     choose_num_codebooks,

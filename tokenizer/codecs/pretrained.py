@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json
 from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.files.tensors import check_tensors
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
 
 NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
 """Our own key in config.json: a folder made for 8 of 32 codebooks loads with 8 everywhere."""

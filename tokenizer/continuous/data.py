@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, load, probe, set_channels
-from audiollm.data.records.sample import BadSample
+from audiollm.errors import BadSample
 from audiollm.files.set_aside import UNREADABLE
 from tokenizer.clips import DITHER, DRAWS, Clip
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from audiollm.audio import save
+from audiollm.devices import default_device
+from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import chosen
 from audiollm.train.loop.loop import LoopConfig, train
-from audiollm.train.loop.optim import default_device
 from tokenizer.clips import find_clips
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
-    from audiollm.data.records.sample import BadSample, Sample
+    from audiollm.data.records.sample import Sample
+    from audiollm.errors import BadSample
     from audiollm.files.set_aside import Row
     from tokenizer.corpus.encoding import Advance, Coding, Corpus
 
@@ -198,7 +199,8 @@ class Inputs:
 
     def add_samples(self, listing: Path) -> None:
         """The samples of a .jsonl."""
-        from audiollm.data.records.sample import BadSample, read_samples
+        from audiollm.data.records.manifest import read_samples
+        from audiollm.errors import BadSample
 
         samples, bad = read_samples(listing)
         self.bad += bad

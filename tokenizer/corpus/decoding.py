@@ -19,14 +19,12 @@ from torch import Tensor
 from audiollm.audio import AudioError
 from audiollm.audio.streams import save_stream
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import BadSample
 from audiollm.data.records.shards import DEFAULT_MAX_CODES_MB, CodedSample, Shards, read_index
+from audiollm.devices import one_thread
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import folder_digest
 from audiollm.files.set_aside import Row, SetAside
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
-from audiollm.threads import one_thread
 from tokenizer.checks import check_codes
 from tokenizer.corpus.encoding import CODED_AUDIO, Advance, CodedAudio, StreamingCodec
 

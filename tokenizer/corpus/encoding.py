@@ -29,13 +29,12 @@ from torch import Tensor
 from audiollm.audio import AudioError, probe
 from audiollm.audio.streams import stream_mono
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.shards import ShardWriter
+from audiollm.devices import one_thread
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import atomic_path, folder_digest, read_record, write_json
 from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, row_of
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
-from audiollm.threads import one_thread
 
 LONG_S = 600.0
 """Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""

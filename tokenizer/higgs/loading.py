@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import HiggsAudioV2TokenizerConfig, HubertModel
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path, write_text
 from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.files.tensors import check_tensors, load_tensors
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
 from tokenizer.higgs.config import MODEL_TYPE
 
 UNUSED = "semantic_model.masked_spec_embed"

@@ -18,9 +18,9 @@ from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.layers import ConvNeXtBlock
+from tokenizer.native.semantic import semantic_loss
 from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
 from tokenizer.quantizers.residual import QUANTIZERS
-from tokenizer.training.losses import semantic_loss
 
 MODEL_TYPE = "audiollm_tokenizer"
 DECODE_FRAMES = 128

@@ -14,17 +14,13 @@ Shapes: N samples, T frames, K codebooks, D latent dimension.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tokenizer.native.autoencoder import FUTURE_FRAMES, PAST_FRAMES, Decoder, Encoder
 from tokenizer.native.layers import Carry
-
-if TYPE_CHECKING:
-    from tokenizer.native.model import AudioTokenizer
-
 
 PUSHED_SAMPLES = 2**18
 """Samples that are taken in at a time, about ten seconds."""
@@ -123,10 +119,22 @@ class WaveformStream:
         self._carry: Carry = {}
 
 
+class StreamedTokenizer(Protocol):
+    """What the streams need of a tokenizer."""
+
+    config: Any
+    quantizer: Any
+    encoder: Encoder
+    decoder: Decoder
+
+    @property
+    def num_codebooks(self) -> int: ...
+
+
 class StreamingEncoder:
     """Codes while the sound comes in: `push` any number of samples, `flush` at the end."""
 
-    def __init__(self, tokenizer: AudioTokenizer, num_codebooks: int | None = None) -> None:
+    def __init__(self, tokenizer: StreamedTokenizer, num_codebooks: int | None = None) -> None:
         self._quantizer, self._num_codebooks = tokenizer.quantizer, num_codebooks
         self._latents = LatentStream(tokenizer.encoder, tokenizer.config.step_frames)
         device = tokenizer.encoder.input.weight.device
@@ -155,7 +163,7 @@ class StreamingEncoder:
 class StreamingDecoder:
     """Sound while the codes come in: `push` any number of frames, `flush` at the end."""
 
-    def __init__(self, tokenizer: AudioTokenizer) -> None:
+    def __init__(self, tokenizer: StreamedTokenizer) -> None:
         self._quantizer = tokenizer.quantizer
         self._waveform = WaveformStream(tokenizer.decoder)
 

@@ -14,9 +14,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoFeatureExtractor, AutoModel
 
 from audiollm.audio import resample
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.tensors import check_tensors
-from audiollm.recipe.config import ConfigError
 
 SAMPLE_RATE = 24_000
 FRAME_RATE = 25

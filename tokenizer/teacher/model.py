@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
-from audiollm.recipe.config import ConfigError
 from tokenizer.native.layers import LogMel
 from tokenizer.quantizers.residual import nearest_codes
 from tokenizer.teacher.huggingface import HuggingFaceEncoder

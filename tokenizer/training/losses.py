@@ -47,10 +47,3 @@ class ReconstructionLoss(nn.Module):
             magnitude_BTF = magnitudes(padded, getattr(self, f"window_{window}"), hop)
             mel_BTM = magnitude_BTF @ getattr(self, f"filters_{window}")
         return mel_BTM.clamp_min(self.clamp).log(), magnitude_BTF.clamp_min(self.clamp).log()
-
-
-def semantic_loss(predicted_BTH: Tensor, features_BTH: Tensor) -> Tensor:
-    """Mean squared error on standardised features (as in X-Codec and Higgs), plus one minus their cosine."""
-    predicted = predicted_BTH.float()
-    cosine = functional.cosine_similarity(predicted, features_BTH, dim=2, eps=1e-4).mean()
-    return functional.mse_loss(predicted, features_BTH) + (1 - cosine)

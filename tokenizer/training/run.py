@@ -14,15 +14,16 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, encode_bytes, load, save
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, BadSample, Part, Sample, read_samples
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import AudioPart, Part, Sample
 from audiollm.data.records.shards import ShardWriter
+from audiollm.devices import default_device, one_thread
+from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.set_aside import UNREADABLE, SetAside
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import chosen
-from audiollm.threads import one_thread
 from audiollm.train.loop.loop import LoopConfig, step_generator, train
-from audiollm.train.loop.optim import default_device
 from tokenizer.clips import DITHER, Clip, ClipStore, augment, find_clips, load_levelled
 from tokenizer.corpus.encoding import begin_set_aside
 from tokenizer.higgs import HiggsTokenizer, new_higgs

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan, chosen
+from audiollm.recipe.stages import InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
 
 FRAME_RATE = 25
-HIGGS_PARAMETERS = 200_343_777
-"""Of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
 
 @dataclass(frozen=True)
@@ -104,83 +100,3 @@ class TokenizeConfig(StageConfig):
     """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
     samples_per_shard: int = Field(512, ge=1)
     seed: int = 0
-
-
-def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
-    from tokenizer.training.run import train_tokenizer
-
-    return train_tokenizer(config, context)
-
-
-def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
-    from tokenizer.training.run import tokenize
-
-    return tokenize(config, context)
-
-
-def tokenizer_parameters(
-    mel_hidden: int, hidden: int, blocks: tuple[int, int, int, int], latent: int = 64, mels: int = 100
-) -> int:
-    """Trainable parameters of the native structure without a semantic head (a test compares with the model's)."""
-    at_mel, at_frame = blocks[0] + blocks[3], blocks[1] + blocks[2]
-    towers = sum(
-        n * (6 * width * width + 15 * width) for n, width in ((at_mel, mel_hidden), (at_frame, hidden))
-    )
-    inputs = 7 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
-    strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
-    outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + 962 * (mel_hidden + 1)
-    return towers + inputs + strided + outputs
-
-
-def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    mel_hidden, hidden, blocks = (
-        chosen(config.mel_hidden_size),
-        chosen(config.hidden_size),
-        chosen(config.blocks),
-    )
-    parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
-    if config.preset == "higgs":
-        parameters, mel_hidden, hidden = HIGGS_PARAMETERS, 1024, 2048  # widths: what its activations come to
-    frames = chosen(config.batch_size) * config.crop_frames
-    audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
-    steps = config.steps_for(audio_s * FRAME_RATE / frames)
-    widths = 4 * mel_hidden * (blocks[0] + blocks[3]) + hidden * (blocks[1] + blocks[2])
-    return StagePlan(
-        parameters=parameters,
-        tokens=float((steps or 0) * frames),
-        memory_mb=900 + (parameters * 16 + frames * widths * 14 * 4) / 2**20,
-        disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
-        seconds=config.minutes * 60 if config.minutes else None,
-        note=config.budget_text(),
-    )
-
-
-def _plan_tokenize(config: TokenizeConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
-    clips = max((plan.facts.get("clips", 0.0) for plan in plans.values()), default=0.0)
-    frames = audio_s * FRAME_RATE * config.encodings
-    return StagePlan(
-        tokens=frames,
-        memory_mb=900,
-        disk_mb=(frames * 16 + clips * 3000) / 2**20,
-        note=f"{config.encodings} encodings of {audio_s / 60:.0f} minutes",
-        facts={"frames": audio_s * FRAME_RATE, "clips": clips},
-    )
-
-
-TRAIN_TOKENIZER = Stage(
-    kind="train_tokenizer",
-    config=TrainTokenizerConfig,
-    run=_train_tokenizer,
-    artifacts={"checkpoint": "model", "examples": "examples.json"},
-    help="train the 25 Hz codec from scratch",
-    plan=_plan_train,
-)
-TOKENIZE = Stage(
-    kind="tokenize",
-    config=TokenizeConfig,
-    run=_tokenize,
-    artifacts={"shards": "shards"},
-    help="encode the samples' audio into shards",
-    plan=_plan_tokenize,
-)

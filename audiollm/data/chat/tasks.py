@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
-from audiollm.recipe.config import ConfigError, Document, load_document, nearest, show_path
+from audiollm.errors import ConfigError, nearest
+from audiollm.recipe.config import Document, load_document, show_path
 
 BUILT_IN = Path(__file__).with_name("tasks.yaml")
 

@@ -29,7 +29,7 @@ from audiollm.data.hearing.features import (
 )
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.text import tokenizer as tokens
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 ROLES = ("system", "user", "assistant")
 

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from audiollm.data.convert.request import Request, Rows, bad_row
-from audiollm.data.records.sample import AudioPart, BadSample, Message, Part, Sample, TextPart
-from audiollm.recipe.config import ConfigError
+from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
+from audiollm.errors import BadSample, ConfigError
 
 AUDIO_MARK = "<audio>"
 ROLES = {

@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from audiollm.errors import ConfigError, StageError, nearest
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.files.set_aside import row_of
-from audiollm.recipe.config import ConfigError, nearest
-from audiollm.recipe.runner import StageError
 
 if TYPE_CHECKING:
     from audiollm.data.chat.tasks import TaskTemplate
     from audiollm.data.convert.request import Converter, Request, Rows
-    from audiollm.data.records.sample import BadSample, Sample
+    from audiollm.data.records.sample import Sample
+    from audiollm.errors import BadSample
 
 SHOWN = 5
 """Rows set aside that are also printed."""
@@ -164,7 +164,7 @@ def _run(request: Request, rows: Rows, strict: bool, console: Console) -> None:
 
 def _good(rows: Rows, bad: list[BadSample], strict: bool, console: Console) -> Iterator[Sample]:
     """The samples; the others, and those whose id was used before, go to `bad`."""
-    from audiollm.data.records.sample import BadSample
+    from audiollm.errors import BadSample
 
     ids: set[str] = set()
     bar = (TextColumn("  converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -13,9 +13,9 @@ from typing import Any
 from audiollm.audio import AUDIO_EXTENSIONS
 from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.request import Request, Rows, bad_row, find_columns
-from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.storage import write_bytes
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import BadSample, ConfigError
 
 _SPLIT = re.compile(r"(train|test|validation|valid|dev|eval)\b", re.IGNORECASE)
 _MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate, render
-from audiollm.data.records.sample import AudioPart, BadSample, Sample
-from audiollm.recipe.config import ConfigError, nearest
+from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.errors import BadSample, ConfigError, nearest
 
 USUAL_COLUMNS = {
     "audio": ("audio", "path", "file", "file_name", "filename", "wav"),

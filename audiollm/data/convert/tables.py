@@ -13,8 +13,8 @@ from typing import Any
 from audiollm.audio import AudioError, find_audio
 from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.request import USUAL_COLUMNS, Request, Rows, bad_row, find_columns
-from audiollm.data.records.sample import BadSample, Sample
-from audiollm.recipe.config import ConfigError
+from audiollm.data.records.sample import Sample
+from audiollm.errors import BadSample, ConfigError
 
 SIDE_FILES = (".txt", ".lab", ".json")
 """Where the text of `a.wav` is looked for: `a.txt`, then `a.lab`, then `a.json`."""

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from audiollm.data.records.sample import AudioPart, BadSample, Sample
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.records.storage import is_url
+from audiollm.errors import BadSample
 
 if TYPE_CHECKING:
     from transformers import WhisperFeatureExtractor

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from audiollm.data.records.sample import BadSample, Sample, parse_sample
+from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.records.storage import is_url, join, parent, read_blocks, read_range
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import BadSample, ConfigError
+from audiollm.files.atomic import write_jsonl
 
 _NEWLINE = 10
 _SHORT_BYTES = 64
@@ -149,3 +151,48 @@ def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
             empty.append(lines)
     ends_N = np.concatenate([*ends, np.zeros(0, np.int64)])
     return ends_N, np.array(empty, np.int64), digest.hexdigest()
+
+
+def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
+    """All samples of a JSONL file in their order, and what its other lines are (a doubled id among them).
+
+    The paths of their audio are those from here: a path is relative to the file's folder, and where there is no such
+    file, to the working directory, as stages write them.
+
+    Raises:
+        ConfigError: the file cannot be read at all.
+    """
+    manifest = Manifest(path)
+    samples: list[Sample] = []
+    bad: list[BadSample] = []
+    seen: dict[str, str] = {}
+    for index in range(len(manifest)):
+        place = manifest.place(index)
+        try:
+            sample = manifest[index]
+        except BadSample as error:
+            bad.append(error.with_traceback(None))
+            continue
+        if sample.id in seen:
+            line = seen[sample.id].rpartition(":")[2]
+            reason = f"id {sample.id!r} was used on line {line}"
+            bad.append(BadSample(place, sample.id, reason, "doubled id"))
+            continue
+        seen[sample.id] = place
+        samples.append(_with_addresses(sample, path.parent))
+    return samples, bad
+
+
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
+    """One JSON object a line; the file is whole or absent."""
+    write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
+
+
+def _with_addresses(sample: Sample, folder: Path) -> Sample:
+    def moved(part: Part) -> Part:
+        if isinstance(part, TextPart):
+            return part
+        return part.model_copy(update={"path": audio_address(str(folder), part.path)})
+
+    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
+    return sample.model_copy(update={"messages": messages})

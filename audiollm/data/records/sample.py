@@ -7,13 +7,11 @@ dropped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from audiollm.files.atomic import write_jsonl
+from audiollm.errors import BadSample
 
 
 class _Record(BaseModel):
@@ -68,60 +66,6 @@ class Sample(_Record):
         return [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
 
 
-class BadSample(Exception):
-    """A sample that cannot be used: it is set aside and counted, and the rest goes on.
-
-    Args:
-        place: the file, and the line, the member or the byte in it.
-        id: of the sample, as far as it is known.
-        reason: what is wrong with it, for a person.
-        kind: the few words that are counted by ("wrong JSON"); by default the reason itself.
-    """
-
-    def __init__(self, place: str, id: str, reason: str, kind: str = "") -> None:
-        super().__init__(place, id, reason, kind)  # all in args, so that it survives pickling
-        self.place, self.id, self.reason, self.kind = place, id, reason, kind or reason
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.id and f'sample {self.id!r}: '}{self.reason}"
-
-    def row(self) -> dict[str, str]:
-        """Its four texts by name; `set_aside.row_of` adds who could not use it."""
-        return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}
-
-
-def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
-    """All samples of a JSONL file in their order, and what its other lines are (a doubled id among them).
-
-    The paths of their audio are those from here: a path is relative to the file's folder, and where there is no such
-    file, to the working directory, as stages write them.
-
-    Raises:
-        ConfigError: the file cannot be read at all.
-    """
-    from audiollm.data.records.manifest import Manifest  # not above: it gives what this module defines
-
-    manifest = Manifest(path)
-    samples: list[Sample] = []
-    bad: list[BadSample] = []
-    seen: dict[str, str] = {}
-    for index in range(len(manifest)):
-        place = manifest.place(index)
-        try:
-            sample = manifest[index]
-        except BadSample as error:
-            bad.append(error.with_traceback(None))
-            continue
-        if sample.id in seen:
-            line = seen[sample.id].rpartition(":")[2]
-            reason = f"id {sample.id!r} was used on line {line}"
-            bad.append(BadSample(place, sample.id, reason, "doubled id"))
-            continue
-        seen[sample.id] = place
-        samples.append(_with_addresses(sample, path.parent))
-    return samples, bad
-
-
 def parse_sample(content: bytes, place: str) -> Sample:
     """The sample that a line of a manifest, or a `.json` of a shard, holds.
 
@@ -145,23 +89,6 @@ def parse_sample(content: bytes, place: str) -> Sample:
         raise BadSample(place, known, f"no sample: {_first_problem(error)}", "invalid record") from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
-
-
-def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """One JSON object a line; the file is whole or absent."""
-    write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
-
-
-def _with_addresses(sample: Sample, folder: Path) -> Sample:
-    from audiollm.data.records.manifest import audio_address
-
-    def moved(part: Part) -> Part:
-        if isinstance(part, TextPart):
-            return part
-        return part.model_copy(update={"path": audio_address(str(folder), part.path)})
-
-    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
-    return sample.model_copy(update={"messages": messages})
 
 
 def _first_problem(error: ValidationError) -> str:

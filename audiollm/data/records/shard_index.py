@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 import safetensors.numpy
 
-from audiollm.data.records.sample import BadSample, parse_sample
+from audiollm.data.records.sample import parse_sample
 from audiollm.data.records.storage import (
     file_size,
     is_url,
@@ -34,7 +34,7 @@ from audiollm.data.records.storage import (
     read_all,
     write_bytes,
 )
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import BadSample, ConfigError
 
 JSON, CODES = "json", "codes.npz"
 """What follows the key in the names of members."""

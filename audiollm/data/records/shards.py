@@ -23,7 +23,7 @@ import torch
 import webdataset
 from torch import Tensor
 
-from audiollm.data.records.sample import BadSample, Sample, parse_sample
+from audiollm.data.records.sample import Sample, parse_sample
 from audiollm.data.records.shard_index import (
     BLOCK,
     CODES,
@@ -36,8 +36,8 @@ from audiollm.data.records.shard_index import (
 )
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.records.storage import join, read_range
+from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import atomic_path, read_record
-from audiollm.recipe.config import ConfigError
 
 __all__ = ["CodedSample", "Encodings", "ShardWriter", "Shards", "index_shards", "read_index", "read_shards"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from audiollm.data.chat.scene import sound_tags
 from audiollm.data.text import normalize
+from audiollm.data.text.sound_tags import sound_tags
 
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w-])-)?(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from audiollm.recipe.config import ConfigError, nearest
+from audiollm.errors import ConfigError, nearest
 
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 START_HEADER = "<|start_header_id|>"

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from audiollm.errors import ConfigError, nearest
 from audiollm.evaluate.report.suite import bar, spread, step
 from audiollm.files.atomic import folder_digest
-from audiollm.recipe.config import ConfigError, nearest
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec

@@ -14,7 +14,7 @@ from audiollm.evaluate.judges.pretrained import (
     PretrainedSpeakerJudge,
 )
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
-from audiollm.evaluate.subjects.protocols import is_import_path, plug_in
+from audiollm.evaluate.subjects.loading import is_import_path, plug_in
 from audiollm.files.atomic import folder_digest
 
 POCKETSPHINX = "pocketsphinx"

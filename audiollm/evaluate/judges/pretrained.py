@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import resample, to_mono
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
-from audiollm.recipe.config import ConfigError
 
 
 class PretrainedRecognizer:

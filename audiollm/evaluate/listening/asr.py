@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audiollm.data.records.sample import BadSample, Sample
+from audiollm.data.records.sample import Sample
+from audiollm.errors import BadSample, ConfigError, nearest
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.lists import need_unique, read_rows
 from audiollm.evaluate.report.store import Row
@@ -15,7 +16,6 @@ from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
 from audiollm.evaluate.speech.clips import compare, error_summary, rate_of
 from audiollm.evaluate.speech.tts import error_rows
-from audiollm.recipe.config import ConfigError, nearest
 
 QUESTION = "Transcribe the speech."
 """As in `data/tasks.yaml`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.report.suite import bar, conclude, spread, step
 from audiollm.evaluate.speech.commands import (
     Codec,
@@ -24,7 +25,6 @@ from audiollm.evaluate.speech.commands import (
     clips_of,
     speaker_of,
 )
-from audiollm.recipe.config import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
@@ -259,7 +259,8 @@ def _ask(
 def _listener(source: ListenerSource) -> Subject:
     """An `Answerer`: the model of a folder or an import path, or that of an endpoint."""
     from audiollm.evaluate.subjects.chat import ChatAnswerer
-    from audiollm.evaluate.subjects.protocols import Subject, load_answerer
+    from audiollm.evaluate.subjects.loading import load_answerer
+    from audiollm.evaluate.subjects.protocols import Subject
 
     if source.model is not None:
         return load_answerer(source.model, source.codec, source.max_tokens)

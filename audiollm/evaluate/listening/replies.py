@@ -9,13 +9,13 @@ from typing import Any
 
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Message
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.hearing import Recognizer, digest, load_clip
 from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Advance
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
-from audiollm.recipe.config import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     Raises:
         StageError: nothing to ask (exit code 2), or not one answer.
     """
-    from audiollm.data.records.sample import read_samples
+    from audiollm.data.records.manifest import read_samples
     from audiollm.evaluate.listening.replies import ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.suite import conclude, spread
-    from audiollm.evaluate.subjects.protocols import load_answerer
+    from audiollm.evaluate.subjects.loading import load_answerer
 
     samples, _ = read_samples(config.samples)
     held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 Record = TypeVar("Record", bound=BaseModel)
 

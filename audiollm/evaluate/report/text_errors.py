@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.errors import ConfigError, nearest
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import bootstrap_ratio
 from audiollm.files.atomic import read_json
-from audiollm.recipe.config import ConfigError, nearest
 
 FORMS = ("seed-tts", "whisper", "spoken")
 CHARACTER_LANGUAGES = ("zh", "yue", "ja", "th", "lo", "my")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.report.suite import Outcome, bar, conclude, spread, step
-from audiollm.recipe.config import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.choosing import Chosen
@@ -209,7 +209,7 @@ def speaker_of(
     model: str | None, codec: Path | None, audio: Path | None, max_duration_s: float | None
 ) -> Subject | None:
     """The model; None where there are clips already."""
-    from audiollm.evaluate.subjects.protocols import load_speaker
+    from audiollm.evaluate.subjects.loading import load_speaker
 
     if model is None:
         if audio is None:

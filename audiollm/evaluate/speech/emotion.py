@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.hearing import Embedded, cosine, digest, embed, failures_of, load_clip
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, metric_table, share, shares_by
@@ -27,7 +28,6 @@ from audiollm.evaluate.report.suite import (
 from audiollm.evaluate.speech.clips import Bench, Clip, error_summary, rate_of, words_heard
 from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
-from audiollm.recipe.config import ConfigError
 
 VERSION = 1
 _STEMS = {"neu": "Neutral", "hap": "Happy", "joy": "Happy", "ang": "Angry", "sad": "Sad", "sur": "Surprise"}

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.speech.clips import SpeechRequest
-from audiollm.recipe.config import ConfigError
 
 EMOTIONS = ("Neutral", "Happy", "Angry", "Sad", "Surprise")
 SPLITS = ("evaluation", "test", "train")

@@ -66,7 +66,7 @@ def read_pairs(path: Path, categories: Sequence[str] = ()) -> list[PairItem]:
     Raises:
         ConfigError: what is wrong with the list, and where; a category that it has not.
     """
-    from audiollm.recipe.config import ConfigError, nearest
+    from audiollm.errors import ConfigError, nearest
 
     lines = read_records(path, _Line)
     known = {line.category for line in lines if line.category}

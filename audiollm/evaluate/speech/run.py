@@ -13,14 +13,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from audiollm.data.records.sample import Sample, read_samples
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import Sample
 from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.devices import one_thread
+from audiollm.errors import StageError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by, word_error_rate
 from audiollm.evaluate.speech.run_judges import Heard, Judges, Take, gather_judges, hear
 from audiollm.evaluate.speech.settings import Config
 from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
-from audiollm.recipe.runner import Context, StageError
-from audiollm.threads import one_thread
+from audiollm.recipe.runner import Context
 
 
 class GeneratedRow(BaseModel):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.hearing import Embedded, cosine, digest, embed, load_clip
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table
@@ -28,7 +29,6 @@ from audiollm.evaluate.report.suite import (
     with_interval,
 )
 from audiollm.evaluate.speech.clips import Bench, Clip, SpeechRequest, error_summary, rate_of, words_heard
-from audiollm.recipe.config import ConfigError
 
 VERSION = 1
 """Of the rows: raise it when a definition changes."""

@@ -19,9 +19,9 @@ import torch
 
 from audiollm.audio import Waveform, encode_bytes, resample
 from audiollm.data.records.sample import Message, TextPart
+from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer
 from audiollm.files.json_files import OFFLINE
-from audiollm.recipe.config import ConfigError
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
@@ -227,7 +227,7 @@ class PretrainedChat:
     def __init__(self, folder: Path, max_tokens: int) -> None:
         from transformers import AutoModelForMultimodalLM, AutoProcessor
 
-        from audiollm.train.loop.optim import default_device
+        from audiollm.devices import default_device
 
         self.name, self._max_tokens = folder.name, max_tokens
         try:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from audiollm.data.text.tokenizer import TRAINED_FILE
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.generation_config import FILE_NAME as GENERATION_FILE
 from audiollm.models.generation_config import read_generation
-from audiollm.recipe.config import ConfigError
 
 PLAIN = SamplingConfig()
 TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0

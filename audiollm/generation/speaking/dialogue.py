@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,8 +20,10 @@ from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import FieldValue, load_tasks, render
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.sample import AudioPart
+from audiollm.errors import ConfigError, nearest
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join, spoken_seconds
+from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
     SLACK,
@@ -37,10 +38,6 @@ from audiollm.generation.speaking.speak import (
     say,
 )
 from audiollm.generation.speaking.voice import Voice
-from audiollm.recipe.config import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from audiollm.generation.speaking.generator import Generator
 
 TURN_PAUSE_S = 0.3
 
@@ -108,7 +105,7 @@ def match_references(speakers: Sequence[str], given: Mapping[str, Voice]) -> dic
 
 
 def converse(
-    generator: Generator,
+    generator: SpeakingModel,
     turns: Sequence[Turn],
     references: Mapping[str, Voice],
     manner: Manner,
@@ -154,7 +151,7 @@ def converse(
 
 
 def converse_together(
-    generator: Generator,
+    generator: SpeakingModel,
     turns: Sequence[Turn],
     references: Mapping[str, Voice],
     manner: Manner,
@@ -219,13 +216,13 @@ def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
     ]
 
 
-def _manner(generator: Generator, manner: Manner, name: str, voice: Voice | None, place: int) -> Manner:
+def _manner(generator: SpeakingModel, manner: Manner, name: str, voice: Voice | None, place: int) -> Manner:
     speaker = name if voice is None and name in generator.speakers else None
     # without another seed, two voices of the model's own choice would be the same one
     return replace(manner, speaker=speaker, voice=voice, seed=manner.seed + (place if voice is None else 0))
 
 
-def _chunks(generator: Generator, turn: Turn, manner: Manner, place: int) -> list[Chunk]:
+def _chunks(generator: SpeakingModel, turn: Turn, manner: Manner, place: int) -> list[Chunk]:
     if not turn.text.strip():
         raise ConfigError(
             f"turn {place + 1}, of {turn.speaker}, is empty", "dialogue", "give it words, or leave it out"
@@ -246,7 +243,7 @@ def _text(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:
 
 
 def _notes(
-    generator: Generator,
+    generator: SpeakingModel,
     known: Mapping[str, Voice],
     manners: Mapping[str, Manner],
     chunks: Sequence[Chunk],

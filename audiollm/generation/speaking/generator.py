@@ -20,6 +20,8 @@ from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import PartAudio, mel_features, size_of
 from audiollm.data.records.sample import AudioPart, Message
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
+from audiollm.devices import default_device
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.generation.engine.defaults import Defaults, read_defaults, read_trained
 from audiollm.generation.engine.engine import Engine
@@ -34,8 +36,6 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import Decoder
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.config import ConfigError
-from audiollm.train.loop.optim import default_device
 
 LONGEST_HEARD_S = 600.0
 """Of a recording that is asked about."""

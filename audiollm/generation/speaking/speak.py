@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,15 +19,13 @@ from audiollm.data.chat.tasks import FieldValue, load_tasks, render
 from audiollm.data.hearing.features import PartAudio, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.forms import prompt_form
+from audiollm.errors import ConfigError, nearest
 from audiollm.generation.engine.defaults import PLAIN
 from audiollm.generation.engine.request import Answer, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.long_text import Chunk, join, split_text, spoken_seconds
+from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.voice import Voice
-from audiollm.recipe.config import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from audiollm.generation.speaking.generator import Generator
 
 LONGEST_S = 600.0
 """The most that is said in one call."""
@@ -112,7 +109,7 @@ OnSeconds = Callable[[float], None]
 
 
 def speak(
-    generator: Generator, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
+    generator: SpeakingModel, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
 ) -> Speech:
     """All of a text as one recording.
 
@@ -146,7 +143,7 @@ def speak(
     )
 
 
-def chunks_of(generator: Generator, text: str, manner: Manner) -> list[Chunk]:
+def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk]:
     """The chunks of a text, each as the model is to read it, after all that can be wrong has been looked at.
 
     Raises:
@@ -175,7 +172,7 @@ def chunks_of(generator: Generator, text: str, manner: Manner) -> list[Chunk]:
     return chunks
 
 
-def check(generator: Generator, manner: Manner) -> None:
+def check(generator: SpeakingModel, manner: Manner) -> None:
     """Raises: ConfigError: an unknown speaker, one beside a voice, or a length that cannot be."""
     if manner.speaker is not None and manner.voice is not None:
         raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
@@ -189,7 +186,7 @@ def check(generator: Generator, manner: Manner) -> None:
         )
 
 
-def chunk_seconds(generator: Generator, manner: Manner) -> float:
+def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
     """About how long a chunk may be, by what the model was trained on."""
     if manner.chunk_s is not None or generator.longest_positions is None:
         return manner.chunk_s or CHUNK_S
@@ -201,7 +198,7 @@ def chunk_seconds(generator: Generator, manner: Manner) -> float:
 
 
 def say(
-    generator: Generator,
+    generator: SpeakingModel,
     chunks: Sequence[Chunk],
     manner: Manner,
     earlier: Sequence[Said],
@@ -231,7 +228,7 @@ class Reading:
     """Chunks that are said one after the other: each one's request shows what was said before it."""
 
     def __init__(
-        self, generator: Generator, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
+        self, generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
     ) -> None:
         self._generator, self._chunks, self._manner = generator, chunks, manner
         self._history = list(earlier)
@@ -256,7 +253,7 @@ class Reading:
 
 
 def request_of(
-    generator: Generator,
+    generator: SpeakingModel,
     text: str,
     manner: Manner,
     earlier: Sequence[Said],
@@ -284,7 +281,7 @@ def request_of(
 
 
 def prompt_of(
-    generator: Generator, text: str, manner: Manner, earlier: Sequence[Said]
+    generator: SpeakingModel, text: str, manner: Manner, earlier: Sequence[Said]
 ) -> tuple[list[Message], list[PartAudio]]:
     """The messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
 
@@ -312,7 +309,7 @@ def prompt_of(
     return messages, audio
 
 
-def notes_of(generator: Generator, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
+def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
     """What a listener should know beforehand."""
     notes = manner.voice.notes if manner.voice else ()
     if manner.speaker is not None and not generator.speakers:

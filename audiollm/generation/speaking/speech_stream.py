@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +16,8 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
+from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import Manner, Reading, Said, chunks_of, notes_of
-
-if TYPE_CHECKING:
-    from audiollm.generation.speaking.generator import Generator
 
 
 class SpeechStream:
@@ -33,7 +30,7 @@ class SpeechStream:
         ConfigError: as `speak`, at once and not with the first piece.
     """
 
-    def __init__(self, generator: Generator, text: str, manner: Manner) -> None:
+    def __init__(self, generator: SpeakingModel, text: str, manner: Manner) -> None:
         self._generator, self._manner = generator, manner
         self._chunks = chunks_of(generator, text, manner)
         self.text = " ".join(chunk.text for chunk in self._chunks)

@@ -15,8 +15,8 @@ from audiollm.audio import AudioError, Waveform, load, normalize_rms, peak_dbfs,
 from audiollm.codec import Codec
 from audiollm.data.records.sample import AudioPart
 from audiollm.data.text.forms import prompt_form
+from audiollm.errors import ConfigError
 from audiollm.generation.speaking.long_text import trim
-from audiollm.recipe.config import ConfigError
 
 LONGEST_S, SHORTEST_S = 15.0, 0.2
 """Of a reference. More of a voice than a quarter of a minute tells a model little, and costs a row for each 40 ms."""

@@ -31,11 +31,11 @@ from typing import Any, Literal
 from safetensors.torch import save_file
 from torch import Tensor
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import file_digest, sync
 from audiollm.files.disk_errors import disk_error
 from audiollm.files.tensors import open_tensors
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.recipe.runner import StageError
 
 Readers = Mapping[str, Callable[[], Tensor]]
 """Name -> reads the whole tensor. On several ranks all must read the same ones in the same order."""

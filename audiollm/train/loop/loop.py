@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from audiollm.recipe.runner import Context, StageError
-from audiollm.supervised.adapt import announce_weights, checkpoint_activations
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.train.loop.budget import StepCost, step_cost, steps_of_budget
 from audiollm.train.loop.checkpoint import Best, Readers, load_part, open_part, read_state, save_checkpoint
 from audiollm.train.loop.guard import BadStep, Guard, LeftOut
+from audiollm.train.loop.modules import announce_weights, checkpoint_activations
 from audiollm.train.loop.monitor import Monitor, Speed
 from audiollm.train.loop.optim import (
     Averages,

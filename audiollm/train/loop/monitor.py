@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import psutil
 import torch
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl, write_text
-from audiollm.recipe.config import ConfigError
 from audiollm.train.options import Reporter
 
 PEAK_FLOPS: Mapping[str, float] = {

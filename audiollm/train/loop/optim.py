@@ -109,11 +109,6 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
 """From the share done after the warm-up to the share of the way between the final and the peak rate."""
 
 
-def default_device() -> torch.device:
-    """The GPU where there is one (this process's own, in a distributed run)."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """What matrix products are taken in; None for the parameters' own.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from audiollm.recipe.config import nearest
+from audiollm.errors import nearest
 from audiollm.recipe.stages import InputPath, StageConfig, check_input
 from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class, paths_of
 from pipelines.annotate.execution.presets import PRESETS, Preset

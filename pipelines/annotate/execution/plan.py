@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import paths_of

@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.progress import TaskID
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_jsonl
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import Chain
 from pipelines.annotate.execution.config import Config

@@ -34,15 +34,6 @@ _SURE_OF_LANGUAGE = 0.8
 """From this probability on, a recognizer's language speaks against the text of another one."""
 
 
-STRONGER = (
-    "A stronger recognizer keeps more: --recognizer faster_whisper=FOLDER. It needs the package faster-whisper "
-    "(pip install 'audiollm[whisper]') and a folder with a Whisper in CTranslate2's format, such as "
-    "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
-    "preprocessor_config.json` makes of one; audiollm itself downloads nothing."
-)
-"""What a report on refused texts ends with."""
-
-
 class Judged(NamedTuple):
     """The text that is kept of a segment, or why none is.
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from audiollm.errors import nearest
 from audiollm.files.set_aside import Row, set_aside_row
-from audiollm.recipe.config import nearest
 from pipelines.annotate.input.inputs import Found, Inputs, absolute
 from pipelines.annotate.input.transcripts import (
     SPLITS,

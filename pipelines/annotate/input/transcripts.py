@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from audiollm.recipe.config import nearest
+from audiollm.errors import nearest
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")

@@ -66,8 +66,8 @@ class ClapGate:
     def __init__(self, folder: Path, max_labels: int) -> None:
         from transformers import ClapModel, ClapProcessor
 
-        from audiollm.recipe.config import ConfigError
-        from audiollm.train.loop.optim import default_device
+        from audiollm.devices import default_device
+        from audiollm.errors import ConfigError
 
         try:
             self._processor = ClapProcessor.from_pretrained(str(folder), **OFFLINE)

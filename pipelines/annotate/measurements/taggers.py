@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
-from audiollm.recipe.config import ConfigError
 
 FILE_SAMPLE_RATE = 16000
 """What a YAMNet-class file takes: mono at 16 kHz in [-1, 1]."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_text
-from audiollm.recipe.config import ConfigError
 from pipelines.annotate.execution.spool import Row
 from pipelines.annotate.output.bins import CorpusBins, fit_corpus
 

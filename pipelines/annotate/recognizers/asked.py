@@ -54,7 +54,7 @@ class AudioLlm:
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or its codec is not there."""
-        from audiollm.evaluate.subjects.protocols import load_answerer
+        from audiollm.evaluate.subjects.loading import load_answerer
 
         self._model = load_answerer(self._config.model, self._config.codec, self._config.max_tokens).model
 

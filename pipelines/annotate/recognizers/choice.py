@@ -109,3 +109,12 @@ def make_recognizer(config: RecognizerChoice) -> Step:
             return Endpoint(config)
         case ChatEndpointConfig():
             return ChatEndpoint(config)
+
+
+STRONGER = (
+    "A stronger recognizer keeps more: --recognizer faster_whisper=FOLDER. It needs the package faster-whisper "
+    "(pip install 'audiollm[whisper]') and a folder with a Whisper in CTranslate2's format, such as "
+    "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
+    "preprocessor_config.json` makes of one; audiollm itself downloads nothing."
+)
+"""What a report on refused texts ends with."""

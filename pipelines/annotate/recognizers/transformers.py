@@ -18,12 +18,12 @@ from audiollm.files.json_files import OFFLINE
 from pipelines.annotate.recognizers.value import (
     RecognizerConfig,
     SpokenWord,
-    cut_points,
     heard,
     mean_confidence,
     missing_folder,
 )
 from pipelines.annotate.step import Resources, Segment, Value
+from pipelines.annotate.words.cutting import cut_points
 
 if TYPE_CHECKING:
     from pipelines.annotate.words.ctc import CtcModel, Emissions
@@ -162,7 +162,7 @@ class _Writer:
     def __init__(self, config: TransformersConfig, device: str) -> None:
         from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
 
-        from audiollm.recipe.config import ConfigError
+        from audiollm.errors import ConfigError
 
         try:
             self._processor = AutoProcessor.from_pretrained(str(config.model), **OFFLINE)

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from pipelines.annotate.step import StepConfig, Value
 
-_BLOCK_S = 0.02
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
@@ -72,23 +69,6 @@ def mean_confidence(words: Sequence[SpokenWord]) -> float | None:
     """The mean over the words that have one."""
     known = [word.confidence for word in words if word.confidence is not None]
     return sum(known) / len(known) if known else None
-
-
-def cut_points(samples_N: NDArray[np.float32], sample_rate: int, longest_s: float) -> list[int]:
-    """Where to cut sound into pieces of at most `longest_s`: at the quietest 20 ms of the last third of what may be.
-
-    Returns:
-        the first sample of each piece, and the number of samples at the end.
-    """
-    longest, block = int(longest_s * sample_rate), max(int(_BLOCK_S * sample_rate), 1)
-    cuts = [0]
-    while len(samples_N) - cuts[-1] > longest:
-        start = cuts[-1] + longest * 2 // 3
-        window_N = samples_N[start : cuts[-1] + longest]
-        blocks = window_N[: len(window_N) // block * block].reshape(-1, block)
-        quietest = int(np.square(blocks).mean(axis=1).argmin()) if len(blocks) else 0
-        cuts.append(start + quietest * block + block // 2)
-    return [*cuts, len(samples_N)]
 
 
 def missing_folder(where: str, folder: Path, files: Sequence[str], what: str) -> str | None:

@@ -59,7 +59,7 @@ class FasterWhisper:
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model."""
-        from audiollm.recipe.config import ConfigError
+        from audiollm.errors import ConfigError
 
         if (problem := self.missing()) is not None:
             raise ConfigError(problem, self.name, "see what is missing")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.annotate.execution.trust import STRONGER
+from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.folder import Folder, Row, file_name, found, named, number, said
 from pipelines.annotate.report.numbers import Rule, shown
 from pipelines.annotate.report.survey import Survey

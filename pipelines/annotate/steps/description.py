@@ -112,7 +112,7 @@ class Description:
 
     def setup(self) -> None:
         """Raises: ConfigError: a model that does not load."""
-        from audiollm.evaluate.subjects.protocols import load_answerer
+        from audiollm.evaluate.subjects.loading import load_answerer
 
         config = self._config
         self._model = load_answerer(str(config.model), config.codec, config.max_tokens).model
@@ -178,7 +178,7 @@ def _model_folder(given: Path) -> Path | None:
 
 
 def _is_own(folder: Path) -> bool:
-    from audiollm.evaluate.subjects.protocols import OWN_MODELS
+    from audiollm.evaluate.subjects.loading import OWN_MODELS
     from audiollm.files.json_files import read_json_file
 
     return read_json_file(folder / "config.json", dict).get("model_type") in OWN_MODELS

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.measurements.taggers import (
     AskedTagger,
     Heard,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
 if TYPE_CHECKING:

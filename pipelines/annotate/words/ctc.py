@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
-from audiollm.recipe.config import ConfigError
-from pipelines.annotate.recognizers.value import cut_points
+from pipelines.annotate.words.cutting import cut_points
 
 LONGEST_S = 30.0
 """Heard at once; longer sound is cut at quiet places (attention's memory grows with the square)."""

@@ -21,10 +21,10 @@ from audiollm.audio import files as audio
 from audiollm.audio.streams import stream_mono
 from audiollm.data.hearing.features import FeatureShape, clip_rows
 from audiollm.data.records.source import AudioClip, BadSample
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.hearing import load_clip
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.generation.speaking.voice import read_voice
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.audio import every_encoder
 from tests.audiollm.audio.audio_files import SAMPLE_RATE, sweep, write_av
 from tests.audiollm.audio.crashing_decoder import CRASHES, DAMAGES, HANGS, install, write

@@ -17,10 +17,11 @@ from audiollm.commands.cli import build_app
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.inspection import elide, readable_token, stream_rows, summarize, target_weights
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import FILE_NAME, train_text_tokenizer
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 BOOKS, SIZE = 3, 32
 TEMPLATE = Template(train_text_tokenizer(["system user assistant seven"] * 3, 300), BOOKS, SIZE)

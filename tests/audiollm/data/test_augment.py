@@ -16,8 +16,11 @@ from audiollm.audio import save
 from audiollm.data.hearing.augment import augment
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, clip_features, mel_features
-from audiollm.data.records.sample import AudioPart, BadSample, Sample, write_samples
-from audiollm.data.records.source import AudioClip, open_source
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.source import AudioClip
+from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.batches import Batching, BatchMaker, evaluation_packs
 from audiollm.supervised.survey import survey

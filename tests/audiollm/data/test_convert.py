@@ -12,10 +12,9 @@ import torch
 
 from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
-from audiollm.data.records.source import open_source
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
+from audiollm.errors import ConfigError, StageError
 
 
 def convert(*arguments: object) -> None:

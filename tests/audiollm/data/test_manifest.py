@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from audiollm.audio import save
 from audiollm.data.records import storage
-from audiollm.data.records.manifest import Manifest
-from audiollm.data.records.sample import BadSample, read_samples
-from audiollm.data.records.source import open_source
-from audiollm.recipe.config import ConfigError
+from audiollm.data.records.manifest import Manifest, read_samples
+from audiollm.data.records.opening import open_source
+from audiollm.errors import BadSample, ConfigError
 
 
 def line(id: str, text: str = "hello", path: str | None = None) -> bytes:

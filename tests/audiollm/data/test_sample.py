@@ -11,17 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from audiollm.data.records.sample import (
-    AudioPart,
-    BadSample,
-    Message,
-    Sample,
-    TextPart,
-    parse_sample,
-    read_samples,
-    write_samples,
-)
-from audiollm.recipe.config import ConfigError
+from audiollm.data.records.manifest import read_samples, write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, parse_sample
+from audiollm.errors import BadSample, ConfigError
 
 _text = st.builds(TextPart, text=st.text())
 _audio = st.builds(

@@ -23,11 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import encode_bytes, load_bytes
-from audiollm.data.records.sample import AudioPart, BadSample, Message, Sample, TextPart
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import Encodings, Shards, ShardWriter, index_shards, read_index, read_shards
-from audiollm.data.records.source import open_source
+from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import write_json
-from audiollm.recipe.config import ConfigError
 from audiollm.recipe.stages import RecipeStage, Stage, StageConfig
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from audiollm.data.chat.tasks import TaskTemplate, load_tasks, render
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 TASKS = load_tasks()
 CLIP = AudioPart(path="clip.wav", speaker="ann")

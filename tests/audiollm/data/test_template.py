@@ -22,7 +22,7 @@ from audiollm.data.text.tokenizer import (
     load_text_tokenizer,
     train_text_tokenizer,
 )
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ import transformers
 from tokenizers import AddedToken
 
 from audiollm.data.chat.delay import delay, undelay
-from audiollm.data.chat.scene import dialogue_text, sound_tags, voices, without_sound_tags
+from audiollm.data.chat.scene import dialogue_text, voices
 from audiollm.data.chat.tasks import load_tasks, render
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.data.text.sound_tags import sound_tags, without_sound_tags
 from audiollm.data.text.tokenizer import train_text_tokenizer
 
 DELAY_TOKEN = "<|reserved_special_token_6|>"

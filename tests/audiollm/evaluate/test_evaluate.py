@@ -16,7 +16,9 @@ from rich.console import Console
 from torch import Tensor
 
 from audiollm.audio import save
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.errors import StageError
 from audiollm.evaluate.judges.classifier import (
     ClipClassifier,
     train_classifier,
@@ -31,9 +33,10 @@ from audiollm.evaluate.speech.run_judges import (
     why_no_speaker_judge,
     why_no_text_judge,
 )
-from audiollm.evaluate.speech.settings import STAGE, Config, run
+from audiollm.evaluate.speech.settings import Config
+from audiollm.evaluate.speech.stage import STAGE, run
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan
 from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, SPEAKERS, TEXTS, melody
 

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from audiollm.audio import Waveform
 from audiollm.commands.cli import build_app
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.errors import ConfigError
 from audiollm.evaluate.listening.asr import QUESTION, Recording, evaluate_asr, read_recordings
 from audiollm.evaluate.listening.replies import Reply, ask_all, by_answerer, by_recognizer, read_replies
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.protocols import Subject
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.evaluate.marked_clips import Book, Reader
 
 SAID = ["Mr. Smith paid $20, didn't he?", "It's the twenty-first of May.", "no", "We will colour it."]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
+from audiollm.errors import ConfigError
 from audiollm.evaluate.listening.audio_qa import (
     LETTERS,
     Question,
@@ -21,7 +22,6 @@ from audiollm.evaluate.listening.audio_qa import (
     read_questions,
 )
 from audiollm.evaluate.listening.replies import Reply
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.evaluate.marked_clips import Book
 
 VOICES = ["Man", "Woman", "Child", "Robot"]

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from audiollm.audio import load, resample, save
 from audiollm.codec import Codec
 from audiollm.commands.cli import build_app
+from audiollm.errors import ConfigError
 from audiollm.evaluate.codec.commands import name_codecs, read_clips
 from audiollm.evaluate.codec.evaluation import (
     Evaluation,
@@ -32,7 +33,6 @@ from audiollm.evaluate.codec.scores import CodecRows
 from audiollm.evaluate.codec.signal_metrics import mel_distance, si_sdr
 from audiollm.evaluate.judges.pretrained import PretrainedRecognizer, PretrainedSpeakerJudge
 from audiollm.evaluate.report.suite import spread
-from audiollm.recipe.config import ConfigError
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 CHEAP = ("mel_distance", "si_sdr", "stoi")

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from audiollm.audio import resample
 from audiollm.commands.cli import build_app
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.evaluate.speech.clips import Bench, Clip
 from audiollm.evaluate.speech.emotion import esd_labels, evaluate_emotion
 from audiollm.evaluate.speech.esd import read_esd
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.evaluate.marked_clips import Book, Compass, Reader
 
 DEGREES = {"Neutral": 0, "Happy": 40, "Angry": 80, "Sad": 120, "Surprise": 160}

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from audiollm.audio import Waveform, load_bytes
 from audiollm.commands.cli import build_app
 from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.errors import ConfigError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.clips import Clip
 from audiollm.evaluate.speech.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
 from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, VerdictError, pair_question, read_verdict
 from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, OneClipChat, PretrainedChat
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.evaluate.marked_clips import Book
 
 

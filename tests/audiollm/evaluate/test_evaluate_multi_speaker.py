@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from audiollm.audio import Waveform, save
 from audiollm.commands.cli import build_app
+from audiollm.errors import ConfigError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.evaluate.speech.clips import Bench
 from audiollm.evaluate.speech.dialogues import Dialogue, Reference, Turn, read_dialogues, speak_dialogues
 from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues, voice_scores
 from audiollm.evaluate.subjects.protocols import Subject, TurnByTurn, Voice
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.evaluate.marked_clips import RATE, Book, Compass, Reader
 
 

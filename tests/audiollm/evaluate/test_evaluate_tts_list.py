@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import Waveform, load, save
 from audiollm.commands.cli import build_app
+from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import bootstrap_ratio, mean_of_shares, metric_table
@@ -28,9 +29,9 @@ from audiollm.evaluate.report.suite import conclude
 from audiollm.evaluate.report.text_errors import Errors, choose_form, count_errors, error_table, seed_tts_form
 from audiollm.evaluate.speech.clips import Bench, Clip, find_clips, speak_all
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list, read_list
+from audiollm.evaluate.subjects.loading import is_import_path, load_answerer, load_speaker
 from audiollm.evaluate.subjects.own_model import OwnModel
-from audiollm.evaluate.subjects.protocols import Subject, is_import_path, load_answerer, load_speaker
-from audiollm.recipe.config import ConfigError
+from audiollm.evaluate.subjects.protocols import Subject
 from tests.audiollm.evaluate.marked_clips import Book, Compass, Reader
 from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 

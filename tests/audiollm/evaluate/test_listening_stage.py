@@ -13,14 +13,15 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import Waveform, load_bytes, save
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.stage import Config, choices_of, run
 from audiollm.evaluate.subjects import protocols as subjects
 from audiollm.evaluate.subjects.own_model import OwnModel
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
 from audiollm.files.atomic import read_json, read_jsonl
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from tests.audiollm.supervised.heard_samples import small_model, small_template, sound
 

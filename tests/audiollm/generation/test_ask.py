@@ -9,9 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from audiollm.audio import save
+from audiollm.errors import ConfigError
 from audiollm.generation.ask_command import ask
 from audiollm.generation.speaking.generator import Generator
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.generation.toy_speech import RATE, a_voice, toy_generator
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from audiollm.errors import ConfigError
 from audiollm.generation.engine.request import Request
 from audiollm.generation.speaking import dialogue
 from audiollm.generation.speaking.dialogue import Turn, match_references, parse_script
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.voice import read_voice
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 
 

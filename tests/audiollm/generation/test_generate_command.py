@@ -13,10 +13,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from audiollm.audio import load, save
+from audiollm.errors import ConfigError
 from audiollm.generation.command import generate
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.wav_stream import WavWriter
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.generation.toy_speech import RATE, a_voice, toy_generator
 
 SHORT = ["--max-duration-s", "0.5"]

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, write_json
 from audiollm.generation.command import generate
 from audiollm.generation.engine.defaults import PLAIN, Defaults, read_defaults, read_trained
@@ -22,7 +23,6 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.generation.toy_speech import requests_of, toy_generator
 from tests.audiollm.supervised.train_samples import run_stage, write_shards
 

@@ -10,11 +10,11 @@ import torch
 
 from audiollm.audio import Waveform, rms_dbfs, save
 from audiollm.data.records.sample import AudioPart
+from audiollm.errors import ConfigError
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
 from audiollm.generation.speaking.speak import Manner, Said, chunk_seconds, prompt_of, request_of
 from audiollm.generation.speaking.voice import LEVEL_DBFS, LONGEST_S, read_voice
-from audiollm.recipe.config import ConfigError
 from tests.audiollm.generation.toy_speech import HOP, RATE, ToyCodec, a_voice, toy_generator
 
 PLAIN = SamplingConfig(text_guidance=1.0)

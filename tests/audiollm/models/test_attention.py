@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from audiollm.data.packing import SegmentLayout
 from audiollm.models import attention
 from audiollm.models.attention import (
     BackendName,
     RopeScaling,
-    SegmentLayout,
     attention_backend,
     cached_attention,
     packed_attention,

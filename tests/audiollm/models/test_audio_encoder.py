@@ -15,6 +15,7 @@ from transformers import WhisperConfig, WhisperFeatureExtractor
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from audiollm.data.hearing.features import FeatureShape, PackedFeatures, mel_features
+from audiollm.errors import ConfigError
 from audiollm.models.audio_encoder import (
     AudioEncoderConfig,
     AudioTower,
@@ -23,7 +24,6 @@ from audiollm.models.audio_encoder import (
     load_tower,
     sinusoids,
 )
-from audiollm.recipe.config import ConfigError
 
 TINY = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 80,

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, write_json
 from audiollm.models.attention import RopeScaling
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import load_pretrained, save_pretrained
+from audiollm.models.hub import save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import save_model
-from audiollm.recipe.config import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
@@ -158,7 +158,7 @@ def test_another_dtype(tmp_path: Path) -> None:
     assert DualFFN.from_pretrained(tmp_path).model.norm.weight.dtype == torch.float32
     for dtype in (None, torch.bfloat16):
         assert_same(DualFFN.from_pretrained(tmp_path, dtype), model)
-    assert load_pretrained(tmp_path, torch.float64).model.norm.weight.dtype == torch.float64
+    assert DualFFN.from_pretrained(tmp_path, torch.float64).model.norm.weight.dtype == torch.float64
     assert read_json(tmp_path / "config.json")["dtype"] == "bfloat16"
 
 

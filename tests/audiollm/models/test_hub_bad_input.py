@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_hub import random_model
 
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, write_json
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.recipe.config import ConfigError
 
 
 def test_missing_and_surplus_keys_are_named(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import AUDIO_TOKENS, add_special_tokens, train_text_tokenizer
+from audiollm.errors import ConfigError
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.hub import from_language_model, grow_vocabulary, save_pretrained
-from audiollm.recipe.config import ConfigError
+from audiollm.models.hub import grow_vocabulary, save_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -83,7 +83,7 @@ def test_a_language_model_gives_exactly_its_text_logits(
 ) -> None:
     peer = language_model(kind, **changes)
     peer.save_pretrained(tmp_path, max_shard_size="20KB")
-    model = from_language_model(tmp_path, num_codebooks=3, codebook_size=34)
+    model = DualFFN.from_language_model(tmp_path, num_codebooks=3, codebook_size=34)
     ids_S = torch.randint(300, (17,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         theirs = peer(ids_S[None]).logits[0]
@@ -97,7 +97,7 @@ def test_a_language_model_gives_exactly_its_text_logits(
 
 def test_audio_begins_as_the_language_models_text(tmp_path: Path) -> None:
     language_model("llama").save_pretrained(tmp_path)
-    model = from_language_model(tmp_path, 3, 34, audio_ffn_layers=[1])
+    model = DualFFN.from_language_model(tmp_path, 3, 34, audio_ffn_layers=[1])
     assert not model.model.layers[0].has_audio_ffn and model.config.audio_ffn_layers == (1,)
     weights = model.state_dict()
     audio = [key for key in weights if ".audio_" in key]
@@ -125,7 +125,7 @@ def test_language_models_of_other_kinds_are_refused(
 ) -> None:
     language_model(kind, **changes).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=reason):
-        from_language_model(tmp_path)
+        DualFFN.from_language_model(tmp_path)
 
 
 def test_a_language_model_is_not_taken_for_a_dual_ffn(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_language_model_is_not_taken_for_a_dual_ffn(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="begin a training from it with `start`"):
         DualFFN.from_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"no layer \[9\].*\n.*2 layers"):
-        from_language_model(tmp_path, audio_ffn_layers=[9])
+        DualFFN.from_language_model(tmp_path, audio_ffn_layers=[9])
 
 
 def test_a_grown_vocabulary_keeps_what_it_knew(tokenizer: Tokenizer) -> None:
@@ -174,7 +174,7 @@ def test_special_tokens_that_a_vocabulary_lacks_can_be_appended(tmp_path: Path) 
     words = Tokenizer.from_str(json.dumps(data))
     size = words.get_vocab_size()
     language_model("llama", vocab_size=size).save_pretrained(tmp_path)
-    model = from_language_model(tmp_path, 3, 34)
+    model = DualFFN.from_language_model(tmp_path, 3, 34)
     before = text_logits(model, torch.arange(size))
     added = add_special_tokens(words, "llama3")
     assert added > 4 and grow_vocabulary(model, words, known=size) == added

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from audiollm.recipe.stages import Recipe, load_recipe
 
 GOOD = """\

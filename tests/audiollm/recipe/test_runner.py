@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import Context, StageError, read_result, run_recipe
+from audiollm.errors import ConfigError, StageError
+from audiollm.recipe.runner import Context, read_result, run_recipe
 from audiollm.recipe.stages import Recipe, RecipeStage, Stage, StageConfig
 
 QUIET = Console(quiet=True)

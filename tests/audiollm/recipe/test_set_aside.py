@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from audiollm.data.records.sample import BadSample
+from audiollm.errors import BadSample
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import TEXTS, SetAside, read_set_aside, row_of, set_aside_row
 

@@ -11,14 +11,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from audiollm.supervised.adapt import (
-    adapt,
-    add_lora,
-    checkpoint_activations,
-    merge_adapter,
-    save_adapter,
-    train_only,
-)
+from audiollm.supervised.adapt import adapt, add_lora, merge_adapter, save_adapter, train_only
+from audiollm.train.loop.modules import checkpoint_activations
 from audiollm.train.options import LoRASettings
 
 

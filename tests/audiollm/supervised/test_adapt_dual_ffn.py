@@ -11,8 +11,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from audiollm.data.hearing.features import PackedFeatures, mel_features
+from audiollm.errors import StageError
 from audiollm.models.dual_ffn import DualFFN, through_head
-from audiollm.recipe.runner import StageError
 from audiollm.supervised import run
 from audiollm.supervised.adapt import adapt, add_lora, merge_adapter
 from audiollm.supervised.losses import linear_cross_entropy

@@ -22,10 +22,13 @@ from audiollm.data.hearing.features import (
     silence,
 )
 from audiollm.data.packing import pack
-from audiollm.data.records.sample import AudioPart, BadSample, Message, Sample, TextPart, write_samples
+from audiollm.data.records.manifest import write_samples
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import AudioClip, open_source
+from audiollm.data.records.source import AudioClip
 from audiollm.data.text.tokenizer import load_text_tokenizer, train_text_tokenizer
+from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Request
@@ -33,7 +36,6 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.recipe.runner import StageError
 from audiollm.supervised.adapt import adapt
 from audiollm.supervised.batches import Batching, BatchMaker, read_usable
 from audiollm.supervised.encoder import add_encoder, encoder_of, freeze_encoder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.planning import LOOP_PREFIX, count_parameters, plan_training
 from audiollm.supervised.settings import TrainConfig

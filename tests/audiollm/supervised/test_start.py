@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from audiollm.data.text.tokenizer import AUDIO_TOKENS, load_text_tokenizer, train_text_tokenizer
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.recipe.config import ConfigError
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.start import start_vocabulary
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of, write_shards

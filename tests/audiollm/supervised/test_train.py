@@ -15,15 +15,15 @@ from pydantic import ValidationError
 from audiollm.audio import load
 from audiollm.codec import codec_digest
 from audiollm.data.chat.template import Template
+from audiollm.data.records.opening import open_source
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import open_source
 from audiollm.data.text.tokenizer import TRAINED_FILE
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.engine.request import Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.recipe.runner import StageError
 from audiollm.supervised.adapt import merge_adapter
 from audiollm.supervised.listening import Listening, request_of
 from audiollm.supervised.planning import plan_training

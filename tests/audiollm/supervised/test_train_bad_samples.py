@@ -12,11 +12,10 @@ import pytest
 from webdataset import TarWriter
 
 from audiollm.data.chat.template import Template
-from audiollm.data.records.sample import BadSample
-from audiollm.data.records.source import open_source
+from audiollm.data.records.opening import open_source
+from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
-from audiollm.recipe.runner import StageError
 from audiollm.supervised.survey import load_survey, save_survey, survey
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 

@@ -12,9 +12,9 @@ from audiollm.data.chat.conditions import corrupt, hide_conditions
 from audiollm.data.chat.template import Kind, Template
 from audiollm.data.packing import pack
 from audiollm.data.records.loader import Loader
+from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import open_source
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.batches import Batching, BatchMaker, StepBatch, evaluation_packs
 from audiollm.supervised.losses import TokenLosses

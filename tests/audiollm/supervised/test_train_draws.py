@@ -11,8 +11,8 @@ import torch
 
 from audiollm.data.chat.template import Template
 from audiollm.data.packing import PackedBatch
+from audiollm.data.records.opening import open_source
 from audiollm.data.records.shards import ShardWriter
-from audiollm.data.records.source import open_source
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised import run

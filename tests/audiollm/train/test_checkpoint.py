@@ -19,9 +19,10 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import Ranks
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import checkpoint
 from audiollm.train.loop.checkpoint import open_part, read_state, save_checkpoint, trained_weights

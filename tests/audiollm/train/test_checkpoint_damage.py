@@ -20,8 +20,9 @@ from rich.console import Console
 from test_checkpoint import Reporting, readers_of
 from torch import Tensor
 
+from audiollm.errors import StageError
 from audiollm.recipe.ranks import Ranks
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import checkpoint
 from audiollm.train.loop.checkpoint import open_part, read_state, save_checkpoint, trained_weights

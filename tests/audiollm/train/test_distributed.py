@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.recipe.runner import StageError
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import Update
 from audiollm.train.parallel.strategy import choose_strategy

@@ -12,14 +12,14 @@ from torch import Tensor
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.packing import PackedBatch, pack
-from audiollm.data.records.source import open_source
+from audiollm.data.records.opening import open_source
 from audiollm.data.text.tokenizer import load_text_tokenizer
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.recipe.runner import StageError
 from audiollm.supervised.batches import Batching, evaluation_packs
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask

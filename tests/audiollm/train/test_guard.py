@@ -15,9 +15,8 @@ import torch
 from test_loop import CPU, Killed, Regression, config, context_of, run
 from torch import Tensor, nn
 
+from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import StageError
 from audiollm.train.loop import monitor
 from audiollm.train.loop.guard import MEMORY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop.loop import Update, step_generator, train

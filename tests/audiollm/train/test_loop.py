@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import loop as loop_module
 from audiollm.train.loop.budget import StepCost, steps_of_budget

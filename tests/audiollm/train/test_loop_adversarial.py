@@ -13,9 +13,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import budget, loop
 from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train

@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from audiollm.audio import find_audio, load, save
-from audiollm.recipe.runner import Context, StageError
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate import step as step_module
 from pipelines.annotate.execution.config import Config

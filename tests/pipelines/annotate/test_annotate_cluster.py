@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from audiollm.recipe.runner import Context, StageError
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import Config
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus

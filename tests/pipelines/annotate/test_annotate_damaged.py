@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import decoding_process, save
-from audiollm.recipe.runner import Context, StageError
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import Config
 from pipelines.annotate.input.inputs import collect

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from audiollm.audio import load, save
-from audiollm.recipe.config import ConfigError
-from audiollm.recipe.runner import Context, StageError
+from audiollm.errors import ConfigError, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.command import _validated
 from pipelines.annotate.execution import chain as chains

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from audiollm.data.records.sample import AudioPart, Sample, TextPart, read_samples
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import AudioPart, Sample, TextPart
+from audiollm.errors import StageError
 from audiollm.files.set_aside import set_aside_row
-from audiollm.recipe.runner import Context, StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.compose.choice import choose_test
 from pipelines.compose.stage import STAGE, Config

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from audiollm.data.records.sample import Sample, read_samples
-from audiollm.recipe.runner import Context, StageError
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import Sample
+from audiollm.errors import StageError
+from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.compose.choice import Balance, connected, taken
 from pipelines.compose.facts import COUNTS, Facts, language_name

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from audiollm.errors import StageError
 from audiollm.files.atomic import read_json, write_jsonl
-from audiollm.recipe.runner import Context, StageError, run_recipe
+from audiollm.recipe.runner import Context, run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.report import page as page_module
 from pipelines.report.settings import Config

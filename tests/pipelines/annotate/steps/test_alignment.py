@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import load, save
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.alignment import Aligned, Alignment, AlignmentConfig, ctc_spans, filled_in
 from pipelines.annotate.words.written_words import written_words

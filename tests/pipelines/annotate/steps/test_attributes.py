@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from audiollm.audio import save
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.attributes import Attributes, AttributesConfig
 

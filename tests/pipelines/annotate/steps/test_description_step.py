@@ -21,11 +21,11 @@ from audiollm.data.hearing.features import mel_features
 from audiollm.data.packing import pack
 from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
+from audiollm.errors import ConfigError
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.recipe.config import ConfigError
 from audiollm.supervised.losses import token_losses
 from pipelines.annotate.measurements.description_gate import ClapGate, SelfGate, Verdict, labels_of, others
 from pipelines.annotate.step import Given, Listener, Segment

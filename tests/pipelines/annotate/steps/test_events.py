@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from audiollm.audio import Waveform, save
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.measurements.taggers import AskedTagger, Heard, listed, probabilities, read_labels
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.events import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.language import (
     Language,

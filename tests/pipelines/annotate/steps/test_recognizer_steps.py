@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from audiollm.recipe.config import ConfigError
+from audiollm.errors import ConfigError
 from pipelines.annotate.recognizers.asked import unquoted
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
 from pipelines.annotate.recognizers.transformers import joined_tokens
-from pipelines.annotate.recognizers.value import SpokenWord, cut_points, heard
+from pipelines.annotate.recognizers.value import SpokenWord, heard
 from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.words.cutting import cut_points
 from tests.audiollm.supervised.heard_samples import small_model, small_template
 from tests.pipelines.annotate.steps.tiny_recognizers import check, ctc_folder, made, segment, whisper_folder
 

@@ -1,4 +1,4 @@
-"""How many threads torch takes."""
+"""Devices and threads of this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def default_device() -> torch.device:
+    """The GPU where there is one (this process's own, in a distributed run)."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextmanager

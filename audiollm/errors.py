@@ -1,0 +1,59 @@
+"""The errors that a person meets, and the nearest known name for one that is misspelt."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """A recipe, an override or a command that cannot be used.
+
+    Args:
+        message: what is wrong, beginning with the key.
+        where: file and line (`recipe.yaml:9`), or `command line`.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, message: str, where: str = "", remedy: str = "") -> None:
+        self.message, self.where, self.remedy = message, where, remedy
+        super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest of `known`, or the whole list where nothing is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "there is none to choose from"
+
+
+class StageError(Exception):
+    """A stage that cannot go on, with what the person can do about it and the exit code to end with."""
+
+    def __init__(self, message: str, remedy: str = "", exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__("\n".join(filter(None, [message, remedy and f"  {remedy}"])))
+
+
+class BadSample(Exception):
+    """A sample that cannot be used: it is set aside and counted, and the rest goes on.
+
+    Args:
+        place: the file, and the line, the member or the byte in it.
+        id: of the sample, as far as it is known.
+        reason: what is wrong with it, for a person.
+        kind: the few words that are counted by ("wrong JSON"); by default the reason itself.
+    """
+
+    def __init__(self, place: str, id: str, reason: str, kind: str = "") -> None:
+        super().__init__(place, id, reason, kind)  # all in args, so that it survives pickling
+        self.place, self.id, self.reason, self.kind = place, id, reason, kind or reason
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.id and f'sample {self.id!r}: '}{self.reason}"
+
+    def row(self) -> dict[str, str]:
+        """Its four texts by name; `set_aside.row_of` adds who could not use it."""
+        return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}

@@ -1,0 +1,31 @@
+"""The stage `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from audiollm.generation.settings import GenerateConfig
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan
+
+
+def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
+    from audiollm.generation.run import generate
+
+    return generate(config, context)
+
+
+def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    clips = config.max_prompts * config.takes
+    return StagePlan(tokens=clips * 60.0, memory_mb=1500, disk_mb=clips * 0.05, note=f"at most {clips} clips")
+
+
+STAGE = Stage(
+    kind="generate",
+    config=GenerateConfig,
+    run=_run,
+    artifacts={"audio": "generated.jsonl"},
+    help="speak the held-out prompts",
+    plan=_plan,
+)
