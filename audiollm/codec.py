@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import read_json_file
 
 
@@ -106,6 +106,6 @@ def load_codec(folder: Path) -> Codec:
     kind = str(read_json_file(path, dict).get("model_type"))
     known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}
     if kind not in known:
-        raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), nearest(kind, known))
+        raise ConfigError(f"model_type: no such codec: {kind!r}", str(path), suggestion(kind, known))
     codec: Codec = known[kind].load().from_pretrained(folder)
     return codec

@@ -20,7 +20,7 @@ class ConfigError(Exception):
         super().__init__("\n".join(filter(None, [f"{where}  {message}".strip(), remedy and f"  {remedy}"])))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest of `known`, or the whole list where nothing is close."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)

@@ -33,7 +33,7 @@ from audiollm.audio import load
 from audiollm.audio.streams import save_stream
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.stage import STAGE
 
 SPEECH = ("librispeech_speakers", "ljspeech_32")
@@ -172,7 +172,7 @@ def report_long_file(clips: Sequence[str], folder: Path, seconds: float) -> None
 
 def annotate(folder: Path, settings: dict[str, Any]) -> None:
     folder.mkdir()
-    config = Config.model_validate({"workers": 1, **PLAIN, **settings})
+    config = AnnotationConfig.model_validate({"workers": 1, **PLAIN, **settings})
     recipe = Recipe("benchmark", folder, "tiny", 0, folder, (), {})
     context = Context(folder, recipe, Console(stderr=True, quiet=True), {})
     STAGE.run(config, context)

@@ -30,7 +30,7 @@ from audiollm.audio import load
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from audiollm.evaluate.report.text_errors import count_errors
-from pipelines.annotate.words.rover import Confidences, Heard, vote
+from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
 
 RATES = ((0.08, 0.03, 0.02), (0.06, 0.04, 0.04), (0.10, 0.02, 0.03))
 """Substitutions, deletions and insertions a word, of each simulated recognizer."""
@@ -75,7 +75,7 @@ def main() -> None:
         compare("real, three speeds of Pocketsphinx", [text for _, text in clips], decoded)
 
 
-def compare(case: str, texts: Sequence[str], heard: Sequence[Sequence[Heard]]) -> None:
+def compare(case: str, texts: Sequence[str], heard: Sequence[Sequence[Hypothesis]]) -> None:
     """Print a line for each way to vote.
 
     Args:
@@ -131,7 +131,7 @@ def read_sentences(data: Path, count: int) -> list[str]:
 
 def simulate(
     sentences: Sequence[str], rates: tuple[float, float, float], alike: bool, seed: int
-) -> list[Heard]:
+) -> list[Hypothesis]:
     """What a recognizer with errors at these rates hears."""
     words = sorted({word for sentence in sentences for word in sentence.split()})
     generator = random.Random(seed)
@@ -150,7 +150,7 @@ def simulate(
                 said.append((word, generator.betavariate(5, 2)))
             if generator.random() < insertion:
                 said.append((generator.choice(words), generator.betavariate(2, 3)))
-        heard.append(Heard(" ".join(word for word, _ in said), said))
+        heard.append(Hypothesis(" ".join(word for word, _ in said), said))
     return heard
 
 
@@ -172,16 +172,16 @@ def read_clips(data: Path) -> list[tuple[Path, str]]:
     return [(path, text) for path, text in clips if path.is_file()]
 
 
-def decode(paths: Sequence[Path]) -> list[list[Heard]]:
+def decode(paths: Sequence[Path]) -> list[list[Hypothesis]]:
     """What Pocketsphinx hears of each recording at each speed."""
     recognizer = PocketsphinxRecognizer()
-    heard: list[list[Heard]] = [[] for _ in SPEEDS]
+    heard: list[list[Hypothesis]] = [[] for _ in SPEEDS]
     for path in paths:
         sound = load(path)
         for one, speed in zip(heard, SPEEDS, strict=True):
             words = recognizer.recognize_words(sound.samples_CN, round(sound.sample_rate * speed))
             one.append(
-                Heard(" ".join(word.word for word in words), [(word.word, word.score) for word in words])
+                Hypothesis(" ".join(word.word for word in words), [(word.word, word.score) for word in words])
             )
     return heard
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.packing import PackedBatch, pack, pad, plan_step
+from audiollm.data.packing import PackedBatch, pack, pad_streams, plan_step
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.losses import TokenLosses
@@ -90,7 +90,7 @@ def packs_of(streams: list[TokenStream], strategy: str) -> list[PackedBatch]:
     name = {"padded": "in_order"}.get(strategy, strategy)
     plan = plan_step([len(stream) for stream in streams], CAPACITY, strategy=name)[0]
     groups = [[streams[index] for index in each] for each in plan]
-    return [pack(each if strategy == "packed" else pad(each)) for each in groups]
+    return [pack(each if strategy == "packed" else pad_streams(each)) for each in groups]
 
 
 def measure(steps: dict[str, list[PackedBatch]], rounds: int) -> dict[str, list[float]]:

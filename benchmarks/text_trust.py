@@ -31,7 +31,7 @@ from audiollm.audio.discovery import looks_like_audio
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.stage import STAGE
 
 Row = dict[str, Any]
@@ -123,7 +123,7 @@ def measure(group: Group, half: str, folder: Path) -> None:
         by_pack.setdefault(str(path).partition("/data/")[2].partition("/")[0], []).append(path)
     files = [path for pack in by_pack.values() for path in half_of(pack, half)]
     folder.mkdir(parents=True)
-    config = Config.model_validate({"input": [str(path) for path in files], "quality_sample": 0})
+    config = AnnotationConfig.model_validate({"input": [str(path) for path in files], "quality_sample": 0})
     recipe = Recipe("trust", folder, "tiny", 0, folder, (), {})
     STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
     rows = [json.loads(line) for line in (folder / "segments.jsonl").read_text().splitlines()]

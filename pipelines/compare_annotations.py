@@ -22,7 +22,7 @@ Span = tuple[str, int, int]
 PASSES = ("first", "second")
 
 
-class Config(StageConfig):
+class ComparisonConfig(StageConfig):
     """Settings of `compare_annotations`."""
 
     first: InputPath
@@ -56,7 +56,7 @@ class Annotation:
     """Recognizer (and `consensus`) -> what it made of segments whose text is known."""
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_comparison(config: ComparisonConfig, context: Context) -> dict[str, Any]:
     """Write `compare.json` and `compare.md`; returns the former's content, without the examples.
 
     Raises:
@@ -190,7 +190,7 @@ def as_markdown(compared: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_comparison(config: ComparisonConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     return StagePlan(memory_mb=500, disk_mb=1, seconds=5, note="two annotations")
 
 
@@ -284,9 +284,9 @@ def _cell(text: str) -> str:
 
 STAGE = Stage(
     kind="compare_annotations",
-    config=Config,
-    run=run,
+    config=ComparisonConfig,
+    run=run_comparison,
     artifacts={"comparison": "compare.json", "summary": "compare.md"},
     help="compare two annotations of the same recordings",
-    plan=plan,
+    plan=plan_comparison,
 )

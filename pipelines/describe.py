@@ -12,13 +12,13 @@ from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import Row, row_of, set_aside_row
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
-from pipelines.compose.rows import Segment, read_segments
+from pipelines.compose.rows import SegmentRow, read_segments
 
 OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
 """Columns that say what a segment is, and not what is in it."""
 
 
-class Config(StageConfig):
+class DescriptionConfig(StageConfig):
     """Settings of `describe`."""
 
     segments: InputPath
@@ -46,7 +46,7 @@ class Config(StageConfig):
         return columns
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_description(config: DescriptionConfig, context: Context) -> dict[str, Any]:
     """Write `segments.jsonl` with the columns, and who answered in `described_by`; what failed has no answer."""
     from audiollm.evaluate.listening.replies import Inquiry, ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
@@ -91,7 +91,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     return {"segments": len(segments), "answers": answered, "not_answered": len(failed)}
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_description(config: DescriptionConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Counts of the segments' stage; nothing of their audio changes."""
     facts = next((p.facts for p in plans.values() if config.segments in p.artifacts.values()), {})
     questions = facts.get("clips", 0.0) * len(config.columns)
@@ -103,15 +103,15 @@ def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
     )
 
 
-def _value(segment: Segment, name: str) -> Any:
+def _value(segment: SegmentRow, name: str) -> Any:
     return segment.text if name == "text" else (segment.model_extra or {}).get(name)
 
 
 STAGE = Stage(
     kind="describe",
-    config=Config,
-    run=run,
+    config=DescriptionConfig,
+    run=run_description,
     artifacts={"segments": "segments.jsonl", "set_aside": "set_aside.jsonl"},
     help="write a model's answers about segments into their columns",
-    plan=plan,
+    plan=plan_description,
 )

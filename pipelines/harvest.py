@@ -18,7 +18,7 @@ ROW_KEYS: Mapping[str, Kinds] = {"id": str, "path": str, "text": str, "duration_
 """What every row of `clips.jsonl` has."""
 
 
-class Config(StageConfig):
+class HarvestConfig(StageConfig):
     """Settings of `harvest`."""
 
     clips: InputPath
@@ -29,7 +29,7 @@ class Config(StageConfig):
     min_duration_s: float = Field(0.1, ge=0)
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_harvest(config: HarvestConfig, context: Context) -> dict[str, Any]:
     """Write `segments.jsonl`, and what is refused, with its reason, to `set_aside.jsonl`.
 
     Raises:
@@ -70,7 +70,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     return {"segments": len(segments), "refused": reasons}
 
 
-def refusal(row: Mapping[str, Any], config: Config) -> str:
+def refusal(row: Mapping[str, Any], config: HarvestConfig) -> str:
     """Why a clip is not taken, in a few words; empty where it is."""
     if row["problem"]:
         return "not judged"
@@ -87,15 +87,15 @@ def refusal(row: Mapping[str, Any], config: Config) -> str:
     return f"not what was asked for, says {wrong[0]}" if wrong else ""
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_harvest(config: HarvestConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     return StagePlan(memory_mb=300, disk_mb=1, note="no more than what is generated")
 
 
 STAGE = Stage(
     kind="harvest",
-    config=Config,
-    run=run,
+    config=HarvestConfig,
+    run=run_harvest,
     artifacts={"segments": "segments.jsonl", "set_aside": "set_aside.jsonl"},
     help="make segments of generated speech that judges agree with",
-    plan=plan,
+    plan=plan_harvest,
 )

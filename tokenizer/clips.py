@@ -180,14 +180,14 @@ def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Gen
         filled = 0
         while filled < length:
             piece_N = _cut(store.draw(generator), 2 * length, generator)
-            piece_N = augment(piece_N, store.sample_rate, generator)
+            piece_N = augment_waveform(piece_N, store.sample_rate, generator)
             piece_N = _cut(piece_N, length, generator)[: length - filled]
             crops_BN[row, filled : filled + len(piece_N)] += piece_N
             filled += len(piece_N) + _below(store.sample_rate // 10, generator)
     return crops_BN
 
 
-def augment(
+def augment_waveform(
     samples_N: Tensor, sample_rate: int, generator: torch.Generator, gain_db: float = 6.0, speed: float = 0.1
 ) -> Tensor:
     """Random gain of +- `gain_db` and random resampling of +- `speed` (pitch and tempo together)."""

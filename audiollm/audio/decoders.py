@@ -1,4 +1,4 @@
-"""The two decoders behind `audiollm.audio.files`: from a file, or its content, to blocks of samples or what its header says.
+"""The two decoders of sound files: from a file, or its content, to blocks of samples or what its header says.
 
 libsndfile (through soundfile) and FFmpeg (through PyAV). Imports no torch: `decoding_process` runs this in processes
 of its own, because a damaged file can crash either of them.
@@ -58,7 +58,7 @@ class AudioInfo:
 
 
 @dataclass(frozen=True)
-class Request:
+class DecodeRequest:
     """What to read: a span of `source` (the path of a file, or its content), called `name` in errors.
 
     `block_frames` is about how many samples of every channel a block holds.
@@ -109,7 +109,7 @@ def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
     return handle
 
 
-def soundfile_blocks(request: Request) -> Iterator[Block]:
+def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
     """What was requested, as libsndfile decodes it.
 
     Raises:
@@ -149,7 +149,7 @@ def soundfile_info(source: str | bytes) -> AudioInfo:
 # FFmpeg
 
 
-def av_blocks(request: Request, may_seek: bool = True) -> Iterator[Block]:
+def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
     """What was requested, as FFmpeg decodes it: seek to a little before the span, throw that away, stop behind it.
 
     An empty block comes now and then of what is thrown away.

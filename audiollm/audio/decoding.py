@@ -20,7 +20,7 @@ from audiollm.audio.decoders import (
     BLOCK_FRAMES,
     AudioInfo,
     Block,
-    Request,
+    DecodeRequest,
     soundfile_blocks,
     soundfile_info,
 )
@@ -28,10 +28,10 @@ from audiollm.audio.decoding_process import contained_blocks, contained_info
 from audiollm.audio.discovery import AudioError, is_plain
 from audiollm.audio.samples import Waveform
 
-__all__ = ["BLOCK_FRAMES", "AudioInfo", "Request", "decode", "decoded_blocks", "read_info"]
+__all__ = ["BLOCK_FRAMES", "AudioInfo", "DecodeRequest", "decode", "decoded_blocks", "read_info"]
 
 
-def decode(request: Request) -> Waveform:
+def decode(request: DecodeRequest) -> Waveform:
     """Read what was requested: decoded, checked, clipped to [-1, 1], mixed down and resampled."""
     request.check()
     try:
@@ -50,7 +50,7 @@ def decode(request: Request) -> Waveform:
     return waveform if request.sample_rate is None else waveform.resample(request.sample_rate)
 
 
-def decoded_blocks(request: Request) -> Iterator[tuple[Tensor, int]]:
+def decoded_blocks(request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
     """Blocks `[C, N]` of what was requested, as they are decoded, with their rate.
 
     Raises:
@@ -84,13 +84,13 @@ def read_info(source: str | bytes, name: str | Path) -> AudioInfo:
             return soundfile_info(source)
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
         pass
-    return contained_info(Request(source, name, 0.0, None, None, False))
+    return contained_info(DecodeRequest(source, name, 0.0, None, None, False))
 
 
 # Private
 
 
-def _soundfile_blocks(request: Request) -> Iterator[Block]:
+def _soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
     if is_plain(request.source):
         return soundfile_blocks(request)
     return contained_blocks("soundfile", request)

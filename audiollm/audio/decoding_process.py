@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from audiollm.audio.decoders import (
     AudioInfo,
     Block,
-    Request,
+    DecodeRequest,
     av_blocks,
     av_info,
     soundfile_blocks,
@@ -48,7 +48,7 @@ LONGEST_SILENCE_S = 120.0
 START_S = 120.0
 """So long may a process take to start; on an idle machine it takes some 0.3 s."""
 
-Task: TypeAlias = "tuple[Literal['soundfile', 'av', 'info'], Request]"
+Task: TypeAlias = "tuple[Literal['soundfile', 'av', 'info'], DecodeRequest]"
 """What is wanted: blocks by one of the two decoders, or what the header says."""
 
 _PROGRAM = """import sys
@@ -67,7 +67,7 @@ class DecoderCrash(AudioError):
     """A file that kills the process that decodes it, or on which it hangs."""
 
 
-def contained_blocks(decoder: Literal["soundfile", "av"], request: Request) -> Iterator[Block]:
+def contained_blocks(decoder: Literal["soundfile", "av"], request: DecodeRequest) -> Iterator[Block]:
     """`soundfile_blocks` or `av_blocks` of `audio_decoders`, in another process.
 
     Raises:
@@ -77,7 +77,7 @@ def contained_blocks(decoder: Literal["soundfile", "av"], request: Request) -> I
     return _results((decoder, request))
 
 
-def contained_info(request: Request) -> AudioInfo:
+def contained_info(request: DecodeRequest) -> AudioInfo:
     """What the header of a file says, by libsndfile or else by FFmpeg, in another process.
 
     Raises:
@@ -213,7 +213,7 @@ def _results(task: Task) -> Iterator[Any]:
                 helper.end()
 
 
-def _crash(request: Request, what: str) -> DecoderCrash:
+def _crash(request: DecodeRequest, what: str) -> DecoderCrash:
     reason = f"{what}: convert it with another program, or leave it out"
     _crashes[_identity(request.source)] = reason
     return DecoderCrash(request.name, reason)
@@ -300,14 +300,14 @@ def _to_desk(desk: mmap.mmap, block_CN: NDArray[np.float32], rate: int) -> tuple
     return block_CN.shape, rate
 
 
-def _info(request: Request) -> Iterator[AudioInfo]:
+def _info(request: DecodeRequest) -> Iterator[AudioInfo]:
     try:
         yield soundfile_info(request.source)
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
         yield av_info(request.source, request.name)
 
 
-_TASKS: dict[str, Callable[[Request], Iterator[Any]]] = {
+_TASKS: dict[str, Callable[[DecodeRequest], Iterator[Any]]] = {
     "soundfile": soundfile_blocks,
     "av": av_blocks,
     "info": _info,

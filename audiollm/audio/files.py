@@ -22,7 +22,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from audiollm.audio.decoding import BLOCK_FRAMES, AudioInfo, Request, decode, read_info
+from audiollm.audio.decoding import BLOCK_FRAMES, AudioInfo, DecodeRequest, decode, read_info
 from audiollm.audio.discovery import (
     AUDIO_EXTENSIONS,
     HEADERLESS_EXTENSIONS,
@@ -125,7 +125,7 @@ def load(
     """
     path = Path(path)
     check_readable(path)
-    return decode(Request(str(path), path, start_s, end_s, sample_rate, mono))
+    return decode(DecodeRequest(str(path), path, start_s, end_s, sample_rate, mono))
 
 
 def load_bytes(
@@ -137,7 +137,7 @@ def load_bytes(
     mono: bool = False,
 ) -> Waveform:
     """`load` from the content of a file (a member of a shard); `name` stands for the path in errors."""
-    return decode(Request(data, name, start_s, end_s, sample_rate, mono))
+    return decode(DecodeRequest(data, name, start_s, end_s, sample_rate, mono))
 
 
 # Writing

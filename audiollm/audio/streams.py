@@ -18,7 +18,7 @@ import soxr
 import torch
 from torch import Tensor
 
-from audiollm.audio.decoding import BLOCK_FRAMES, Request, decoded_blocks
+from audiollm.audio.decoding import BLOCK_FRAMES, DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import check_readable
 from audiollm.audio.files import AudioError, load, to_mono
 from audiollm.files.atomic import atomic_path
@@ -43,7 +43,7 @@ def stream_mono(
     if end_s is not None and end_s - start_s <= WHOLE_SPAN_S:
         yield load(path, start_s, end_s, sample_rate, mono=True).samples_CN
         return
-    request = Request(str(path), path, start_s, end_s, sample_rate, mono=True)
+    request = DecodeRequest(str(path), path, start_s, end_s, sample_rate, mono=True)
     request.check()
     check_readable(path)
     whole = replace(request, start_s=0.0, end_s=None, block_frames=BLOCK_FRAMES)
@@ -86,7 +86,7 @@ def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int)
 # Private
 
 
-def _span(blocks: Iterator[tuple[Tensor, int]], request: Request) -> Iterator[tuple[Tensor, int]]:
+def _span(blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
     """What lies between the request's start and end."""
     position = start = 0
     rate = 1

@@ -90,7 +90,7 @@ class _View:
 def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import heard_parts, part_audio
-    from audiollm.data.inspection import stream_rows, summarize
+    from audiollm.data.inspection import stream_rows, summarize_stream
     from audiollm.data.records.opening import open_source
     from audiollm.data.text.tokenizer import header_style_of
     from audiollm.errors import BadSample
@@ -116,7 +116,7 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
         notes=notes,
         template=template,
         rows=stream_rows(template, stream),
-        summary=[asdict(summary) for summary in summarize(template, stream)],
+        summary=[asdict(summary) for summary in summarize_stream(template, stream)],
         has_codes=bool(loaded.encodings),
     )
 

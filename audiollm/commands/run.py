@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.ranks import Ranks, join, launch, leave
+from audiollm.recipe.ranks import Ranks, join_ranks, launch, leave
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
 
@@ -201,7 +201,7 @@ def _duration(seconds: float) -> str:
 
 def _joined() -> Ranks:
     try:
-        return join()
+        return join_ranks()
     except ValueError as error:
         raise ConfigError(str(error), "environment", "start it with --launch, torchrun or srun") from None
 

@@ -84,7 +84,7 @@ def stream_rows(template: Template, stream: TokenStream) -> list[StreamRow]:
     return rows
 
 
-def summarize(template: Template, stream: TokenStream) -> list[KindSummary]:
+def summarize_stream(template: Template, stream: TokenStream) -> list[KindSummary]:
     """Rows, targets and weight of each kind that the stream has."""
     text_weights_S, audio_weights_SK = target_weights(stream)
     summaries = []

@@ -107,7 +107,7 @@ def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | Non
     return _assemble([], num_codebooks, multiple, "sequence", "mean", encoder)
 
 
-def pad(streams: Sequence[TokenStream]) -> list[TokenStream]:
+def pad_streams(streams: Sequence[TokenStream]) -> list[TokenStream]:
     """Streams filled up to the longest with text rows that are no targets: what a padding collator computes."""
     longest = max(len(stream) for stream in streams)
     return [_join(stream, _idle_stream(longest - len(stream), Kind.TEXT, stream.codes_SK.shape[1]))

@@ -1,4 +1,4 @@
-"""What the stage `generate` does: prompts from samples, codes from the model, sound from the codec."""
+"""What the stage `generate_prompts` does: prompts from samples, codes from the model, sound from the codec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW_KEYS: Mapping[str, Kinds] = {
 """What every row of `generated.jsonl` has."""
 
 
-def generate(config: GenerateConfig, context: Context) -> dict[str, Any]:
+def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]:
     """Speak every chosen prompt; batches that an earlier attempt finished are kept."""
     samples, _ = read_samples(config.samples)
     pairs = _distinct_pairs(

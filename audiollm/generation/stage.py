@@ -11,9 +11,9 @@ from audiollm.recipe.stages import Stage, StagePlan
 
 
 def _run(config: GenerateConfig, context: Context) -> dict[str, Any]:
-    from audiollm.generation.run import generate
+    from audiollm.generation.run import generate_prompts
 
-    return generate(config, context)
+    return generate_prompts(config, context)
 
 
 def _plan(config: GenerateConfig, plans: Mapping[str, StagePlan]) -> StagePlan:

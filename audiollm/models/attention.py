@@ -23,7 +23,7 @@ BackendName = Literal["flash_attn", "varlen", "sdpa"]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
-class Backend(NamedTuple):
+class AttentionBackend(NamedTuple):
     """What computes attention over packed sequences, and why it was chosen."""
 
     name: BackendName
@@ -32,7 +32,7 @@ class Backend(NamedTuple):
 
 def attention_backend(
     device: torch.device, dtype: torch.dtype, head_dim: int, wanted: BackendName | Literal["auto"] = "auto"
-) -> Backend:
+) -> AttentionBackend:
     """Which implementation attends over packed sequences.
 
     `flash_attn` is the package, `varlen` is `torch.nn.attention.varlen`; both are CUDA kernels for half precision.
@@ -44,20 +44,20 @@ def attention_backend(
     if wanted not in ("auto", "flash_attn", "varlen", "sdpa"):
         raise ValueError(f"attention: no backend {wanted!r}; there are auto, flash_attn, varlen and sdpa")
     if wanted == "sdpa":
-        return Backend("sdpa", "asked for")
+        return AttentionBackend("sdpa", "asked for")
     obstacle = _obstacle(device, dtype, head_dim)
     installed = _flash_attn_installed()
     if wanted == "auto":
         if obstacle:
-            return Backend("sdpa", obstacle)
+            return AttentionBackend("sdpa", obstacle)
         if installed:
-            return Backend("flash_attn", "flash-attn is installed")
-        return Backend("varlen", "flash-attn is not installed: pip install 'audiollm[flash]'")
+            return AttentionBackend("flash_attn", "flash-attn is installed")
+        return AttentionBackend("varlen", "flash-attn is not installed: pip install 'audiollm[flash]'")
     if not obstacle and wanted == "flash_attn" and not installed:
         obstacle = "flash-attn is not installed: pip install 'audiollm[flash]'"
     if obstacle:
         raise ValueError(f"attention: {wanted!r} cannot run here ({obstacle}); take auto or sdpa")
-    return Backend(wanted, "asked for")
+    return AttentionBackend(wanted, "asked for")
 
 
 def packed_attention(

@@ -104,7 +104,7 @@ class Stem2d(nn.Module):
         """`[P, C]`; windows are whole positions long."""
         per = FRAMES_PER_POSITION["conv2d"]
         device = features.mel_MX.device
-        source_Z, is_real_Z = spread(features.frames, features.frames, per)
+        source_Z, is_real_Z = place_columns(features.frames, features.frames, per)
         real_Z1 = is_real_Z.to(device)[:, None]
         mel_ZM = features.mel_MX.T.to(self.linear.weight.dtype).index_select(0, source_Z.to(device)) * real_Z1
         x_1NZM = mel_ZM[None, None].to(memory_format=torch.channels_last)
@@ -125,7 +125,7 @@ def stem_1d(conv1: nn.Conv1d, conv2: nn.Conv1d, features: PackedFeatures, frames
         frames: what each window is to be filled up to.
     """
     per = FRAMES_PER_POSITION["conv1d"]
-    source_Z, is_real_Z = spread(features.frames, frames, per)
+    source_Z, is_real_Z = place_columns(features.frames, frames, per)
     device = features.mel_MX.device
     real_1Z = is_real_Z.to(device)[None]
     mel_MZ = features.mel_MX.to(conv1.weight.dtype).index_select(1, source_Z.to(device)) * real_1Z
@@ -160,7 +160,7 @@ def stem_values(stem: StemName, num_mel_bins: int, channels: int, width: int) ->
     return sum(each.places * each.outputs for each in convolutions(stem, num_mel_bins, channels, width))
 
 
-def spread(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
+def place_columns(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
     """Which mel column each of Z takes, and where it is none; a window that is filled up repeats its last one."""
     source, is_real = [], []
     for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):

@@ -25,7 +25,7 @@ from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projec
 from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
 from audiollm.models.hub import from_language_model, load_pretrained, save_pretrained
-from audiollm.models.kernels import RMSNorm, compute_dtype
+from audiollm.models.kernels import RMSNorm, matmul_dtype
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -226,7 +226,7 @@ class DualFFN(nn.Module):
 
     def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
         wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
-        backend = attention_backend(x_SC.device, compute_dtype(x_SC), self.config.head_dim, wanted)
+        backend = attention_backend(x_SC.device, matmul_dtype(x_SC), self.config.head_dim, wanted)
         return AttendPacked(batch.layout, self.config, backend.name)
 
     def _rows(self, num_text: int, positions_S: Tensor, attend: Attend) -> Rows:

@@ -24,9 +24,9 @@ from audiollm.models.layouts import (
     HIGGS,
     LANGUAGE_MODELS,
     config_of,
-    describe,
     language_model_config,
     own_key,
+    transformers_config,
 )
 from audiollm.models.model_card import ModelCard, write_card
 from audiollm.models.pretrained import StoredWeights, fill, model_folder, save_shards
@@ -93,7 +93,7 @@ def save_pretrained(
     """
     folder = Path(folder)
     state = model.state_dict()
-    description = describe(model.config, tokenizer)
+    description = transformers_config(model.config, tokenizer)
     description["dtype"] = str(state[TEXT_HEAD].dtype).removeprefix("torch.")
     save_shards(folder, state, max_shard_size)
     if tokenizer is not None:

@@ -26,7 +26,7 @@ from audiollm.data.hearing.features import FeatureShape, FeatureWindow
 from audiollm.data.packing import pack
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import AudioEmbedding, DualFFN
-from audiollm.models.layouts import OURS, config_of, describe
+from audiollm.models.layouts import OURS, config_of, transformers_config
 
 
 class DualFFNPreTrainedConfig(PreTrainedConfig):
@@ -35,14 +35,14 @@ class DualFFNPreTrainedConfig(PreTrainedConfig):
     model_type = OURS
 
     def __init__(self, **fields: Any) -> None:
-        defaults = describe(DualFFNConfig(vocab_size=128_256, qk_norm=True), None)
+        defaults = transformers_config(DualFFNConfig(vocab_size=128_256, qk_norm=True), None)
         del defaults["architectures"], defaults["model_type"]
         super().__init__(**{**defaults, "qk_norm": False, **fields})
 
     @classmethod
     def of(cls, config: DualFFNConfig, **special_ids: int | None) -> DualFFNPreTrainedConfig:
         """Of a DualFFN; `audio_token_id` and the others are of its vocabulary."""
-        return cls(**{**describe(config, None), "model_type": OURS, **special_ids})
+        return cls(**{**transformers_config(config, None), "model_type": OURS, **special_ids})
 
     @property
     def dual_ffn(self) -> DualFFNConfig:

@@ -41,7 +41,7 @@ def silu_multiply(gate: Tensor, up: Tensor) -> Tensor:
     return product
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
+def matmul_dtype(x: Tensor) -> torch.dtype:
     """In which dtype a matrix product with these values is computed: autocast's, where it is on."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:

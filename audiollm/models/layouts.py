@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from audiollm.data.text import tokenizer as tokens
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import REMEDY
 from audiollm.models.attention import RopeScaling
 from audiollm.models.audio_encoder import AudioEncoderConfig
@@ -92,7 +92,7 @@ _KEYS = (
 _NO_WEIGHTS = re.compile(r"rotary_emb\.(original_)?inv_freq$|audio_codebook_weights$|audio_tokens_offsets$")
 
 
-def describe(config: DualFFNConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def transformers_config(config: DualFFNConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """What goes into config.json: of transformers' Higgs class wherever it can hold the model.
 
     Args:
@@ -347,7 +347,7 @@ def _as_first_written(data: Values, where: str) -> DualFFNConfig:
     shape = {key: _frozen(value) for key, value in data.items() if key != "model_type"}
     for key in shape:
         if key not in known:
-            raise ConfigError(f"{key}: no such setting of {OURS}", where, nearest(key, known))
+            raise ConfigError(f"{key}: no such setting of {OURS}", where, suggestion(key, known))
     return DualFFNConfig(**shape)
 
 

@@ -35,10 +35,10 @@ def write_card(
     path = folder / "README.md"
     if path.exists() and MARK not in path.read_text(encoding="utf-8"):
         return
-    write_text(path, render(card, config, parameters, model_type))
+    write_text(path, render_card(card, config, parameters, model_type))
 
 
-def render(card: ModelCard, config: DualFFNConfig, parameters: int, model_type: str) -> str:
+def render_card(card: ModelCard, config: DualFFNConfig, parameters: int, model_type: str) -> str:
     """The card in Markdown, with the front matter that model hubs read."""
     front: dict[str, object] = {"library_name": "audiollm", "tags": ["audio", "text-to-speech", "dual-ffn"]}
     if card.license:

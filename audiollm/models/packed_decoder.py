@@ -34,7 +34,7 @@ READING = 15
 """Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
 
 
-class Decoder:
+class GenerationDecoder:
     """What a model's steps of generation are computed by: its packed copy where it can have one, else itself.
 
     One for a model and all who generate with it: the copy is made once, and again when weights have changed.
@@ -72,7 +72,7 @@ class PackedDecoder:
         config = self._model.config
         x_SC = self._model.embed_rows(batch)
         attend = fill_cache(cache, batch, rows, lengths, self._model.attend_packed(batch, x_SC))
-        turn = Turn.by(
+        turn = RotaryAngles.by(
             *rotary_angles(batch.positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
         )
         for index, layer in enumerate(self._layers):
@@ -95,7 +95,7 @@ class PackedDecoder:
             else:
                 x_SC = backbone.embed_audio_tokens(codes_YK)
             tables = (cache.cosine_LD, cache.sine_LD)
-            turn = Turn.by(*(table.index_select(0, attend.position_X) for table in tables))
+            turn = RotaryAngles.by(*(table.index_select(0, attend.position_X) for table in tables))
             for index, layer in enumerate(self._layers):
                 x_SC = layer.finish(x_SC, attend(index, *layer.begin(x_SC, num_text, turn)), num_text)
             return self._norm(x_SC)
@@ -176,14 +176,14 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RotaryAngles:
     """The rotary angles of each row, for the half-split rotation: (a, b) -> (a cos - b sin, b cos + a sin)."""
 
     cosine_S1D: Tensor
     signed_sine_S1D: Tensor
 
     @classmethod
-    def by(cls, cosine_SD: Tensor, sine_SD: Tensor) -> Turn:
+    def by(cls, cosine_SD: Tensor, sine_SD: Tensor) -> RotaryAngles:
         first, second = sine_SD.chunk(2, dim=-1)
         return cls(cosine_SD[:, None], torch.cat([-first, second], dim=-1)[:, None])
 
@@ -250,7 +250,7 @@ class PackedLayer:
             audio,
         )
 
-    def begin(self, x_SC: Tensor, num_text: int, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+    def begin(self, x_SC: Tensor, num_text: int, turn: RotaryAngles) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries `[S, H, D]` and keys `[S, G, D]`, and values `[S, G, D]`."""
         normed_SC = route(x_SC, num_text, self.text_norm, self.audio_norm)
         both, heads = self.heads + self.keys, self.heads + 2 * self.keys

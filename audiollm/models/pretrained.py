@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.json_files import REMEDY, read_json_file
 
@@ -51,7 +51,7 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
     known = [field.name for field in fields(config_type)]  # type: ignore[arg-type]
     for key in data:
         if key not in known:
-            raise ConfigError(f"{key}: no such setting of {model_type}", where, nearest(key, known))
+            raise ConfigError(f"{key}: no such setting of {model_type}", where, suggestion(key, known))
     shape = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     path = weight_files(folder)[0]
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 
 KeyPath = tuple[str | int, ...]
 
@@ -172,7 +172,7 @@ def _record_lines(node: yaml.Node, path: KeyPath, file: str, origins: dict[KeyPa
 def _recipes_nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else Path()
     names = sorted(p.name for p in folder.glob("*.yaml"))
-    return nearest(path.name, names) if names else "give the path of a .yaml file"
+    return suggestion(path.name, names) if names else "give the path of a .yaml file"
 
 
 # ---------------------------------------------------------------------------------------------- merging
@@ -255,7 +255,7 @@ def _write_override(document: Document, parts: list[str], value: Any, stage_name
         path, container, rest = (), document.data, parts
     else:
         known = [key for key in document.data if key != "stages"] + [f"{name}." for name in stage_names]
-        raise ConfigError(f"{'.'.join(parts)}: this recipe has no such key", where, nearest(head, known))
+        raise ConfigError(f"{'.'.join(parts)}: this recipe has no such key", where, suggestion(head, known))
     for part in rest[:-1]:
         inner = container.get(part)
         if not isinstance(inner, dict):
@@ -305,7 +305,7 @@ def _look_up(
             raise ConfigError(
                 f"{show_path(path)}: stage {head!r} makes no {artifact!r}",
                 where,
-                nearest(artifact, artifacts[head]),
+                suggestion(artifact, artifacts[head]),
             )
     elif head in document.data and head != "stages":
         used.add(head)
@@ -318,5 +318,5 @@ def _look_up(
     known = [key for key in document.data if key != "stages"]
     known += [f"{stage}.{artifact}" for stage, made in artifacts.items() for artifact in made]
     raise ConfigError(
-        f"{show_path(path)}: ${{{name}}} refers to nothing above this stage", where, nearest(name, known)
+        f"{show_path(path)}: ${{{name}}} refers to nothing above this stage", where, suggestion(name, known)
     )

@@ -1,6 +1,6 @@
 """Who am I among the processes of a run, what all of them sum up to, and how they are started.
 
-The processes ("ranks") meet in `join`: each was started by `audiollm run ... --launch N`, by torchrun, or by
+The processes ("ranks") meet in `join_ranks`: each was started by `audiollm run ... --launch N`, by torchrun, or by
 SLURM's srun. Without any of these a process is `ALONE`.
 """
 
@@ -128,7 +128,7 @@ def first_host(nodes: str) -> str:
     return begin[1] + (begin[2] or "")
 
 
-def join() -> Ranks:
+def join_ranks() -> Ranks:
     """Meet the other processes of this run; without any, `ALONE` at once.
 
     With GPUs, each rank takes the one of its `local_rank`.
@@ -159,7 +159,7 @@ def join() -> Ranks:
 
 
 def leave(ranks: Ranks) -> None:
-    """The end of `join`, when all went well."""
+    """The end of `join_ranks`, when all went well."""
     if ranks.world > 1:
         from torch import distributed
 

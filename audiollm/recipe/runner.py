@@ -31,7 +31,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from audiollm.errors import ConfigError, StageError, nearest
+from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.files.atomic import DamagedFile, read_json, write_json
 from audiollm.files.disk_errors import disk_error
 from audiollm.recipe.ranks import ALONE, Ranks
@@ -109,7 +109,7 @@ def run_recipe(
     names = [stage.name for stage in recipe.stages]
     for option, wanted in (("--from", start), ("--only", only)):
         if wanted is not None and wanted not in names:
-            raise ConfigError(f"{wanted}: this recipe has no such stage", option, nearest(wanted, names))
+            raise ConfigError(f"{wanted}: this recipe has no such stage", option, suggestion(wanted, names))
     if not ranks.first:
         _follow(recipe, console, ranks)
         return

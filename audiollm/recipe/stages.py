@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import (
     Document,
     KeyPath,
@@ -175,7 +175,7 @@ def find_stage(kind: str, where: str = "", key: str = "") -> Stage:
     """
     known = stage_entry_points()
     if kind not in known:
-        raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, nearest(kind, known))
+        raise ConfigError(f"{key or kind}: no such stage: {kind!r}", where, suggestion(kind, known))
     stage = known[kind].load()
     assert isinstance(stage, Stage)
     return stage
@@ -280,7 +280,9 @@ def _refuse_unused(document: Document, used: set[str]) -> None:
     for key in document.data:
         if key not in reserved and key not in used:
             raise ConfigError(
-                f"{key}: nothing in this recipe refers to it", document.where((key,)), nearest(key, reserved)
+                f"{key}: nothing in this recipe refers to it",
+                document.where((key,)),
+                suggestion(key, reserved),
             )
 
 
@@ -356,7 +358,7 @@ def _explain(error: ValidationError, stage: Stage, path: KeyPath, document: Docu
     if problem["type"] == "extra_forbidden":
         known = _fields_at(stage.config, location[:-1])
         return ConfigError(
-            f"{key}: no such setting", where, f"{nearest(str(location[-1]), known)}   {listing}"
+            f"{key}: no such setting", where, f"{suggestion(str(location[-1]), known)}   {listing}"
         )
     if problem["type"] == "missing":
         return ConfigError(f"{key}: required", where, listing)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from audiollm.data.chat.conditions import corrupt, hide_conditions
-from audiollm.data.chat.fitting import Policy, fit
+from audiollm.data.chat.fitting import Policy, fit_stream
 from audiollm.data.chat.template import Template, TokenStream
-from audiollm.data.hearing.augment import augment
+from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
 from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
@@ -26,7 +26,7 @@ from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
-from audiollm.supervised.survey import Survey
+from audiollm.supervised.survey import SourceSurvey
 from audiollm.train.loop.task import step_generator
 
 ROWS_MULTIPLE = 128
@@ -81,7 +81,7 @@ class BatchMaker:
         self,
         sources: Sequence[Source],
         weights: Sequence[float] | None,
-        survey: Survey,
+        survey: SourceSurvey,
         template: Template,
         batching: Batching,
         seed: int,
@@ -140,7 +140,9 @@ class BatchMaker:
         hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
         audio = self._audio(source, index, loaded, codes, generator)
         messages, audio = hide_conditions(loaded.sample.messages, audio, *hidden)
-        stream, _ = fit(self._template, messages, audio, int(self._rows[source][index]), config.too_long)
+        stream, _ = fit_stream(
+            self._template, messages, audio, int(self._rows[source][index]), config.too_long
+        )
         assert stream is not None, "the survey leaves out what is refused"
         share = dice[3] * config.corrupt_codes
         return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
@@ -161,14 +163,14 @@ class BatchMaker:
         if config is None:
             return audio
         return [
-            augment(part, config, shape, generator) if isinstance(part, ClipFeatures) else part
+            augment_features(part, config, shape, generator) if isinstance(part, ClipFeatures) else part
             for part in audio
         ]
 
 
 def evaluation_packs(
     sources: Sequence[Source],
-    survey: Survey,
+    survey: SourceSurvey,
     template: Template,
     batching: Batching,
     set_aside: SetAside,
@@ -181,7 +183,7 @@ def evaluation_packs(
         numbers = evenly(survey.used(place, held_out=True), EVALUATED)
         for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
             messages, length = loaded.sample.messages, batching.max_length
-            stream, _ = fit(template, messages, audio, length, batching.too_long)
+            stream, _ = fit_stream(template, messages, audio, length, batching.too_long)
             if stream is not None:
                 streams.setdefault(loaded.sample.task, []).append(stream)
     found = {}

@@ -46,7 +46,7 @@ class Listening:
         longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
         limits = Limits(max_frames=min(2 * longest, round(LONGEST_S * codec.frame_rate)))
         self._requests = [
-            request_of(loaded.sample, audio, seed, sampling, limits)
+            reply_request(loaded.sample, audio, seed, sampling, limits)
             for seed, (loaded, audio) in enumerate(samples)
         ]
         write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
@@ -71,7 +71,7 @@ def _described(sample: Sample) -> dict[str, str]:
     return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
 
 
-def request_of(
+def reply_request(
     sample: Sample, audio: Sequence[PartAudio], seed: int, sampling: SamplingConfig, limits: Limits
 ) -> Request:
     """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""

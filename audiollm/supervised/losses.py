@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from audiollm.data.packing import PackedBatch
 from audiollm.models.dual_ffn import DualFFN, through_head
-from audiollm.models.kernels import compute_dtype
+from audiollm.models.kernels import matmul_dtype
 
 CHUNK_LOGITS = 2**22
 """Logits of a chunk, where no size is given: 16 MB in float32 ..."""
@@ -125,7 +125,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunk: int,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
-        dtype = compute_dtype(hidden_XC)
+        dtype = matmul_dtype(hidden_XC)
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         grad_hidden_XC = torch.empty_like(hidden_XC) if needs[0] else None
         grad_weight_VC = torch.zeros_like(weight_VC, dtype=exact) if needs[1] else None

@@ -17,7 +17,7 @@ from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.layouts import describe
+from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, chosen
 from audiollm.supervised.adapt import adapt
 from audiollm.supervised.flops import encoder_multiplications
@@ -96,7 +96,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         seconds=seconds,
         flops=0.0 if seconds else (steps or 0) * batch * _flops_a_sample(config, shape, counts, data.length),
         note=note,
-        model=describe(shape, None),
+        model=transformers_config(shape, None),
     )
 
 

@@ -56,7 +56,7 @@ from audiollm.supervised.start import (
     start_model,
     start_vocabulary,
 )
-from audiollm.supervised.survey import Survey, load_survey, save_survey, survey, texts_of
+from audiollm.supervised.survey import SourceSurvey, load_survey, save_survey, survey_sources, texts_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 from audiollm.train.loop.optim import compute_dtype
@@ -90,7 +90,7 @@ def _train(
     config: TrainConfig,
     sources: Sequence[Source],
     template: Template,
-    found: Survey,
+    found: SourceSurvey,
     maker: BatchMaker,
     task: SFTTask,
     context: Context,
@@ -189,12 +189,12 @@ def codec_of(sources: Sequence[Source], start: Path | None) -> dict[str, Any]:
 
 def _survey(
     config: TrainConfig, sources: Sequence[Source], template: Template, set_aside: SetAside, context: Context
-) -> Survey:
+) -> SourceSurvey:
     """Made once, by the first rank; a resumed run and the other ranks read it."""
     path = context.folder / "survey.safetensors"
     if context.ranks.first and not _is_whole_survey(path, context):
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
-            found = survey(
+            found = survey_sources(
                 sources, template, chosen(config.max_length), config.too_long, set_aside,
                 lambda: bar.advance(bar.task_ids[0]), _features(config),
             )  # fmt: skip
@@ -230,7 +230,7 @@ def _is_whole_survey(path: Path, context: Context) -> bool:
 
 
 def _maker(
-    config: TrainConfig, sources: Sequence[Source], template: Template, found: Survey, context: Context
+    config: TrainConfig, sources: Sequence[Source], template: Template, found: SourceSurvey, context: Context
 ) -> BatchMaker:
     rank, world = context.ranks.rank, context.ranks.world
     try:
@@ -245,7 +245,7 @@ def _task(
     config: TrainConfig,
     sources: Sequence[Source],
     template: Template,
-    found: Survey,
+    found: SourceSurvey,
     maker: BatchMaker,
     set_aside: SetAside,
     context: Context,
@@ -298,7 +298,7 @@ def _listening(
     model: DualFFN,
     sources: Sequence[Source],
     template: Template,
-    found: Survey,
+    found: SourceSurvey,
     set_aside: SetAside,
     context: Context,
 ) -> Listening | None:
@@ -335,7 +335,7 @@ def _no_listening(config: TrainConfig, context: Context) -> str:
 
 
 def _save(
-    config: TrainConfig, template: Template, sources: Sequence[Source], found: Survey, folder: Path
+    config: TrainConfig, template: Template, sources: Sequence[Source], found: SourceSurvey, folder: Path
 ) -> None:
     """Write what the run ended with; an adapter by itself too, and merged into `model`."""
     model = _model(config, template, sources)
@@ -375,7 +375,7 @@ def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None
     return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
 
 
-def _card(config: TrainConfig, sources: Sequence[Source], found: Survey) -> ModelCard:
+def _card(config: TrainConfig, sources: Sequence[Source], found: SourceSurvey) -> ModelCard:
     codec = codec_of(sources, config.start)
     samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     return ModelCard(

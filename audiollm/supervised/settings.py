@@ -30,7 +30,7 @@ SourceAddress = Annotated[str, AfterValidator(_check_source)]
 
 
 @dataclass(frozen=True)
-class SizeRule:
+class DecoderSizeRule:
     """What follows from `size`. Heads are 64 wide."""
 
     hidden_size: int
@@ -43,12 +43,12 @@ class SizeRule:
     max_tokens: int
 
 
-SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(192, 6, 48, None, 24, 2e-3, 1_024, 8_192),
-    "small": SizeRule(512, 12, 64, 20_000, None, 6e-4, 8_192, 8_192),
-    "300m": SizeRule(1024, 16, 256, 100_000, None, 3e-4, 32_768, 16_384),
-    "1b": SizeRule(2048, 16, 512, 250_000, None, 2e-4, 128_256, 16_384),
-    "3b": SizeRule(3072, 28, 512, 500_000, None, 1.5e-4, 128_256, 8_192),
+SIZES: dict[str, DecoderSizeRule] = {
+    "tiny": DecoderSizeRule(192, 6, 48, None, 24, 2e-3, 1_024, 8_192),
+    "small": DecoderSizeRule(512, 12, 64, 20_000, None, 6e-4, 8_192, 8_192),
+    "300m": DecoderSizeRule(1024, 16, 256, 100_000, None, 3e-4, 32_768, 16_384),
+    "1b": DecoderSizeRule(2048, 16, 512, 250_000, None, 2e-4, 128_256, 16_384),
+    "3b": DecoderSizeRule(3072, 28, 512, 500_000, None, 1.5e-4, 128_256, 8_192),
 }
 
 

@@ -24,9 +24,9 @@ from audiollm.data.hearing.features import (
     FeatureRows,
     FeatureShape,
     PartSize,
-    clip_rows,
     heard_parts,
     no_codes,
+    num_clip_rows,
 )
 from audiollm.data.records.sample import TextPart
 from audiollm.data.records.source import LoadedSample, Source
@@ -42,7 +42,7 @@ VOCABULARY_TEXT = 200_000_000
 
 
 @dataclass(frozen=True)
-class Survey:
+class SourceSurvey:
     """By source, in the order of the sources."""
 
     rows: list[np.ndarray]
@@ -81,7 +81,7 @@ def texts_of(
             return
 
 
-def survey(
+def survey_sources(
     sources: Sequence[Source],
     template: Template,
     max_length: int,
@@ -89,7 +89,7 @@ def survey(
     set_aside: SetAside,
     advance: Advance,
     encoder: FeatureShape | None = None,
-) -> Survey:
+) -> SourceSurvey:
     """Read every sample once.
 
     Args:
@@ -125,10 +125,10 @@ def survey(
         if speaker is not None and plan.rows and not is_held_out(loaded):
             speakers.add(str(speaker))
     digests = tuple(source.digest for source in sources)
-    return Survey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
+    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
 
 
-def save_survey(path: Path, found: Survey) -> None:
+def save_survey(path: Path, found: SourceSurvey) -> None:
     arrays = {
         f"{name}/{place:06d}": array
         for name in ("rows", "held_out", "fittings")
@@ -141,7 +141,7 @@ def save_survey(path: Path, found: Survey) -> None:
         save_file(arrays, temporary, metadata={"names": json.dumps(names)})
 
 
-def load_survey(path: Path) -> Survey:
+def load_survey(path: Path) -> SourceSurvey:
     """What `save_survey` wrote; surveys of earlier versions have no digest to be compared with.
 
     Raises:
@@ -159,7 +159,7 @@ def load_survey(path: Path) -> Survey:
             [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
             for kind in ("rows", "held_out", "fittings")
         )
-        return Survey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
+        return SourceSurvey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedFile(path, f"it holds no survey ({error})") from None
 
@@ -194,7 +194,7 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
     sizes: list[PartSize] = []
     for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
         if heard and encoder is not None:
-            sizes.append(FeatureRows(clip_rows(clip, encoder)))
+            sizes.append(FeatureRows(num_clip_rows(clip, encoder)))
         elif number < len(frames):
             sizes.append(frames[number])
         else:

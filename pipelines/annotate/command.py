@@ -19,7 +19,7 @@ from audiollm.recipe.config import load_document, show_path
 from pipelines.annotate.execution.presets import PRESETS
 
 if TYPE_CHECKING:
-    from pipelines.annotate.execution.config import Config
+    from pipelines.annotate.execution.config import AnnotationConfig
 
 PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
 
@@ -158,17 +158,17 @@ def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
     return found
 
 
-def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
+def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AnnotationConfig:
     """
     Raises:
         ConfigError: naming the setting.
     """
-    from pipelines.annotate.execution.config import Config
+    from pipelines.annotate.execution.config import AnnotationConfig
 
     for text in overrides:
         _override(given, text)
     try:
-        return Config.model_validate(given)
+        return AnnotationConfig.model_validate(given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         message = problem["msg"].removeprefix("Value error, ")
@@ -187,10 +187,10 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> Config:
 def _nearest_setting(wrong: str) -> str:
     """What may have been meant: a setting that ends so, one whose last name is the same, or the most similar."""
     from pipelines.annotate.execution.chain import KINDS, config_class
-    from pipelines.annotate.execution.config import Config
+    from pipelines.annotate.execution.config import AnnotationConfig
     from pipelines.annotate.execution.rules import Thresholds
 
-    known = [name for name in Config.model_fields if name not in ("steps", "thresholds")]
+    known = [name for name in AnnotationConfig.model_fields if name not in ("steps", "thresholds")]
     known += [f"thresholds.{name}" for name in Thresholds.model_fields]
     known += [f"steps.{step}.{name}" for step in KINDS for name in config_class(step).model_fields]
     ending = [key for key in known if f".{key}".endswith(f".{wrong}")]
@@ -216,12 +216,12 @@ def _override(given: dict[str, Any], text: str) -> None:
         place[last] = value
 
 
-def _show(config: Config, console: Console) -> None:
+def _show(config: AnnotationConfig, console: Console) -> None:
     """Steps, thresholds, what there is and what it takes."""
     from pipelines.annotate.execution import chain as chains
-    from pipelines.annotate.execution.plan import plan
+    from pipelines.annotate.execution.plan import plan_annotation
 
-    estimate = plan(config, {})
+    estimate = plan_annotation(config, {})
     console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
     table = Table("threshold", "value")
     for name, value in config.limits.model_dump().items():

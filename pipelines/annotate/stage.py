@@ -16,12 +16,12 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import Chain, Missing
-from pipelines.annotate.execution.config import Config
-from pipelines.annotate.execution.corpus import Verdicts, judge, kept_rows
+from pipelines.annotate.execution.config import AnnotationConfig
+from pipelines.annotate.execution.corpus import Verdicts, judge_segments, kept_rows
 from pipelines.annotate.execution.facts import write_facts
-from pipelines.annotate.execution.plan import plan
+from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.execution.rules import Thresholds
-from pipelines.annotate.execution.run import Run, write_report, write_shards
+from pipelines.annotate.execution.run import Run, request_report, write_shards
 from pipelines.annotate.execution.spool import Spool
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.inputs import InputError, collect, digests
@@ -38,7 +38,7 @@ _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]:
     """Write what `output.write_output` says, and what the report reads beside it; returns `funnel.json`'s content.
 
     Raises:
@@ -55,7 +55,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
                 write_shards(config, context, ledger)
             else:  # an earlier run's are of other segments
                 shutil.rmtree(context.folder / "shards", ignore_errors=True)
-            write_report(config, context, ledger)
+            request_report(config, context, ledger)
     except (TranscriptError, InputError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None
     except EngineError as error:
@@ -66,7 +66,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     return funnel
 
 
-def _run(config: Config, context: Context, ledger: Ledger) -> dict[str, Any]:
+def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
     folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
@@ -75,10 +75,10 @@ def _run(config: Config, context: Context, ledger: Ledger) -> dict[str, Any]:
     thresholds, chain, lacking = _chain(config, context, sources)
     spool = Spool(folder / "ledger" / "spool.sqlite")
     try:
-        run = Run(config, context, chain, thresholds, sources.found, ledger, spool)
-        run.annotate()
+        annotation = Run(config, context, chain, thresholds, sources.found, ledger, spool)
+        annotation.annotate()
         verdicts = _verdicts(config, chain, spool, sources)
-        run.sample(verdicts)
+        annotation.sample(verdicts)
         columns = make_columns(config.bins, (row for _, row in kept_rows(spool, verdicts)))
         funnel = write_output(folder, spool, sources, verdicts, columns, thresholds)
     finally:
@@ -92,14 +92,14 @@ def _run(config: Config, context: Context, ledger: Ledger) -> dict[str, Any]:
         "workers": workers,
         "engine": config.engine,
     }
-    write_facts(folder, config.limits, thresholds, lacking, run.costs, took)
+    write_facts(folder, config.limits, thresholds, lacking, annotation.costs, took)
     return funnel
 
 
 # ---------------------------------------------------------------------------------------------- what to do
 
 
-def _sources(config: Config, context: Context, ledger: Ledger) -> Sources:
+def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sources:
     inputs, transcripts, test = config.inputs, config.transcripts, config.test
     if not inputs:
         corpus, target = config.corpus, context.folder / "corpus"
@@ -135,7 +135,7 @@ def _hint_at_a_pattern(sources: Sources, context: Context) -> None:
         context.say(f"give it as a pattern, for instance transcripts='{hint}'")
 
 
-def _refuse_missing_scorers(config: Config) -> None:
+def _refuse_missing_scorers(config: AnnotationConfig) -> None:
     """
     Raises:
         StageError: something is missing, and the settings do not say to go on without.
@@ -151,7 +151,9 @@ def _refuse_missing_scorers(config: Config) -> None:
         )
 
 
-def _chain(config: Config, context: Context, sources: Sources) -> tuple[Thresholds, Chain, list[Missing]]:
+def _chain(
+    config: AnnotationConfig, context: Context, sources: Sources
+) -> tuple[Thresholds, Chain, list[Missing]]:
     """The steps that can run, the thresholds that can be applied, and what cannot.
 
     Raises:
@@ -183,7 +185,7 @@ def _chain(config: Config, context: Context, sources: Sources) -> tuple[Threshol
     return thresholds.model_copy(update=unset), chains.build(kept, hearing, sampled), lacking
 
 
-def _grammar(config: Config, sources: Sources, context: Context) -> tuple[str, ...] | None:
+def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tuple[str, ...] | None:
     """The closed grammar of pocketsphinx, proved to work; None is the open vocabulary."""
     from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
@@ -210,7 +212,7 @@ def _grammar(config: Config, sources: Sources, context: Context) -> tuple[str, .
 # ---------------------------------------------------------------------------------------------- making of it
 
 
-def _verdicts(config: Config, chain: Chain, spool: Spool, sources: Sources) -> Verdicts:
+def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sources) -> Verdicts:
     preset = config.chosen_preset
     names = {number: source.name for number, source in enumerate(sources.found)}
     ids = segment_ids([(file, number) for file, number, _ in spool.segments()], names)
@@ -218,7 +220,7 @@ def _verdicts(config: Config, chain: Chain, spool: Spool, sources: Sources) -> V
     if same is None:
         same = DuplicateConfig() if preset.drop_duplicates else False
     cosine = config.link_speakers or _LINK_COSINE
-    return judge(
+    return judge_segments(
         spool,
         ids,
         config.outlier_iqr or preset.outlier_iqr,
@@ -251,8 +253,8 @@ def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
 
 STAGE = Stage(
     kind="annotate",
-    config=Config,
-    run=run,
+    config=AnnotationConfig,
+    run=run_annotation,
     artifacts={
         "segments": "segments.jsonl",
         "filtered": "filtered.jsonl",
@@ -262,6 +264,6 @@ STAGE = Stage(
         "ledger": "ledger/ledger.sqlite",
     },
     help="find who says what in the recordings",
-    plan=plan,
+    plan=plan_annotation,
     keeps=("ledger", "fetched", "corpus", "shards"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pipelines.compose.rows import Row, Segment
+from pipelines.compose.rows import Row, SegmentRow
 
 
 class Balance(BaseModel):
@@ -62,7 +62,7 @@ def taken(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
     return {id for each in members.values() for id in each[:limit]}
 
 
-def connected(segments: Sequence[Segment]) -> list[str]:
+def connected(segments: Sequence[SegmentRow]) -> list[str]:
     """For each segment the name of its group: those that share a speaker or a file, by any number of steps.
 
     The speaker of a sound without speech says nothing. A group is named after the first of its files, in order.

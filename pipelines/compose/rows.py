@@ -35,7 +35,7 @@ class Refusal(BaseModel):
     reason: str = ""
 
 
-class Segment(BaseModel):
+class SegmentRow(BaseModel):
     """A row of `segments.jsonl`. Columns that are not named here are fields of the tasks, too."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -100,9 +100,9 @@ class Row:
         return {*self.fields, *self.columns, *self.facts}
 
 
-def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
+def read_segments(path: Path) -> tuple[list[SegmentRow], list[BadSample]]:
     """The usable rows of a `segments.jsonl`, and what the others are."""
-    segments: list[Segment] = []
+    segments: list[SegmentRow] = []
     bad: list[BadSample] = []
     seen: set[str] = set()
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
@@ -110,7 +110,7 @@ def read_segments(path: Path) -> tuple[list[Segment], list[BadSample]]:
             continue
         where = f"{path}:{number}"
         try:
-            segment = Segment.model_validate_json(line)
+            segment = SegmentRow.model_validate_json(line)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             reason = f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
@@ -130,7 +130,7 @@ def written(text: str, normalize: bool) -> str:
     return prompt_form(text) if normalize else " ".join(text.split())
 
 
-def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
+def clips(segments: Sequence[SegmentRow], seed: int) -> list[Row]:
     """A row a segment; `reference` is another clip of the same speaker and split, where there is one."""
     references = _References(segments, seed)
     facts = Facts((segment.model_extra or {} for segment in segments), seed)
@@ -163,7 +163,7 @@ def clips(segments: Sequence[Segment], seed: int) -> list[Row]:
     return rows
 
 
-def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
+def conversations(segments: Sequence[SegmentRow], seed: int) -> list[Row]:
     """Successive segments of one recording and split with at least two speakers, as one clip each.
 
     `references` shows a clip of every speaker from outside of the conversation, where all have one.
@@ -199,14 +199,14 @@ def conversations(segments: Sequence[Segment], seed: int) -> list[Row]:
 class _References:
     """The clips of each speaker and split: which one stands for the voice of another."""
 
-    def __init__(self, segments: Sequence[Segment], seed: int) -> None:
+    def __init__(self, segments: Sequence[SegmentRow], seed: int) -> None:
         self._seed = seed
-        self._clips: dict[tuple[str, str | None], list[Segment]] = defaultdict(list)
+        self._clips: dict[tuple[str, str | None], list[SegmentRow]] = defaultdict(list)
         for segment in sorted(segments, key=lambda segment: segment.id):
             if segment.text:
                 self._clips[segment.speaker, segment.split].append(segment)
 
-    def of(self, segment: Segment, without: set[str]) -> Segment | None:
+    def of(self, segment: SegmentRow, without: set[str]) -> SegmentRow | None:
         """One that is none of `without`, drawn by a hash of the segment's id; None where there is none."""
         known = self._clips[segment.speaker, segment.split]
         start = int(sha256(f"{self._seed}:reference:{segment.id}".encode()).hexdigest()[:16], 16)
@@ -217,16 +217,16 @@ class _References:
         return None
 
 
-def _speakers_heard(segment: Segment) -> int | None:
+def _speakers_heard(segment: SegmentRow) -> int | None:
     """How many people speak in a segment: none in a sound, and one where a step has looked for others."""
     if segment.kind == "sound":
         return 0
     return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None
 
 
-def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
-    groups: list[list[Segment]] = []
-    previous: Segment | None = None
+def _groups(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
+    groups: list[list[SegmentRow]] = []
+    previous: SegmentRow | None = None
     for segment in sorted(segments, key=lambda segment: (segment.path, segment.start_s, segment.id)):
         goes_on = (
             previous is not None
@@ -244,7 +244,7 @@ def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
     return [group for group in groups if len({segment.speaker for segment in group}) > 1]
 
 
-def _turns(group: Sequence[Segment]) -> list[tuple[str, str]]:
+def _turns(group: Sequence[SegmentRow]) -> list[tuple[str, str]]:
     turns: list[tuple[str, str]] = []
     for segment in group:
         if turns and turns[-1][0] == segment.speaker:

@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from audiollm.data.chat.tasks import TaskTemplate, load_tasks, render
+from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
 from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import Sample
-from audiollm.errors import BadSample, StageError, nearest
+from audiollm.errors import BadSample, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.choice import Balance, choose_test, connected, place, taken
-from pipelines.compose.rows import Row, Segment, clips, conversations, read_segments, written
+from pipelines.compose.rows import Row, SegmentRow, clips, conversations, read_segments, written
 
 
-class Config(StageConfig):
+class ComposeConfig(StageConfig):
     """Settings of the stage `compose`."""
 
     segments: InputPath
@@ -51,7 +51,7 @@ class Config(StageConfig):
         known = load_tasks(info.data.get("tasks_file"))
         for name, weight in tasks.items():
             if name not in known:
-                raise ValueError(f"no such task: {name!r}; {nearest(name, known)}")
+                raise ValueError(f"no such task: {name!r}; {suggestion(name, known)}")
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of {name!r} must be positive, not {weight}")
         if not tasks:
@@ -66,7 +66,7 @@ class Config(StageConfig):
         tasks = info.data.get("tasks", balance)
         for name in balance:
             if name not in tasks:
-                raise ValueError(f"{name!r} is no task of this stage; {nearest(name, tasks)}")
+                raise ValueError(f"{name!r} is no task of this stage; {suggestion(name, tasks)}")
         return balance
 
     @property
@@ -75,7 +75,7 @@ class Config(StageConfig):
         return {name: weight / max(self.tasks.values()) for name, weight in self.tasks.items()}
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
     """Write `samples.jsonl` and `set_aside.jsonl`; returns counts and seconds.
 
     Raises:
@@ -85,7 +85,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     known = load_tasks(config.tasks_file)
     tasks = [known[name] for name in config.tasks]
     segments, dropped = read_segments(config.segments)
-    kept: list[Segment] = []
+    kept: list[SegmentRow] = []
     for segment in segments:
         text = written(segment.text, config.normalize_text)
         if text or any("text" not in task.required for task in tasks):
@@ -132,7 +132,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 
 def make_samples(
-    segments: Sequence[Segment], tasks: Sequence[TaskTemplate], config: Config
+    segments: Sequence[SegmentRow], tasks: Sequence[TaskTemplate], config: ComposeConfig
 ) -> tuple[list[Sample], dict[str, int], list[BadSample]]:
     """All samples, task after task; how many rows lack a task's fields; what can be made no sample of.
 
@@ -160,7 +160,7 @@ def make_samples(
                     continue
                 if name in seen:
                     raise ValueError(f"the id {name!r} is taken")
-                sample = render(task, name, fields, config.seed, _metadata(row))
+                sample = fill_task(task, name, fields, config.seed, _metadata(row))
             except ValueError as error:
                 bad.append(BadSample(str(config.segments), row.segment, str(error), "malformed field"))
                 continue
@@ -205,7 +205,9 @@ def _metadata(row: Row) -> dict[str, Any]:
     return {"split": row.split, "speaker": row.speaker, "text": row.words, "segment": row.segment}
 
 
-def split_segments(segments: Sequence[Segment], config: Config, context: Context) -> list[Segment]:
+def split_segments(
+    segments: Sequence[SegmentRow], config: ComposeConfig, context: Context
+) -> list[SegmentRow]:
     """The segments with `split` set to train or test.
 
     By speaker, file or what hangs together, a group is tested when the hash of its name and the seed is below
@@ -246,7 +248,7 @@ def split_segments(segments: Sequence[Segment], config: Config, context: Context
     ]
 
 
-def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
+def _refuse_too_little(seconds: float, config: ComposeConfig, more: str) -> None:
     needed = config.min_seconds
     if seconds < needed or seconds == 0:
         raise StageError(
@@ -256,7 +258,7 @@ def _refuse_too_little(seconds: float, config: Config, more: str) -> None:
         )
 
 
-def _without_text(segment: Segment) -> BadSample:
+def _without_text(segment: SegmentRow) -> BadSample:
     """Why it is in no sample; a refused text is counted by the reason."""
     refused = segment.text_refused
     if refused is None:
@@ -272,7 +274,7 @@ def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample])
     write_jsonl(target, [*upstream, *(row_of(bad, "compose") for bad in dropped)])
 
 
-def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
+def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
     """Counts from the annotate stage's plan; the stage itself takes a moment."""
     facts = next((p.facts for p in upstream.values() if "audio_s" in p.facts), {"audio_s": 0.0, "clips": 0.0})
     recordings, audio_s = facts["clips"], facts["audio_s"]
@@ -292,9 +294,9 @@ def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
 
 STAGE = Stage(
     kind="compose",
-    config=Config,
-    run=run,
+    config=ComposeConfig,
+    run=run_compose,
     artifacts={"samples": "samples.jsonl", "set_aside": "set_aside.jsonl"},
     help="make training samples of the segments",
-    plan=plan,
+    plan=plan_compose,
 )

@@ -73,7 +73,7 @@ class EngineError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerReply:
     """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`)."""
 
     worker: int
@@ -81,7 +81,7 @@ class Answer:
     how: str = ""
 
 
-class Backend(Protocol):
+class WorkerBackend(Protocol):
     """Where workers live: processes of this machine, or actors of a cluster. Workers are numbered by it."""
 
     def start(self, pool: Pool) -> int:
@@ -90,7 +90,7 @@ class Backend(Protocol):
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         """Give an idle worker something to do."""
 
-    def wait(self) -> list[Answer]:
+    def wait(self) -> list[WorkerReply]:
         """What has happened; blocks until something has.
 
         Raises:
@@ -104,7 +104,7 @@ class Backend(Protocol):
 def run_walks(
     walks: Iterable[Walk],
     pools: Sequence[Pool],
-    backend: Backend,
+    backend: WorkerBackend,
     ledger: Ledger,
     on_answer: Callable[[Call, Outcome, bool], None] | None = None,
 ) -> None:
@@ -178,7 +178,7 @@ class _Schedule:
         self,
         walks: Iterator[Walk],
         pools: Sequence[Pool],
-        backend: Backend,
+        backend: WorkerBackend,
         ledger: Ledger,
         on_answer: Callable[[Call, Outcome, bool], None],
     ) -> None:
@@ -236,7 +236,7 @@ class _Schedule:
                 lane.busy[worker] = batch
                 self._backend.send(worker, batch[0].call.step, [waiting.call.item for waiting in batch])
 
-    def _receive(self, answer: Answer) -> None:
+    def _receive(self, answer: WorkerReply) -> None:
         lane = next((lane for lane in self._lanes if answer.worker in lane.busy), None)
         if lane is None:  # an idle worker died: another is started when there is work
             for lane in self._lanes:

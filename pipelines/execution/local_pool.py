@@ -15,7 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from audiollm.processes import end_with_parent
-from pipelines.execution.engine import Answer, EngineError, Pool, Worker
+from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 from pipelines.execution.shared_setup import WORKER_FILE
 
 ONE_THREAD = dict.fromkeys(
@@ -32,7 +32,7 @@ class InProcess:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._answers: list[Answer] = []
+        self._answers: list[WorkerReply] = []
         self._numbers = count()
 
     def start(self, pool: Pool) -> int:
@@ -40,11 +40,11 @@ class InProcess:
 
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         try:
-            self._answers.append(Answer(worker, self._worker.process(step, items)))
+            self._answers.append(WorkerReply(worker, self._worker.process(step, items)))
         except Exception as error:
             raise EngineError(_cannot(step, error)) from error
 
-    def wait(self) -> list[Answer]:
+    def wait(self) -> list[WorkerReply]:
         answers, self._answers = self._answers, []
         return answers
 
@@ -95,7 +95,7 @@ class LocalProcesses:
         with suppress(OSError):  # it died: `wait` will find out
             self._processes[worker][1].send((step, items))
 
-    def wait(self) -> list[Answer]:
+    def wait(self) -> list[WorkerReply]:
         by_connection = {connection: number for number, (_, connection) in self._processes.items()}
         return [self._receive(by_connection[ready]) for ready in wait(list(by_connection))]  # type: ignore[index]
 
@@ -107,7 +107,7 @@ class LocalProcesses:
             connection.close()
         self._processes = {}
 
-    def _receive(self, number: int) -> Answer:
+    def _receive(self, number: int) -> WorkerReply:
         process, connection = self._processes[number]
         try:
             content = connection.recv()
@@ -115,10 +115,10 @@ class LocalProcesses:
             process.join()
             connection.close()
             del self._processes[number]
-            return Answer(number, None, f"exit code {process.exitcode}")
+            return WorkerReply(number, None, f"exit code {process.exitcode}")
         if isinstance(content, str):
             raise EngineError(content)
-        return Answer(number, content)
+        return WorkerReply(number, content)
 
     def _gpu_of(self, pool: Pool) -> dict[str, str]:
         """The workers of GPU steps fill one GPU after the other with their shares."""
@@ -155,10 +155,10 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
 
 
 def _cannot(step: str, error: Exception) -> str:
-    return f"the step {step} cannot be set up: {describe(error)}" if step else describe(error)
+    return f"the step {step} cannot be set up: {error_line(error)}" if step else error_line(error)
 
 
-def describe(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

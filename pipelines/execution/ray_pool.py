@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from pipelines.execution.engine import Answer, EngineError, Pool, Worker
+from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 from pipelines.execution.ledger import Outcome
-from pipelines.execution.local_pool import ONE_THREAD, describe
+from pipelines.execution.local_pool import ONE_THREAD, error_line
 
 _INSTALL = "pip install 'audiollm[ray]'"
 
@@ -53,7 +53,7 @@ class RayActors:
                 own = {"num_cpus": _whole(pools)} if address is None else {}
                 ray.init(address, logging_level="ERROR", log_to_driver=False, include_dashboard=False, **own)
         except Exception as error:  # of many kinds, by what is wrong with the cluster
-            raise EngineError(f"engine: no Ray cluster at {address}: {describe(error)}") from None
+            raise EngineError(f"engine: no Ray cluster at {address}: {error_line(error)}") from None
         self._check(pools)
         self._worker = ray.put(worker)
         self._host = ray.remote(_Host)
@@ -71,7 +71,7 @@ class RayActors:
     def send(self, worker: int, step: str, items: Sequence[Any]) -> None:
         self._at_work[self._actors[worker].process.remote(step, list(items))] = worker
 
-    def wait(self) -> list[Answer]:
+    def wait(self) -> list[WorkerReply]:
         ready, _ = self._ray.wait(list(self._at_work), num_returns=1)
         return [self._receive(reference) for reference in ready]
 
@@ -82,15 +82,15 @@ class RayActors:
         if self._owns:
             self._ray.shutdown()
 
-    def _receive(self, reference: Any) -> Answer:
+    def _receive(self, reference: Any) -> WorkerReply:
         number = self._at_work.pop(reference)
         try:
-            return Answer(number, self._ray.get(reference))
+            return WorkerReply(number, self._ray.get(reference))
         except self._ray.exceptions.RayActorError as error:
             del self._actors[number]
-            return Answer(number, None, _last_line(error))
+            return WorkerReply(number, None, _last_line(error))
         except self._ray.exceptions.RayTaskError as error:
-            raise EngineError(f"a step cannot be set up: {describe(error.cause)}") from None
+            raise EngineError(f"a step cannot be set up: {error_line(error.cause)}") from None
 
     def _check(self, pools: Sequence[Pool]) -> None:
         has = self._ray.cluster_resources()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.report.formats import percent
 from pipelines.report.material import Material, Row, Trace, pick_evenly
-from pipelines.report.media import Clip, Gallery, shares
+from pipelines.report.media import Gallery, PageClip, shares
 from pipelines.report.scores import heat
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ def _cases(rows: Sequence[Row], count: int, gallery: Gallery) -> list[Row]:
     return [{**row, "clip": _clip(row["recording"], gallery)} for row in chosen]
 
 
-def _clip(part: AudioPart | None, gallery: Gallery) -> Clip:
+def _clip(part: AudioPart | None, gallery: Gallery) -> PageClip:
     if part is None:
-        return Clip(problem="its sample is no longer there")
+        return PageClip(problem="its sample is no longer there")
     return gallery.clip(Path(part.path), part.start_s, part.end_s)
 
 

@@ -39,7 +39,7 @@ def alarms_of(stage: Trace) -> list[tuple[int, str, str]]:
     return [(row["step"], str(row.get("kind")), str(row.get("text"))) for row in known]
 
 
-def spread(count: int, most: int) -> list[int]:
+def spread_places(count: int, most: int) -> list[int]:
     """At most `most` places of a list of `count`: the first, the last, and evenly between."""
     shown = min(count, most)
     return [round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)]

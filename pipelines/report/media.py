@@ -19,7 +19,7 @@ _LONGEST_S = 30.0
 
 
 @dataclass(frozen=True)
-class Clip:
+class PageClip:
     """A sound on the page. Without a player `audio` is empty; `problem` says why there is nothing at all."""
 
     duration_s: float = 0.0
@@ -45,7 +45,7 @@ class Gallery:
     num_silent: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
 
-    def clip(self, path: Path, start_s: float = 0.0, end_s: float | None = None) -> Clip:
+    def clip(self, path: Path, start_s: float = 0.0, end_s: float | None = None) -> PageClip:
         """The sound of a file or a span of it, mono, at most half a minute; never raises for a bad file."""
         from audiollm.audio import AudioError, load
 
@@ -56,14 +56,14 @@ class Gallery:
             if waveform.sample_rate not in _MP3_RATES:
                 waveform = waveform.resample(PAGE_RATE)
         except AudioError as error:
-            return Clip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
+            return PageClip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
         cut = cut or (end_s is None and waveform.duration_s > _LONGEST_S - 0.01)
         samples_N = waveform.samples_CN[0].numpy()
         picture = draw_spectrogram(
             mel_decibels(samples_N, waveform.sample_rate), waveform.sample_rate, waveform.duration_s
         )
         self.num_clips += 1
-        return Clip(waveform.duration_s, self._audio(waveform), picture, cut=cut)
+        return PageClip(waveform.duration_s, self._audio(waveform), picture, cut=cut)
 
     def _audio(self, waveform: Waveform) -> str:
         from audiollm.audio import AudioError, encode_bytes

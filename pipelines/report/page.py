@@ -23,8 +23,8 @@ from pipelines.report.media import Gallery
 from pipelines.report.recordings import recordings_section
 from pipelines.report.samples import samples_section
 from pipelines.report.scores import scores_section
-from pipelines.report.settings import Config
-from pipelines.report.summary import seconds_and_memory, summarize
+from pipelines.report.settings import ReportConfig
+from pipelines.report.summary import seconds_and_memory, summarize_run
 from pipelines.report.training import training_section
 
 FOLDER = Path(__file__).parent
@@ -49,7 +49,7 @@ KINDS = {
 PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
 
 
-def write_report(config: Config, context: Context) -> dict[str, Any]:
+def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
     """Write both files into the stage's folder; returns the numbers of clips and bytes."""
     started = time.monotonic()
     material = Material(context.recipe, context.results)
@@ -69,7 +69,7 @@ def write_report(config: Config, context: Context) -> dict[str, Any]:
             bar.advance(bar.task_ids[0])
     shown = {name: section for name, section in sections.items() if _has_place(name, section, material)}
     figures = seconds_and_memory(material, context.folder.name, time.monotonic() - started)
-    summary = summarize(material, *figures)
+    summary = summarize_run(material, *figures)
     html = render_page(material, summary, shown, gallery)
     for path, problem in material.damage.items():
         context.say(f"{path}: {problem}")

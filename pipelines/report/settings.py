@@ -7,7 +7,7 @@ from pydantic import Field
 from audiollm.recipe.stages import StageConfig
 
 
-class Config(StageConfig):
+class ReportConfig(StageConfig):
     """Settings of the stage `report`."""
 
     samples: int = Field(default=24, ge=0)

@@ -7,17 +7,17 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
-from pipelines.report.settings import Config
+from pipelines.report.settings import ReportConfig
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
     """Write `report.html` and `summary.json` of everything that has run so far, or failed."""
-    from pipelines.report.page import write_report
+    from pipelines.report.page import write_run_report
 
-    return write_report(config, context)
+    return write_run_report(config, context)
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_report(config: ReportConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Measured: 0.03 s and 20 kB a clip with its spectrogram, and a few seconds of imports."""
     clips = config.samples + 56  # of recordings, tokenizer, training and answers
     return StagePlan(
@@ -27,11 +27,11 @@ def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
 
 STAGE = Stage(
     kind="report",
-    config=Config,
-    run=run,
+    config=ReportConfig,
+    run=run_report,
     artifacts={"report": "report.html", "summary": "summary.json"},
     help="write the report of the run",
-    plan=plan,
+    plan=plan_report,
     reads_run=True,
     publish=("report", "summary"),
 )

@@ -32,7 +32,9 @@ SECTIONS = {
 }
 
 
-def summarize(material: Material, seconds: dict[str, float], memory_mb: dict[str, float]) -> dict[str, Any]:
+def summarize_run(
+    material: Material, seconds: dict[str, float], memory_mb: dict[str, float]
+) -> dict[str, Any]:
     """Everything that a program wants to know of a run, keys in order.
 
     A section holds what its stage returned, None where that is not done. In a recipe with several stages of the kind

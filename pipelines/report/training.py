@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of, spread
+from pipelines.report.curves import alarms_of, chart_of, drawn, facts_of, spread_places
 from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
 from pipelines.report.media import Gallery, shares
@@ -82,7 +82,7 @@ def _codebook_chart(rows: Sequence[Row]) -> Row:
     """The audio loss of each codebook in training, or of some of them evenly picked, by its number."""
     found = {key.removeprefix("audio_loss/") for row in rows for key in row if key.startswith("audio_loss/")}
     books = sorted(int(book) for book in found if book.isdecimal())
-    shown = [books[place] for place in spread(len(books), CODEBOOKS_SHOWN)]
+    shown = [books[place] for place in spread_places(len(books), CODEBOOKS_SHOWN)]
     series = [series_of(rows, f"audio_loss/{book}", str(book)) for book in shown]
     return drawn("Audio loss by codebook", "nats per code, training", series, "codebook")
 
@@ -96,7 +96,7 @@ def _listening(stage: Trace, gallery: Gallery, count: int) -> Row:
         for path in (stage.folder / "listening").glob("step-*")
         if (match := re.fullmatch(r"step-(\d+)", path.name))
     )
-    steps = [found[place] for place in spread(len(found), STEPS_SHOWN)]
+    steps = [found[place] for place in spread_places(len(found), STEPS_SHOWN)]
     prompts = []
     for row in stage.rows("listening/prompts.jsonl")[:count]:
         file = f"{Path(str(row.get('name'))).name}.wav"

@@ -13,7 +13,7 @@ from audiollm.errors import StageError
 from audiollm.files.atomic import write_json, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.compare_annotations import STAGE, Config
+from pipelines.compare_annotations import STAGE, ComparisonConfig
 
 
 def row(number: int, text: str, **changes: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def compared(folder: Path, first: Any, second: Any, **settings: Any) -> dict[str
         write_jsonl(folder / name / "filtered.jsonl", filtered)
     paths = {"first": str(folder / "a" / "segments.jsonl"), "second": str(folder / "b" / "segments.jsonl")}
     recipe = Recipe("test", folder, "tiny", 0, folder, (), {})
-    config = Config.model_validate({**paths, **settings})
+    config = ComparisonConfig.model_validate({**paths, **settings})
     figures = STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
     written = json.loads((folder / "compare.json").read_text())
     assert {name: value for name, value in written.items() if name != "differing"} == figures

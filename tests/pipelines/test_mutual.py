@@ -62,7 +62,7 @@ def segments(tmp_path: Path) -> Path:
 
 
 def described(segments: Path, **settings: Any) -> dict[str, dict[str, Any]]:
-    config = describe.Config.model_validate(
+    config = describe.DescriptionConfig.model_validate(
         {
             "segments": str(segments),
             "model": str(segments.parent),
@@ -70,7 +70,7 @@ def described(segments: Path, **settings: Any) -> dict[str, dict[str, Any]]:
             **settings,
         }
     )
-    describe.run(config, context(segments.parent / "described"))
+    describe.run_description(config, context(segments.parent / "described"))
     return {row["id"]: row for row in read_jsonl(segments.parent / "described" / "segments.jsonl")}
 
 
@@ -99,7 +99,7 @@ def test_answers_are_kept_and_can_replace(listener: Counter, segments: Path) -> 
 def test_what_a_segment_is_cannot_be_an_answer(segments: Path) -> None:
     for columns in ({"path": "Where?"}, {"a b": "What?"}, {"scene": " "}, {}):
         with pytest.raises(ValidationError):
-            describe.Config.model_validate(
+            describe.DescriptionConfig.model_validate(
                 {"segments": str(segments), "model": str(segments.parent), "columns": columns}
             )
 
@@ -130,7 +130,7 @@ def clip(**changes: Any) -> dict[str, Any]:
 def test_a_clip_is_taken_where_the_judges_agree(
     tmp_path: Path, changes: Mapping[str, Any], judges: list[str] | None, reason: str
 ) -> None:
-    config = harvest.Config.model_validate({"clips": str(tmp_path), "judges": judges})
+    config = harvest.HarvestConfig.model_validate({"clips": str(tmp_path), "judges": judges})
     assert harvest.refusal(clip(**changes), config) == reason
 
 
@@ -138,12 +138,12 @@ def test_harvested_clips_are_segments(tmp_path: Path) -> None:
     (tmp_path / "evaluate").mkdir()
     clips = tmp_path / "evaluate" / "clips.jsonl"
     write_jsonl(clips, [clip(), clip(id="b", stopped=False)])
-    config = harvest.Config.model_validate({"clips": str(clips)})
-    figures = harvest.run(config, context(tmp_path / "harvest"))
+    config = harvest.HarvestConfig.model_validate({"clips": str(clips)})
+    figures = harvest.run_harvest(config, context(tmp_path / "harvest"))
     assert figures == {"segments": 1, "refused": {"did not end by itself": 1}}
     (segment,), bad = read_segments(tmp_path / "harvest" / "segments.jsonl")
     assert not bad and segment.path == str(tmp_path / "generate" / "audio" / "seven.wav")
     assert (segment.text, segment.speaker, segment.duration_s) == ("seven", "ann", 0.6)
     write_jsonl(clips, [clip(stopped=False)])
     with pytest.raises(StageError, match="no clip .* can be used: 1 did not end by itself"):
-        harvest.run(config, context(tmp_path / "harvest"))
+        harvest.run_harvest(config, context(tmp_path / "harvest"))

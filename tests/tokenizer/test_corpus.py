@@ -20,7 +20,7 @@ from audiollm.data.records.shards import ShardWriter, read_index, read_shards
 from audiollm.errors import ConfigError, StageError
 from tokenizer import AudioTokenizer, TokenizerConfig
 from tokenizer.corpus import encoding as corpus
-from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, safe_name
+from tokenizer.corpus.decoding import OutputNames, detokenize_shards, open_shards, path_of_id
 from tokenizer.corpus.encoding import Coding, Corpus, check_record, tokenize_corpus
 
 TINY = TokenizerConfig(
@@ -309,8 +309,8 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, codec: Codec) 
 
 def test_safe_names_are_distinct_and_leave_good_ones_alone(tmp_path: Path) -> None:
     for good in ("a", "speaker 1/clip-2", "b.c", "日本"):
-        assert safe_name(good) == good
-    assert len({safe_name(bad) for bad in ("a:b", "a?b", "a_b", "", ".", "..", "/a", "a/")}) == 8
+        assert path_of_id(good) == good
+    assert len({path_of_id(bad) for bad in ("a:b", "a?b", "a_b", "", ".", "..", "/a", "a/")}) == 8
     names = OutputNames(tmp_path, "flac")
     taken = [*names.take("x", 2), *names.take("x", 1), *names.take("x", 1)]
     assert [path.name for path in taken] == ["x-1.flac", "x-2.flac", "x.flac", "x-3.flac"]

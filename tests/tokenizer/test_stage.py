@@ -30,7 +30,7 @@ from audiollm.recipe.stages import load_recipe
 from tokenizer.clips import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
-from tokenizer.training.run import tokenize
+from tokenizer.training.run import tokenize_samples
 from tokenizer.training.settings import TokenizeConfig
 from tokenizer.training.stages import HIGGS_PARAMETERS
 
@@ -215,7 +215,7 @@ def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
     sample = Sample(id="one", messages=messages, task="clone", metadata={"split": "train"})
     write_samples(tmp_path / "samples.jsonl", [sample])
     config = TokenizeConfig(samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec", sound=True)
-    tokenize(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    tokenize_samples(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
     loaded = Shards(tmp_path / "stage" / "shards")[0]
     heard, answer = loaded.audio
     expected = load(said.path, 0.25, 1.25)
@@ -256,8 +256,8 @@ def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(AudioTokenizer, "encode", killed)
-        tokenize(config, context)
-    figures = tokenize(config, context)
+        tokenize_samples(config, context)
+    figures = tokenize_samples(config, context)
     assert figures["samples"] == 4 and figures["set_aside"] == 2
     rows = read_set_aside(tmp_path / "stage" / "set_aside.jsonl")
     assert [(row["id"], row["kind"]) for row in rows] == [("", "wrong JSON"), ("broken", "cannot be read")]

@@ -6,17 +6,17 @@ from pydantic import Field, model_validator
 
 from audiollm.recipe.stages import InputPath
 from audiollm.train.settings import TrainingConfig
-from tokenizer.training.settings import SizeRule
+from tokenizer.training.settings import TokenizerSizeRule
 
 LATENT_RATE = 44_100 / 2048
 
 
-SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3),
-    "small": SizeRule(256, 512, (3, 6, 6, 4), 16, 40_000, None, 1e-3),
-    "300m": SizeRule(512, 1024, (3, 8, 8, 5), 64, 300_000, None, 4e-4),
-    "1b": SizeRule(512, 1280, (4, 10, 10, 6), 64, 600_000, None, 3e-4),
-    "3b": SizeRule(512, 1280, (4, 10, 10, 6), 128, 800_000, None, 3e-4),
+SIZES: dict[str, TokenizerSizeRule] = {
+    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3),
+    "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 40_000, None, 1e-3),
+    "300m": TokenizerSizeRule(512, 1024, (3, 8, 8, 5), 64, 300_000, None, 4e-4),
+    "1b": TokenizerSizeRule(512, 1280, (4, 10, 10, 6), 64, 600_000, None, 3e-4),
+    "3b": TokenizerSizeRule(512, 1280, (4, 10, 10, 6), 128, 800_000, None, 3e-4),
 }
 """Millions of parameters: 8, 25, 122, 223, 223 (Stable Audio Open's has 156)."""
 

@@ -161,7 +161,7 @@ def detokenize(
 
 
 @dataclass
-class Inputs:
+class CorpusInputs:
     """Samples from folders, files and lists: each file once, each id once."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -222,13 +222,13 @@ class Inputs:
             self.add_file(listing.parent / given, row.pop("id", "") or name, row)
 
 
-def read_inputs(given: Sequence[str]) -> Inputs:
+def read_inputs(given: Sequence[str]) -> CorpusInputs:
     """What the arguments of `tokenize` name, in their order.
 
     Raises:
         ConfigError: nothing is there, or a list that cannot be read.
     """
-    inputs = Inputs()
+    inputs = CorpusInputs()
     for text in given:
         for path in _expanded(text):
             suffix = path.suffix.lower()

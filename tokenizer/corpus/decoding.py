@@ -123,7 +123,7 @@ class OutputNames:
         Raises:
             ValueError: a link in the folder leads out of it.
         """
-        name = safe_name(sample_id)
+        name = path_of_id(sample_id)
         labels = [name] if parts == 1 else [f"{name}-{number}" for number in range(1, parts + 1)]
         return [self._free(label) for label in labels]
 
@@ -139,7 +139,7 @@ class OutputNames:
         return path
 
 
-def safe_name(sample_id: str) -> str:
+def path_of_id(sample_id: str) -> str:
     """An id as a relative path for any file system; one that had to be changed ends in a hash of the id."""
     names = [_UNSAFE.sub("_", name).strip(" .") for name in sample_id.split("/")]
     name = "/".join(names)

@@ -94,7 +94,7 @@ def search_of(vectors_VD: Tensor) -> Search:
     return Search(vectors_VD, centre_D, centred_VD, centred_VD.square().sum(dim=1))
 
 
-def nearest(x_SD: Tensor, search: Search) -> Tensor:
+def search_codes(x_SD: Tensor, search: Search) -> Tensor:
     """Index of the nearest vector, int64 `[S]`."""
     with torch.autocast(x_SD.device.type, enabled=False):
         _, centre_D, centred_VD, norms_V = search
@@ -109,7 +109,7 @@ def nearest(x_SD: Tensor, search: Search) -> Tensor:
 def nearest_codes(x_SD: Tensor, vectors_VD: Tensor) -> Tensor:
     """Index of the nearest vector, int64 `[S]`; see `Search`."""
     with torch.autocast(x_SD.device.type, enabled=False):
-        return nearest(x_SD, search_of(vectors_VD))
+        return search_codes(x_SD, search_of(vectors_VD))
 
 
 def cluster_sums(
@@ -137,7 +137,7 @@ def kmeans(
         the vectors `[V, D]` and how many samples are nearest to each `[V]`.
     """
     if start_VD is None:
-        start_VD = samples_SD[draw(len(samples_SD), size, generator).to(samples_SD.device)]
+        start_VD = samples_SD[draw_indices(len(samples_SD), size, generator).to(samples_SD.device)]
     vectors_VD = start_VD
     for _ in range(iterations):
         codes_S = nearest_codes(samples_SD, vectors_VD)
@@ -153,7 +153,7 @@ def kmeans(
     return vectors_VD, counts_V
 
 
-def draw(total: int, count: int, generator: torch.Generator) -> Tensor:
+def draw_indices(total: int, count: int, generator: torch.Generator) -> Tensor:
     """`count` of the indices 0..total-1 at random, each once before any comes twice."""
     order = torch.randperm(total, generator=generator, device=generator.device)
     return order.repeat(-(-count // total))[:count]
@@ -223,5 +223,5 @@ def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator
     start, total = place_among_ranks(latent_SD)
     if total == 0:
         raise ValueError("initialize needs latents, and got none: give at least one batch of audio")
-    picked_P = draw(total, min(total, SAMPLES_PER_CODE * size), generator)
+    picked_P = draw_indices(total, min(total, SAMPLES_PER_CODE * size), generator)
     return rows_of_all_ranks(at_least_float32(latent_SD), picked_P, start)

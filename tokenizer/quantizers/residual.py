@@ -18,16 +18,16 @@ from tokenizer.quantizers.codebooks import (
     at_least_float32,
     cluster_sums,
     copy_from_rank_0,
-    draw,
+    draw_indices,
     kmeans,
     level_counts,
-    nearest,
     nearest_codes,
     perplexity,
     place_among_ranks,
     real_frames,
     rows_of_all_ranks,
     sample_of_all_ranks,
+    search_codes,
     search_of,
     spread_over_frames,
     sum_over_ranks,
@@ -185,7 +185,7 @@ class ResidualVectorQuantizer(nn.Module):
         residual_SD = at_least_float32(latent_BTD).flatten(0, 1)
         codes = []
         for search in searches:
-            codes_S = nearest(residual_SD, search)
+            codes_S = search_codes(residual_SD, search)
             residual_SD = residual_SD - search.vectors_VD[codes_S]
             codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
         return torch.stack(codes, dim=1)
@@ -248,7 +248,7 @@ class ResidualVectorQuantizer(nn.Module):
             usage_V = self.usage_KV[level]
             dead_P = (usage_V < threshold * usage_V.mean()).nonzero()[:, 0]
             if len(dead_P):
-                rows_PD = rows_of_all_ranks(residual_SD, draw(total, len(dead_P), generator), start)
+                rows_PD = rows_of_all_ranks(residual_SD, draw_indices(total, len(dead_P), generator), start)
                 new_usage = usage_V.mean()
                 self.embed_sum_KVD[level, dead_P] = (rows_PD * new_usage).to(self.embed_sum_KVD.dtype)
                 self.usage_KV[level, dead_P] = new_usage

@@ -193,7 +193,7 @@ class MelUnitEncoder(nn.Module):
         self.embed = nn.Linear(stride * mels, size)
         self.embed_norm = nn.LayerNorm(size)
         self.hidden_C = nn.Parameter(torch.randn(size) * 0.1)
-        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TeacherBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(size)
         self.predict = nn.Linear(size, config.units_per_frame * config.num_units)
         self.register_buffer("cepstra_MQ", cosine_transform(mels, config.num_cepstra), persistent=False)
@@ -252,7 +252,7 @@ class MelUnitEncoder(nn.Module):
         return states
 
 
-class EncoderBlock(nn.Module):
+class TeacherBlock(nn.Module):
     """Depthwise convolution over time, attention over the whole input, two pointwise layers; residual."""
 
     def __init__(self, config: MelUnitConfig) -> None:

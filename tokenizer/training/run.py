@@ -24,7 +24,7 @@ from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import chosen
 from audiollm.train.loop.loop import LoopConfig, step_generator, train
-from tokenizer.clips import DITHER, Clip, ClipStore, augment, find_clips, load_levelled
+from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_clips, load_levelled
 from tokenizer.corpus.encoding import begin_set_aside
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
@@ -155,7 +155,7 @@ def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
     )
 
 
-def tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
+def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]:
     """Encode every sample's audio; what cannot be read is named in `set_aside.jsonl` and left out."""
     codec = load_codec(config.codec)
     samples, bad = read_samples(config.samples)
@@ -237,7 +237,7 @@ def _with_sound(sample: Sample) -> tuple[Sample, dict[str, bytes]]:
 
 def _vary(samples_N: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:
     """Gain of +- 3 dB, speed of +- 5 %, and a shift by less than a frame."""
-    varied_N = augment(samples_N, codec.sample_rate, generator, gain_db=3.0, speed=0.05)
+    varied_N = augment_waveform(samples_N, codec.sample_rate, generator, gain_db=3.0, speed=0.05)
     hop = round(codec.sample_rate / codec.frame_rate)
     shift = int(torch.randint(hop, (1,), generator=generator))
     return torch.nn.functional.pad(varied_N, (shift, 0))

@@ -14,7 +14,7 @@ FRAME_RATE = 25
 
 
 @dataclass(frozen=True)
-class SizeRule:
+class TokenizerSizeRule:
     """What follows from `size`."""
 
     mel_hidden_size: int
@@ -27,12 +27,12 @@ class SizeRule:
     learning_rate: float
 
 
-SIZES: dict[str, SizeRule] = {
-    "tiny": SizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
-    "small": SizeRule(256, 512, (3, 6, 6, 4), 16, 20_000, None, 1e-3),
-    "300m": SizeRule(384, 640, (3, 8, 8, 5), 64, 200_000, None, 5e-4),
-    "1b": SizeRule(384, 768, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
-    "3b": SizeRule(384, 768, (3, 8, 8, 5), 128, 500_000, None, 3e-4),
+SIZES: dict[str, TokenizerSizeRule] = {
+    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
+    "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 20_000, None, 1e-3),
+    "300m": TokenizerSizeRule(384, 640, (3, 8, 8, 5), 64, 200_000, None, 5e-4),
+    "1b": TokenizerSizeRule(384, 768, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
+    "3b": TokenizerSizeRule(384, 768, (3, 8, 8, 5), 128, 500_000, None, 3e-4),
 }
 """Millions of parameters: 7, 23, 50, 67, 67 (a larger language model does not need a larger codec)."""
 

@@ -20,9 +20,9 @@ def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str
 
 
 def _tokenize(config: TokenizeConfig, context: Context) -> dict[str, Any]:
-    from tokenizer.training.run import tokenize
+    from tokenizer.training.run import tokenize_samples
 
-    return tokenize(config, context)
+    return tokenize_samples(config, context)
 
 
 def tokenizer_parameters(

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from audiollm.data.chat.delay import IGNORE
-from audiollm.data.chat.template import Kind, Span, Template, TokenStream
+from audiollm.data.chat.template import Kind, RowSpan, Template, TokenStream
 from audiollm.data.hearing.features import FeatureWindow, PartAudio, PartSize, size_of
 from audiollm.data.records.sample import AudioPart, Message
 
@@ -67,7 +67,7 @@ def plan_fit(
     return FitPlan(Fitting.CUT_SHORT, max_length, min(ends, default=len(messages) - 1) + 1)
 
 
-def fit(
+def fit_stream(
     template: Template,
     messages: Sequence[Message],
     audio: Sequence[PartAudio],
@@ -111,7 +111,7 @@ def _first_windows(windows: Sequence[FeatureWindow], rows: int) -> tuple[Feature
     return tuple(kept)
 
 
-def _turn_ends(messages: Sequence[Message], spans: Sequence[Span]) -> dict[int, int]:
+def _turn_ends(messages: Sequence[Message], spans: Sequence[RowSpan]) -> dict[int, int]:
     """Message number -> rows up to its end, for the last message of every turn of the assistant."""
     ends: dict[int, int] = {}
     end = 0
@@ -122,7 +122,7 @@ def _turn_ends(messages: Sequence[Message], spans: Sequence[Span]) -> dict[int, 
     return {n: rows for n, rows in ends.items() if roles[n] == "assistant" and roles[n + 1] != "assistant"}
 
 
-def _teaches(spans: Sequence[Span], rows: int, num_codebooks: int) -> bool:
+def _teaches(spans: Sequence[RowSpan], rows: int, num_codebooks: int) -> bool:
     """Whether the first rows hold a target that is no mark: a text token, or a code of every codebook."""
     start = 0
     for span in spans:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import Document, load_document, show_path
 
 BUILT_IN = Path(__file__).with_name("tasks.yaml")
@@ -56,7 +56,7 @@ class TaskTemplate(BaseModel):
         used = set().union(*self.fields)
         for field in self.audio:
             if field not in used:
-                raise ValueError(f"audio: no phrasing uses {{{field}}}; {nearest(field, used)}")
+                raise ValueError(f"audio: no phrasing uses {{{field}}}; {suggestion(field, used)}")
         return self
 
     @cached_property
@@ -93,7 +93,7 @@ def load_tasks(path: Path | None = None) -> dict[str, TaskTemplate]:
     return tasks
 
 
-def render(
+def fill_task(
     task: TaskTemplate,
     id: str,
     fields: Mapping[str, FieldValue],
@@ -180,7 +180,9 @@ def _task(name: str, value: Any, document: Document) -> TaskTemplate:
         problem = problems[0]
         path = (name, *(part for part in problem["loc"] if part != "[key]"))
         remedy = (
-            nearest(str(path[-1]), TaskTemplate.model_fields) if problem["type"] == "extra_forbidden" else ""
+            suggestion(str(path[-1]), TaskTemplate.model_fields)
+            if problem["type"] == "extra_forbidden"
+            else ""
         )
         message = str(problem["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"{show_path(path)}: {message}", document.where(path), remedy) from None

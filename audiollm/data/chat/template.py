@@ -62,7 +62,7 @@ class TokenStream:
 
 
 @dataclass(frozen=True)
-class Span:
+class RowSpan:
     """Rows of one kind in succession: a piece of text, the delayed frames or the features of an audio part."""
 
     kind: Kind
@@ -124,7 +124,7 @@ class Template:
         if int(low) < 0 or int(high) >= self.codebook_size:
             raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
 
-    def layout(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> list[Span]:
+    def layout(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> list[RowSpan]:
         """What rows the messages take, without their codes and features.
 
         Args:
@@ -142,7 +142,7 @@ class Template:
             for part in message.content:
                 if isinstance(part, TextPart):
                     ids = self._content_ids(part.text, message.role)
-                    spans.append(Span(Kind.TEXT, ids, len(ids), speaking, True, number))
+                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), speaking, True, number))
                     continue
                 if not remaining:
                     raise ValueError("more audio parts than codes or features")
@@ -180,13 +180,13 @@ class Template:
         opened = [self._style.header("assistant"), *([opening] if opening else [])]
         return self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
 
-    def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[Span]:
+    def _checked_layout(self, messages: Sequence[Message], audio: Sequence[PartAudio]) -> list[RowSpan]:
         for part in audio:
             if not isinstance(part, ClipFeatures):
                 self.check_codes(part)
         return self.layout(messages, [size_of(part) for part in audio])
 
-    def _fill(self, spans: Iterable[Span], audio: Sequence[PartAudio]) -> TokenStream:
+    def _fill(self, spans: Iterable[RowSpan], audio: Sequence[PartAudio]) -> TokenStream:
         spans, remaining = list(spans), list(audio)
         features: list[FeatureWindow] = []
         text_ids: list[int] = []
@@ -213,7 +213,7 @@ class Template:
         text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
         return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features))
 
-    def _audio(self, size: PartSize, speaking: bool, message: int) -> list[Span]:
+    def _audio(self, size: PartSize, speaking: bool, message: int) -> list[RowSpan]:
         featured = isinstance(size, FeatureRows)
         frames = size.rows if isinstance(size, FeatureRows) else size
         if frames < 1:
@@ -228,7 +228,7 @@ class Template:
         rows = frames if featured else delayed_length(frames, self.num_codebooks)
         return [
             self._mark(opening, message, speaking),
-            Span(kind, self._mark_ids[placeholder], rows, speaking, True, message),
+            RowSpan(kind, self._mark_ids[placeholder], rows, speaking, True, message),
             self._mark(tokens.AUDIO_EOS, message, speaking),
         ]
 
@@ -240,9 +240,9 @@ class Template:
             style.end_of_message if goes_on and style.end_of_message in self._mark_ids else style.end_of_turn
         )
 
-    def _mark(self, text: str, message: int, is_target: bool = False) -> Span:
+    def _mark(self, text: str, message: int, is_target: bool = False) -> RowSpan:
         ids = self._mark_ids[text]
-        return Span(Kind.TEXT, ids, len(ids), is_target, False, message)
+        return RowSpan(Kind.TEXT, ids, len(ids), is_target, False, message)
 
     def _content_ids(self, text: str, role: str) -> list[int]:
         held = self._control.search(text) if "<|" in text else None

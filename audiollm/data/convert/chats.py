@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audiollm.data.convert.request import Request, Rows, bad_row
+from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
 from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
 from audiollm.errors import BadSample, ConfigError
 
@@ -27,12 +27,12 @@ Turn = tuple[str, Any]
 """A role as the source calls it, and the content: a text, or OpenAI's list of parts."""
 
 
-def alpaca(request: Request) -> Rows:
+def alpaca(request: ConversionRequest) -> SourceRows:
     """`instruction`, `input`, `output`, and if given `system`, `history`, `audios`, `kto_tag`."""
     return _convert(request, _alpaca_turns)
 
 
-def sharegpt(request: Request) -> Rows:
+def sharegpt(request: ConversionRequest) -> SourceRows:
     """`conversations` of `from` and `value`, or `messages` of `role` and `content`; `system`, `audios`, `kto_tag`."""
     return _convert(request, _sharegpt_turns)
 
@@ -40,7 +40,7 @@ def sharegpt(request: Request) -> Rows:
 # Private
 
 
-def _convert(request: Request, turns: Callable[[Mapping[str, Any]], list[Turn]]) -> Rows:
+def _convert(request: ConversionRequest, turns: Callable[[Mapping[str, Any]], list[Turn]]) -> SourceRows:
     records = _records(request.source)
 
     def results() -> Iterator[Sample | BadSample]:
@@ -61,7 +61,7 @@ def _convert(request: Request, turns: Callable[[Mapping[str, Any]], list[Turn]])
             except ValueError as error:
                 yield bad_row(place, id, str(error))
 
-    return Rows(len(records), results())
+    return SourceRows(len(records), results())
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | BadSample]]:
@@ -117,7 +117,7 @@ def _sharegpt_turns(record: Mapping[str, Any]) -> list[Turn]:
     return turns
 
 
-def _sample(request: Request, id: str, record: Mapping[str, Any], turns: Sequence[Turn]) -> Sample:
+def _sample(request: ConversionRequest, id: str, record: Mapping[str, Any], turns: Sequence[Turn]) -> Sample:
     listed = record.get("audios") or record.get("audio") or []
     sounds = [request.audio_part(str(name)) for name in ([listed] if isinstance(listed, str) else listed)]
     marks = sum(content.count(AUDIO_MARK) for _, content in turns if isinstance(content, str))
@@ -152,7 +152,7 @@ def _text_parts(text: str, left: list[AudioPart]) -> list[Part]:
     return parts
 
 
-def _listed_parts(request: Request, content: Sequence[Mapping[str, Any]]) -> list[Part]:
+def _listed_parts(request: ConversionRequest, content: Sequence[Mapping[str, Any]]) -> list[Part]:
     parts: list[Part] = []
     for part in content:
         kind = part.get("type")

@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from audiollm.errors import ConfigError, StageError, nearest
+from audiollm.errors import ConfigError, StageError, suggestion
 from audiollm.files.atomic import atomic_path, write_jsonl
 from audiollm.files.set_aside import row_of
 
 if TYPE_CHECKING:
     from audiollm.data.chat.tasks import TaskTemplate
-    from audiollm.data.convert.request import Converter, Request, Rows
+    from audiollm.data.convert.request import ConversionRequest, Converter, SourceRows
     from audiollm.data.records.sample import Sample
     from audiollm.errors import BadSample
 
@@ -95,7 +95,7 @@ def convert(
 
     audiollm convert sharegpt chats.json -o chats.jsonl
     """
-    from audiollm.data.convert.request import Request
+    from audiollm.data.convert.request import ConversionRequest
 
     if not source.exists():
         raise ConfigError("no such file or folder", str(source), "check the path")
@@ -105,7 +105,7 @@ def convert(
         raise ConfigError("no task of it is named", "--tasks", "name one with --task")
     if kind in _CHATS and seed:
         raise ConfigError(f"{kind.value} draws no phrasings", "--seed", "leave it out")
-    request = Request(
+    request = ConversionRequest(
         source=source,
         out=out,
         audio=audio or (source if source.is_dir() else source.parent),
@@ -135,7 +135,7 @@ def _converters() -> dict[SourceKind, Converter]:
     }
 
 
-def _run(request: Request, rows: Rows, strict: bool, console: Console) -> None:
+def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Console) -> None:
     bad: list[BadSample] = []
     aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
     written = 0
@@ -162,7 +162,7 @@ def _run(request: Request, rows: Rows, strict: bool, console: Console) -> None:
         console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _good(rows: Rows, bad: list[BadSample], strict: bool, console: Console) -> Iterator[Sample]:
+def _good(rows: SourceRows, bad: list[BadSample], strict: bool, console: Console) -> Iterator[Sample]:
     """The samples; the others, and those whose id was used before, go to `bad`."""
     from audiollm.errors import BadSample
 
@@ -199,5 +199,5 @@ def _task(kind: SourceKind, name: str | None, path: Path | None) -> TaskTemplate
     if name is None and kind in _CHATS:
         return None
     if (name or "tts") not in known:
-        raise ConfigError(f"{name}: no such task", "--task", nearest(str(name), list(known)))
+        raise ConfigError(f"{name}: no such task", "--task", suggestion(str(name), list(known)))
     return known[name or "tts"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from audiollm.audio import AUDIO_EXTENSIONS
 from audiollm.data.chat.tasks import FieldValue
-from audiollm.data.convert.request import Request, Rows, bad_row, find_columns
+from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, find_columns
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.storage import write_bytes
 from audiollm.errors import BadSample, ConfigError
@@ -21,12 +21,12 @@ _SPLIT = re.compile(r"(train|test|validation|valid|dev|eval)\b", re.IGNORECASE)
 _MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}
 
 
-def huggingface(request: Request) -> Rows:
+def huggingface(request: ConversionRequest) -> SourceRows:
     """The rows of all splits; a sample's split is in its metadata."""
     splits = _open(request.source)
     known = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
     total = None if None in known else sum(count for count in known if count is not None)
-    return Rows(total, _all(request, splits))
+    return SourceRows(total, _all(request, splits))
 
 
 # Private
@@ -72,7 +72,7 @@ def _data_files(source: Path) -> tuple[str, dict[str, list[str]]]:
     raise ConfigError("no dataset of Hugging Face", str(source), remedy)
 
 
-def _all(request: Request, splits: Mapping[str, Any]) -> Iterator[Sample | BadSample]:
+def _all(request: ConversionRequest, splits: Mapping[str, Any]) -> Iterator[Sample | BadSample]:
     for split, dataset in splits.items():
         columns: dict[str, str] | None = None
         for number, row in enumerate(dataset):
@@ -83,7 +83,7 @@ def _all(request: Request, splits: Mapping[str, Any]) -> Iterator[Sample | BadSa
 
 
 def _sample(
-    request: Request, place: str, label: str, split: str, values: Mapping[str, Any]
+    request: ConversionRequest, place: str, label: str, split: str, values: Mapping[str, Any]
 ) -> Sample | BadSample:
     id = str(values.get("id") or label)
     try:
@@ -98,7 +98,7 @@ def _sample(
     return request.sample(place, id, fields)
 
 
-def _audio(request: Request, label: str, value: Any) -> AudioPart:
+def _audio(request: ConversionRequest, label: str, value: Any) -> AudioPart:
     """A path, or the content of a file, which is written to a folder beside the manifest."""
     content = value.get("bytes") if isinstance(value, Mapping) else None
     name = value.get("path") if isinstance(value, Mapping) else value

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from audiollm.data.chat.tasks import FieldValue, TaskTemplate, render
+from audiollm.data.chat.tasks import FieldValue, TaskTemplate, fill_task
 from audiollm.data.records.sample import AudioPart, Sample
-from audiollm.errors import BadSample, ConfigError, nearest
+from audiollm.errors import BadSample, ConfigError, suggestion
 
 USUAL_COLUMNS = {
     "audio": ("audio", "path", "file", "file_name", "filename", "wav"),
@@ -23,18 +23,18 @@ USUAL_COLUMNS = {
 """Fields, and the columns that are taken for them, the first that is there."""
 
 
-class Rows(NamedTuple):
+class SourceRows(NamedTuple):
     """What a source holds: how many rows, as far as it is known, and for each a sample or why there is none."""
 
     total: int | None
     results: Iterator[Sample | BadSample]
 
 
-Converter = Callable[["Request"], Rows]
+Converter = Callable[["ConversionRequest"], SourceRows]
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversionRequest:
     """One conversion.
 
     Args:
@@ -82,7 +82,7 @@ class Request:
         if self.task is None:
             raise ValueError("this kind of source needs a task")
         try:
-            return render(self.task, id, given, self.seed, texts)
+            return fill_task(self.task, id, given, self.seed, texts)
         except ValidationError as error:
             return bad_row(place, id, str(error.errors(include_url=False)[0]["msg"]))
         except ValueError as error:
@@ -102,7 +102,7 @@ def find_columns(names: Sequence[str], given: Mapping[str, str], place: str) -> 
     """
     for field, column in given.items():
         if column not in names:
-            remedy = nearest(column, list(names))
+            remedy = suggestion(column, list(names))
             raise ConfigError(f"{field}={column}: {place} has no such column", "--columns", remedy)
     usual = {
         field: next((c for c in columns if c in names), None) for field, columns in USUAL_COLUMNS.items()

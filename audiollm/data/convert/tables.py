@@ -12,7 +12,7 @@ from typing import Any
 
 from audiollm.audio import AudioError, find_audio
 from audiollm.data.chat.tasks import FieldValue
-from audiollm.data.convert.request import USUAL_COLUMNS, Request, Rows, bad_row, find_columns
+from audiollm.data.convert.request import USUAL_COLUMNS, ConversionRequest, SourceRows, bad_row, find_columns
 from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, ConfigError
 
@@ -20,7 +20,7 @@ SIDE_FILES = (".txt", ".lab", ".json")
 """Where the text of `a.wav` is looked for: `a.txt`, then `a.lab`, then `a.json`."""
 
 
-def ljspeech(request: Request) -> Rows:
+def ljspeech(request: ConversionRequest) -> SourceRows:
     """LJSpeech's `metadata.csv` (`id|text|normalized text`), or a table with a header that names its columns."""
     source = request.source / "metadata.csv" if request.source.is_dir() else request.source
     lines = _lines(source)
@@ -32,16 +32,16 @@ def ljspeech(request: Request) -> Rows:
     return _table(request, source, lines, "|" if "|" in head else ",")
 
 
-def folder(request: Request) -> Rows:
+def folder(request: ConversionRequest) -> SourceRows:
     """Every sound file of a folder with the text beside it; a `.json` may hold more fields than `text`."""
     try:
         paths, _ = find_audio(request.source)
     except AudioError as error:
         raise ConfigError(error.reason, str(request.source), "give a folder of sound files") from error
-    return Rows(len(paths), (_side_sample(request, path) for path in paths))
+    return SourceRows(len(paths), (_side_sample(request, path) for path in paths))
 
 
-def lhotse(request: Request) -> Rows:
+def lhotse(request: ConversionRequest) -> SourceRows:
     """The supervisions of lhotse's cuts (JSONL, also gzipped), a sample each."""
     opened = gzip.open if request.source.suffix == ".gz" else open
     try:
@@ -49,7 +49,7 @@ def lhotse(request: Request) -> Rows:
             lines = [line for line in file if line.strip()]
     except (OSError, EOFError) as error:
         raise ConfigError(f"cannot be read ({error})", str(request.source), "give cuts.jsonl(.gz)") from error
-    return Rows(len(lines), _cuts(request, lines))
+    return SourceRows(len(lines), _cuts(request, lines))
 
 
 # Private: tables
@@ -73,7 +73,7 @@ def _is_header(cells: Sequence[str]) -> bool:
     return any(cell.strip() in known for cell in cells)
 
 
-def _ljspeech(request: Request, source: Path, lines: Sequence[str]) -> Rows:
+def _ljspeech(request: ConversionRequest, source: Path, lines: Sequence[str]) -> SourceRows:
     def results() -> Iterator[Sample | BadSample]:
         for number, line in enumerate(lines, start=1):
             cells = line.rstrip("\r\n").split("|")
@@ -87,10 +87,10 @@ def _ljspeech(request: Request, source: Path, lines: Sequence[str]) -> Rows:
             text = next((cell.strip() for cell in reversed(cells[1:3]) if cell.strip()), "")
             yield _sample(request, place, name, {"text": text}, found[0] if found else f"wavs/{name}.wav")
 
-    return Rows(len(lines), results())
+    return SourceRows(len(lines), results())
 
 
-def _table(request: Request, source: Path, lines: Sequence[str], delimiter: str) -> Rows:
+def _table(request: ConversionRequest, source: Path, lines: Sequence[str], delimiter: str) -> SourceRows:
     try:
         table = list(csv.reader(lines, delimiter=delimiter))
     except csv.Error as error:
@@ -116,11 +116,11 @@ def _table(request: Request, source: Path, lines: Sequence[str], delimiter: str)
             path = fields.pop("audio")
             yield _sample(request, place, fields.pop("id", "") or _name(path), fields, path)
 
-    return Rows(len(table) - 1, results())
+    return SourceRows(len(table) - 1, results())
 
 
 def _sample(
-    request: Request, place: str, id: str, fields: Mapping[str, str], path: str
+    request: ConversionRequest, place: str, id: str, fields: Mapping[str, str], path: str
 ) -> Sample | BadSample:
     """A row's sample; `start_s` and `end_s` among the fields are the span of its recording."""
     if wrong := [name for name, value in {"id": id, "path": path, **fields}.items() if not _is_text(value)]:
@@ -153,7 +153,7 @@ def _first_line(error: ValueError) -> str:
 # Private: side files
 
 
-def _side_sample(request: Request, path: Path) -> Sample | BadSample:
+def _side_sample(request: ConversionRequest, path: Path) -> Sample | BadSample:
     relative = path.relative_to(request.source)
     side = next((s for s in map(path.with_suffix, SIDE_FILES) if s.is_file()), None)
     if side is None:
@@ -180,7 +180,7 @@ def _side_fields(text: str) -> dict[str, str]:
 # Private: lhotse
 
 
-def _cuts(request: Request, lines: Sequence[bytes]) -> Iterator[Sample | BadSample]:
+def _cuts(request: ConversionRequest, lines: Sequence[bytes]) -> Iterator[Sample | BadSample]:
     for number, line in enumerate(lines, start=1):
         place, known = f"{request.source}:{number}", ""
         try:
@@ -199,7 +199,7 @@ def _cuts(request: Request, lines: Sequence[bytes]) -> Iterator[Sample | BadSamp
             yield bad_row(place, known, _first_line(error))
 
 
-def _cut(request: Request, place: str, cut: Mapping[str, Any]) -> Iterator[Sample | BadSample]:
+def _cut(request: ConversionRequest, place: str, cut: Mapping[str, Any]) -> Iterator[Sample | BadSample]:
     kind = cut.get("type", "MonoCut")
     if kind != "MonoCut":
         raise ValueError(f"a {kind}: save its audio first (cut.save_audio)")

@@ -20,7 +20,7 @@ UNITS_A_DB = 1 / 40
 """Log-mels are (log10 of the power + 4) / 4."""
 
 
-def augment(
+def augment_features(
     clip: ClipFeatures, config: Augmentation, shape: FeatureShape, generator: torch.Generator
 ) -> ClipFeatures:
     """The clip as it is heard this time: as many windows, frames and rows.

@@ -162,7 +162,7 @@ def silence(rows: int, shape: FeatureShape) -> tuple[FeatureWindow, ...]:
     return mel_features(torch.zeros(1, rows * shape.samples_per_row), shape).windows
 
 
-def clip_rows(clip: AudioClip, shape: FeatureShape) -> int:
+def num_clip_rows(clip: AudioClip, shape: FeatureShape) -> int:
     """Rows of the features of a clip: from its header where that tells, so that a survey decodes little.
 
     Raises:
@@ -176,7 +176,7 @@ def clip_rows(clip: AudioClip, shape: FeatureShape) -> int:
 
 
 def clip_features(clip: AudioClip, shape: FeatureShape) -> ClipFeatures:
-    """The features of a clip, always of `clip_rows` rows: what a header misses of a sound, or adds, is left out.
+    """The features of a clip, always of `num_clip_rows` rows: what a header misses of a sound, or adds, is left out.
 
     Raises:
         BadSample: there is no sound, or none that can be decoded.

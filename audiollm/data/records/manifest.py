@@ -14,7 +14,7 @@ import numpy as np
 
 from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.records.storage import is_url, join, parent, read_blocks, read_range
+from audiollm.data.records.storage import is_url, join_address, parent, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import write_jsonl
 
@@ -122,7 +122,7 @@ class ManifestSource:
 
 def audio_address(folder: str, path: str) -> str:
     """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
-    beside = join(folder, path)
+    beside = join_address(folder, path)
     is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
     return beside if is_there else path
 

@@ -33,7 +33,7 @@ _KEPT_ORDERS = 8
 Value = TypeVar("Value")
 
 
-class Item(NamedTuple):
+class MixtureItem(NamedTuple):
     """A sample to read: its source, its number there, and how often the source has been passed through before."""
 
     source: int
@@ -77,14 +77,14 @@ class Mixture:
         self._before_PS = np.cumsum(self._counts_PS, axis=0) - self._counts_PS
         self._orders: OrderedDict[Hashable, np.ndarray] = OrderedDict()
 
-    def item(self, k: int) -> Item:
+    def item(self, k: int) -> MixtureItem:
         """Item `k`."""
         return self.items(k, k + 1)[0]
 
-    def items(self, start: int, stop: int) -> list[Item]:
+    def items(self, start: int, stop: int) -> list[MixtureItem]:
         """Items `start` to `stop - 1`."""
         arrays = self.arrays(start, stop)
-        return [Item(*row) for row in zip(*(array.tolist() for array in arrays), strict=True)]
+        return [MixtureItem(*row) for row in zip(*(array.tolist() for array in arrays), strict=True)]
 
     def arrays(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Items `start` to `stop - 1` as three int64 arrays `[K]`: sources, indices, epochs.

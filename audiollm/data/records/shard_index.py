@@ -27,7 +27,7 @@ from audiollm.data.records.sample import parse_sample
 from audiollm.data.records.storage import (
     file_size,
     is_url,
-    join,
+    join_address,
     list_sizes,
     open_file,
     parent,
@@ -91,7 +91,7 @@ class ShardIndex:
     @property
     def places(self) -> Places:
         folder = parent(self.url) if self.url.endswith(".tar") else self.url
-        tars = [join(folder, tar) for tar in self.tars]
+        tars = [join_address(folder, tar) for tar in self.tars]
         return Places(tars, self.rows["shard"], self.rows["offset"], self.rows["size"])
 
     @property
@@ -122,7 +122,7 @@ def index_shards(url: str | Path, facts: Mapping[str, Any] | None = None) -> Sha
     record = {**made.facts, "shards": names, "counts": made.counts}
     if made.bad:
         record["set_aside"] = [bad.row() for bad in made.bad]
-    write_bytes(join(url, INDEX), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+    write_bytes(join_address(url, INDEX), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
     return made
 
 
@@ -197,7 +197,7 @@ def _assemble(
     folder = parent(url) if url.endswith(".tar") else url
     scanned = _Scanned()
     for shard in stale:
-        address = join(folder, names[shard])
+        address = join_address(folder, names[shard])
         if names[shard] in sizes:
             scanned.scan(address, shard)
         else:
@@ -205,7 +205,7 @@ def _assemble(
     for name in sorted(set(sizes) - set(names)):
         if name.endswith(".tar") and not name.startswith(".") and not url.endswith(".tar"):
             reason = f"is not in {INDEX}: remove that file, and it is made anew with this shard"
-            scanned.bad.append(BadSample(join(folder, name), "", reason, "unlisted shard"))
+            scanned.bad.append(BadSample(join_address(folder, name), "", reason, "unlisted shard"))
     rows = scanned.arrays()
     if saved is not None:
         fresh_N = ~np.isin(saved["shard"], stale)
@@ -213,7 +213,7 @@ def _assemble(
     if stale:
         order_N = np.lexsort((rows["offset"], rows["shard"]))
         rows = {key: values[order_N] for key, values in rows.items()}
-        rows = _drop_doubled(rows, scanned, [join(folder, name) for name in names])
+        rows = _drop_doubled(rows, scanned, [join_address(folder, name) for name in names])
     return ShardIndex(url, facts, list(names), rows, (*bad, *scanned.bad))
 
 
@@ -233,19 +233,19 @@ def _read_record(url: str) -> tuple[dict[str, Any], list[str], list[BadSample]]:
     """Facts, names of tars and bad samples of `index.json`; a name is one in the folder, whatever it says."""
     remedy = "remove it: it is made anew from the tars"
     try:
-        record = json.loads(read_all(join(url, INDEX)).decode("utf-8"))
+        record = json.loads(read_all(join_address(url, INDEX)).decode("utf-8"))
         names = [Path(name).name for name in record.pop("shards")]
         bad = [BadSample(**row) for row in record.pop("set_aside", ())]
         record.pop("counts", None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"cannot be read ({error})", join(url, INDEX), remedy) from error
+        raise ConfigError(f"cannot be read ({error})", join_address(url, INDEX), remedy) from error
     return record, names, bad
 
 
 def _read_arrays(url: str, num_tars: int) -> dict[str, np.ndarray] | None:
     """None where they are damaged or of another list of tars."""
     try:
-        arrays: dict[str, np.ndarray] = safetensors.numpy.load(read_all(join(url, ARRAYS)))
+        arrays: dict[str, np.ndarray] = safetensors.numpy.load(read_all(join_address(url, ARRAYS)))
     except (OSError, ValueError, safetensors.SafetensorError):
         return None
     lengths = {len(arrays.get(key, ())) for key in _ROWS}
@@ -255,7 +255,7 @@ def _read_arrays(url: str, num_tars: int) -> dict[str, np.ndarray] | None:
 
 def _write_arrays(index: ShardIndex, tar_bytes: Sequence[int]) -> None:
     arrays = {**index.rows, "tar_bytes": np.array(tar_bytes, np.int64)}
-    write_bytes(join(index.url, ARRAYS), safetensors.numpy.save(arrays))
+    write_bytes(join_address(index.url, ARRAYS), safetensors.numpy.save(arrays))
 
 
 # Private: one tar

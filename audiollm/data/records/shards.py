@@ -35,7 +35,7 @@ from audiollm.data.records.shard_index import (
     split_name,
 )
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.records.storage import join, read_range
+from audiollm.data.records.storage import join_address, read_range
 from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import atomic_path, read_record
 
@@ -237,7 +237,9 @@ def _codec_fact(index: ShardIndex, key: str) -> int | None:
     codec = index.facts.get("codec") or {}
     value = codec.get(key) if isinstance(codec, dict) else codec
     if value is not None and not isinstance(value, int):
-        raise ConfigError(f"codec.{key} must be a number, not {value!r:.60}", join(index.url, "index.json"))
+        raise ConfigError(
+            f"codec.{key} must be a number, not {value!r:.60}", join_address(index.url, "index.json")
+        )
     return value
 
 

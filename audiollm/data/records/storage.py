@@ -26,7 +26,7 @@ def is_url(address: str) -> bool:
     return "://" in address
 
 
-def join(folder: str, name: str) -> str:
+def join_address(folder: str, name: str) -> str:
     """The address of `name` below `folder`; an absolute path or a URL stays what it is."""
     if is_url(name):
         return name

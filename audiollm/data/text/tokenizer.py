@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 
 BEGIN_OF_TEXT = "<|begin_of_text|>"
 START_HEADER = "<|start_header_id|>"
@@ -98,7 +98,7 @@ def header_style(name: str) -> HeaderStyle:
         ConfigError: there is none.
     """
     if name not in HEADER_STYLES:
-        raise ConfigError(f"no such header style: {name!r}", remedy=nearest(name, HEADER_STYLES))
+        raise ConfigError(f"no such header style: {name!r}", remedy=suggestion(name, HEADER_STYLES))
     return HEADER_STYLES[name]
 
 

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from audiollm.errors import ConfigError, nearest
-from audiollm.evaluate.report.suite import bar, spread, step
+from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.report.suite import bar, spread_items, step
 from audiollm.files.atomic import folder_digest
 
 if TYPE_CHECKING:
     from audiollm.codec import Codec
     from audiollm.evaluate.codec.evaluation import EvaluationClip, Kind
-    from audiollm.evaluate.judges.choosing import Chosen
+    from audiollm.evaluate.judges.choosing import ChosenJudge
 
 
 def codec(
@@ -66,22 +66,22 @@ def codec(
     console = Console()
     chosen = _metrics(metrics)
     prefixes = _numbers(codebooks)
-    clips = spread(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
+    clips = spread_items(read_clips(audio or [], listing, _kind(kind, "--kind")), limit)
     if not clips:
         raise ConfigError("no sound to score", "--audio", "give files or folders with --audio, or a --list")
     folders = name_codecs(codecs)
 
     from audiollm.codec import load_codec
     from audiollm.evaluate.codec.evaluation import Evaluation, evaluate_codec, split_clips
-    from audiollm.evaluate.codec.measures import Judges
-    from audiollm.evaluate.codec.report import write_report
+    from audiollm.evaluate.codec.measures import CodecJudges
+    from audiollm.evaluate.codec.report import write_codec_report
     from audiollm.evaluate.codec.scores import CodecRows
     from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
     from audiollm.files.atomic import write_json
 
     loaded: dict[str, Codec] = {name: load_codec(folder) for name, folder in folders.items()}
     words, voices = choose_recognizer(recognizer), choose_speaker_judge(speaker_judge)
-    judges = Judges(words.judge if words else None, voices.judge if voices else None)
+    judges = CodecJudges(words.judge if words else None, voices.judge if voices else None)
     fingerprints = {name: folder_digest(folder) for name, folder in folders.items()}
     fingerprints[""] = _surroundings(words, voices)
     pieces, unreadable = split_clips(clips, max_seconds)
@@ -97,7 +97,7 @@ def codec(
     write_json(out / "results.json", result)
     _print(result, console)
     with console.status("writing the report"):
-        report = write_report(out / "report.html", result, loaded, pieces, examples)
+        report = write_codec_report(out / "report.html", result, loaded, pieces, examples)
     console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
 
 
@@ -183,7 +183,7 @@ def _metrics(given: str | None) -> list[str]:
     names = list(METRICS) if given is None else [name.strip() for name in given.split(",") if name.strip()]
     for name in names:
         if name not in METRICS:
-            raise ConfigError(f"{name}: no such metric", "--metrics", nearest(name, METRICS))
+            raise ConfigError(f"{name}: no such metric", "--metrics", suggestion(name, METRICS))
     return [name for name in METRICS if name in names]
 
 
@@ -201,11 +201,11 @@ def _kind(given: str, where: str) -> Kind:
     from audiollm.evaluate.codec.evaluation import Kind
 
     if given not in get_args(Kind):
-        raise ConfigError(f"{given}: no such kind of clip", where, nearest(given, get_args(Kind)))
+        raise ConfigError(f"{given}: no such kind of clip", where, suggestion(given, get_args(Kind)))
     return cast("Kind", given)
 
 
-def _surroundings(*judges: Chosen | None) -> str:
+def _surroundings(*judges: ChosenJudge | None) -> str:
     """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
     known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
     return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from audiollm.audio import AudioError, Waveform, load, probe, resample
 from audiollm.codec import Codec
-from audiollm.evaluate.codec.measures import Judges, Reference, score_clip
-from audiollm.evaluate.codec.scores import METRICS, CodecRows, count_codes, pack_counts, summarize
+from audiollm.evaluate.codec.measures import CodecJudges, ReferenceClip, score_clip
+from audiollm.evaluate.codec.scores import METRICS, CodecRows, count_codes, pack_counts, summarize_codecs
 from audiollm.evaluate.report.store import Row
 from audiollm.files.atomic import file_digest
 
@@ -47,7 +47,7 @@ class EvaluationClip:
 
 
 @dataclass(frozen=True)
-class SetAside:
+class UnreadableFile:
     """A file that could not be read, and why."""
 
     path: str
@@ -64,7 +64,7 @@ class Evaluation:
     """
 
     metrics: Sequence[str] = tuple(METRICS)
-    judges: Judges = field(default_factory=Judges)
+    judges: CodecJudges = field(default_factory=CodecJudges)
     codebooks: Sequence[int] = ()
 
     def prefixes(self, codec: Codec) -> list[int]:
@@ -95,7 +95,7 @@ def evaluate_codec(
     """
     store = store or CodecRows(None, {})
     rows: list[Row] = []
-    set_aside: list[SetAside] = []
+    set_aside: list[UnreadableFile] = []
     warm: set[str] = set()
     for clip in clips:
         own: list[Row] = []
@@ -105,18 +105,18 @@ def evaluate_codec(
                 advance(f"{clip.path.name} · {row['codec']}")
             rows += own
         except AudioError as error:
-            set_aside.append(SetAside(str(error.path), error.reason))
+            set_aside.append(UnreadableFile(str(error.path), error.reason))
             for _ in range(len(codecs) + 1 - len(own)):
                 advance(f"{clip.path.name} · set aside")
-    facts = {name: describe(codec, evaluation.prefixes(codec)) for name, codec in codecs.items()}
-    return summarize(rows, facts, evaluation.metrics, [vars(item) for item in set_aside])
+    facts = {name: describe_codec(codec, evaluation.prefixes(codec)) for name, codec in codecs.items()}
+    return summarize_codecs(rows, facts, evaluation.metrics, [vars(item) for item in set_aside])
 
 
 def score_codec(
     codec: Codec,
     clips: Sequence[EvaluationClip],
     metrics: Sequence[str] = tuple(METRICS),
-    judges: Judges | None = None,
+    judges: CodecJudges | None = None,
     codebooks: Sequence[int] = (),
     max_seconds: float = 30.0,
 ) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def score_codec(
         codec's shape, and `set_aside`, as in `evaluate_codec`'s `codecs`.
     """
     pieces, set_aside = split_clips(clips, max_seconds)
-    evaluation = Evaluation(metrics, judges or Judges(), codebooks)
+    evaluation = Evaluation(metrics, judges or CodecJudges(), codebooks)
     result = evaluate_codec({"codec": codec}, pieces, evaluation)
     scores: dict[str, Any] = result["codecs"]["codec"]
     return {**scores, "set_aside": [*(vars(item) for item in set_aside), *result["set_aside"]]}
@@ -135,19 +135,19 @@ def score_codec(
 
 def split_clips(
     clips: Sequence[EvaluationClip], max_seconds: float
-) -> tuple[list[EvaluationClip], list[SetAside]]:
+) -> tuple[list[EvaluationClip], list[UnreadableFile]]:
     """Clips in equal pieces of at most `max_seconds`; a piece has no transcript, since the text is the whole's.
 
     Returns:
         The pieces, and the files whose header cannot be read.
     """
     pieces: list[EvaluationClip] = []
-    set_aside: list[SetAside] = []
+    set_aside: list[UnreadableFile] = []
     for clip in clips:
         try:
             duration_s = _duration_s(clip)
         except AudioError as error:
-            set_aside.append(SetAside(str(error.path), error.reason))
+            set_aside.append(UnreadableFile(str(error.path), error.reason))
             continue
         number = max(1, math.ceil(duration_s / max_seconds - 1e-6))
         if number == 1:
@@ -159,7 +159,7 @@ def split_clips(
     return pieces, set_aside
 
 
-def describe(codec: Codec, prefixes: Sequence[int]) -> dict[str, Any]:
+def describe_codec(codec: Codec, prefixes: Sequence[int]) -> dict[str, Any]:
     """Rate, shape and bitrate (frames a second x codebooks x log2 of their size) of a codec."""
     bits = math.log2(codec.codebook_size)
     weights = codec.parameters() if isinstance(codec, torch.nn.Module) else None
@@ -175,7 +175,7 @@ def describe(codec: Codec, prefixes: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def fit(decoded_1M: Tensor, sample_rate: int, reference: Waveform) -> Tensor:
+def match_reference(decoded_1M: Tensor, sample_rate: int, reference: Waveform) -> Tensor:
     """A codec's output at the rate and length of `reference`, in [-1, 1] as a file would hold it.
 
     What a codec returns beyond the end is cut; what it leaves short is silence, and counts against it.
@@ -198,7 +198,7 @@ def _clip_rows(
     """The row of the original and of each codec; the file is read only if one of them is missing."""
     content = _content_key(clip, evaluation) if store.path else ""
     recording: Waveform | None = None
-    reference: Reference | None = None
+    reference: ReferenceClip | None = None
     for name, codec in ((ORIGINAL, None), *codecs.items()):
         books = [] if codec is None else evaluation.prefixes(codec)
         row = store.get(name, content, books)
@@ -206,7 +206,7 @@ def _clip_rows(
             if recording is None or reference is None:
                 recording = load(clip.path, clip.start_s, clip.end_s, mono=True)
                 wave = recording.resample(COMPARISON_RATE)
-                reference = Reference(wave, clip.kind, clip.text, evaluation.judges)
+                reference = ReferenceClip(wave, clip.kind, clip.text, evaluation.judges)
             if codec is None:
                 scores = score_clip(reference, reference.wave.samples_CN, evaluation.metrics, original=True)
                 measured: dict[str, Any] = {"scores": {"0": scores}}
@@ -229,7 +229,9 @@ def _clip_rows(
         yield row
 
 
-def _code(codec: Codec, recording: Waveform, reference: Reference, evaluation: Evaluation) -> dict[str, Any]:
+def _code(
+    codec: Codec, recording: Waveform, reference: ReferenceClip, evaluation: Evaluation
+) -> dict[str, Any]:
     """Encode once, decode each prefix, score; the times are CPU-seconds of this process."""
     prefixes = evaluation.prefixes(codec)
     scores: dict[str, dict[str, float | str]] = {}
@@ -241,7 +243,7 @@ def _code(codec: Codec, recording: Waveform, reference: Reference, evaluation: E
             raise _CodecFailure(f"codes {list(codes_KT.shape)}, not [{codec.num_codebooks}, frames]")
         for number in prefixes:
             decoded_1M, decode_s = _timed(codec.decode, codes_KT[:number])
-            decoded_1N = fit(decoded_1M, codec.sample_rate, reference.wave)
+            decoded_1N = match_reference(decoded_1M, codec.sample_rate, reference.wave)
             scores[str(number)] = score_clip(reference, decoded_1N, evaluation.metrics)
     except _CodecFailure as error:
         reason = f"the codec failed: {error}"

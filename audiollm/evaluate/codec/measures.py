@@ -22,7 +22,7 @@ from audiollm.evaluate.report.metric_error import MetricError
 
 
 @dataclass(frozen=True)
-class Judges:
+class CodecJudges:
     """Who hears words and voices; without one, its metric is n/a."""
 
     recognizer: Recognizer | None = None
@@ -30,13 +30,13 @@ class Judges:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceClip:
     """The reference at the comparison rate, with what the judges make of it once and not for each codec."""
 
     wave: Waveform
     kind: str
     transcript: str | None
-    judges: Judges
+    judges: CodecJudges
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -53,7 +53,7 @@ class Reference:
 
 
 def score_clip(
-    reference: Reference, decoded_1N: Tensor, metrics: Sequence[str], original: bool = False
+    reference: ReferenceClip, decoded_1N: Tensor, metrics: Sequence[str], original: bool = False
 ) -> dict[str, float | str]:
     """A number, or the reason why there is none, for each metric; the original has those without a reference."""
     scores: dict[str, float | str] = {}
@@ -70,11 +70,11 @@ def score_clip(
     return scores
 
 
-def _dnsmos(reference: Reference, decoded_1N: Tensor) -> float:
+def _dnsmos(reference: ReferenceClip, decoded_1N: Tensor) -> float:
     return signal_metrics.dnsmos(decoded_1N, reference.wave.sample_rate).overall
 
 
-def _speaker_similarity(reference: Reference, decoded_1N: Tensor) -> float:
+def _speaker_similarity(reference: ReferenceClip, decoded_1N: Tensor) -> float:
     """Cosine of the judge's embeddings of both."""
     judge = reference.judges.speaker
     if judge is None:
@@ -85,7 +85,7 @@ def _speaker_similarity(reference: Reference, decoded_1N: Tensor) -> float:
         return float(functional.cosine_similarity(reference.embedding, embedding_D, dim=0))
 
 
-def _word_error_rate(reference: Reference, decoded_1N: Tensor) -> float:
+def _word_error_rate(reference: ReferenceClip, decoded_1N: Tensor) -> float:
     """Word errors over the words of the transcript (jiwer), both sides in `recognition_form`."""
     from jiwer import wer
 
@@ -105,13 +105,13 @@ def _need_finite(samples_1N: Tensor) -> None:
         raise MetricError("the decoded sound holds NaN or infinity")
 
 
-def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Callable[[Reference, Tensor], float]:
+def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Callable[[ReferenceClip, Tensor], float]:
     return lambda reference, decoded_1N: measure(
         reference.wave.samples_CN, decoded_1N, reference.wave.sample_rate
     )
 
 
-_MEASURES: dict[str, Callable[[Reference, Tensor], float]] = {
+_MEASURES: dict[str, Callable[[ReferenceClip, Tensor], float]] = {
     "mel_distance": _signal(signal_metrics.mel_distance),
     "stft_distance": _signal(signal_metrics.stft_distance),
     "si_sdr": _signal(signal_metrics.si_sdr),

@@ -16,9 +16,9 @@ from markupsafe import Markup, escape
 
 from audiollm.audio import AudioError, Waveform, load
 from audiollm.codec import Codec
-from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, fit
+from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, match_reference
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.report.page import MOST_SOUND_BYTES, loudest_db, player, render
+from audiollm.evaluate.report.page import MOST_SOUND_BYTES, loudest_db, player, render_template
 from audiollm.files.atomic import write_text
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _STYLE: Any = {
 }
 
 
-def write_report(
+def write_codec_report(
     path: Path,
     result: Mapping[str, Any],
     codecs: Mapping[str, Codec],
@@ -71,7 +71,7 @@ def write_report(
         clips: those that were scored; up to `num_examples` of them are coded again, 8 s of each.
     """
     colours = {name: f"var(--c{index % COLOURS})" for index, name in enumerate(codecs)}
-    page = render(
+    page = render_template(
         "codec_report.html",
         result=result,
         colours=colours,
@@ -300,7 +300,7 @@ def _sounds(recording: Waveform, codecs: Mapping[str, Codec]) -> list[dict[str, 
         try:
             with torch.no_grad():
                 codes_KT = codec.encode(recording.resample(codec.sample_rate).samples_CN)
-                decoded_1N = fit(codec.decode(codes_KT).cpu(), codec.sample_rate, reference)
+                decoded_1N = match_reference(codec.decode(codes_KT).cpu(), codec.sample_rate, reference)
             sounds.append({"name": name, **player(decoded_1N, COMPARISON_RATE, loudest)})
         except Exception as error:  # counted in the scores, too
             sounds.append({"name": name, "problem": f"{type(error).__name__}: {error}"})

@@ -107,7 +107,7 @@ def codebook_statistics(counts_KV: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def summarize(
+def summarize_codecs(
     rows: Sequence[Row],
     facts: Mapping[str, Mapping[str, Any]],
     metrics: Sequence[str],

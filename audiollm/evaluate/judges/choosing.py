@@ -22,14 +22,14 @@ Judge = TypeVar("Judge", covariant=True)
 
 
 @dataclass(frozen=True)
-class Chosen(Generic[Judge]):
+class ChosenJudge(Generic[Judge]):
     """A judge, and what stands for it in the rows."""
 
     judge: Judge
     fingerprint: str
 
 
-def choose_recognizer(given: str | None, language: str | None = None) -> Chosen[Recognizer] | None:
+def choose_recognizer(given: str | None, language: str | None = None) -> ChosenJudge[Recognizer] | None:
     """`pocketsphinx` (English, open vocabulary), the folder of a Hugging Face recognizer, or an import path.
 
     Raises:
@@ -38,14 +38,14 @@ def choose_recognizer(given: str | None, language: str | None = None) -> Chosen[
     if given is None:
         return None
     if given == POCKETSPHINX:
-        return Chosen(PocketsphinxRecognizer(), POCKETSPHINX)
+        return ChosenJudge(PocketsphinxRecognizer(), POCKETSPHINX)
     if is_import_path(given):
         return _plugged(given, Recognizer, "name and recognize(samples_CN, sample_rate)")
     judge = PretrainedRecognizer(Path(given), language)
-    return Chosen(judge, f"{folder_digest(Path(given))} {language}")
+    return ChosenJudge(judge, f"{folder_digest(Path(given))} {language}")
 
 
-def choose_speaker_judge(given: str | None) -> Chosen[VoiceJudge] | None:
+def choose_speaker_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:
     """The folder of a Hugging Face x-vector model, or of a classifier of speakers of ours, or an import path.
 
     Raises:
@@ -57,11 +57,11 @@ def choose_speaker_judge(given: str | None) -> Chosen[VoiceJudge] | None:
         return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
     folder = Path(given)
     if (folder / "classifier.json").exists():
-        return Chosen(ClassifierSpeakerJudge(folder), folder_digest(folder))
-    return Chosen(PretrainedSpeakerJudge(folder), folder_digest(folder))
+        return ChosenJudge(ClassifierSpeakerJudge(folder), folder_digest(folder))
+    return ChosenJudge(PretrainedSpeakerJudge(folder), folder_digest(folder))
 
 
-def choose_emotion_judge(given: str | None) -> Chosen[VoiceJudge] | None:
+def choose_emotion_judge(given: str | None) -> ChosenJudge[VoiceJudge] | None:
     """The folder of a Hugging Face audio classifier, or an import path (emotion2vec, for example).
 
     What is plugged in needs `embed`; with `labels` and `classify(samples_1N, sample_rate)` it names emotions, too.
@@ -73,9 +73,9 @@ def choose_emotion_judge(given: str | None) -> Chosen[VoiceJudge] | None:
         return None
     if is_import_path(given):
         return _plugged(given, VoiceJudge, "name and embed(samples_1N, sample_rate)")
-    return Chosen(PretrainedEmotionJudge(Path(given)), folder_digest(Path(given)))
+    return ChosenJudge(PretrainedEmotionJudge(Path(given)), folder_digest(Path(given)))
 
 
-def _plugged(path: str, protocol: Any, needs: str) -> Chosen[Any]:
+def _plugged(path: str, protocol: Any, needs: str) -> ChosenJudge[Any]:
     judge = plug_in(path, (protocol,), needs)
-    return Chosen(judge, f"{path} {getattr(judge, 'fingerprint', '')}")
+    return ChosenJudge(judge, f"{path} {getattr(judge, 'fingerprint', '')}")

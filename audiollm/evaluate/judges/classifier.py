@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from audiollm.evaluate.judges.features import (
     NUM_MELS,
     Clip,
-    augment,
+    augment_mel,
     estimate_bandwidth,
+    judge_mel_filters,
     log_features,
-    mel_filters,
     mel_power,
-    pad,
+    pad_clips,
 )
 from audiollm.files.atomic import DamagedFile, atomic_path, read_record, write_json
 from audiollm.files.tensors import load_tensors
@@ -124,7 +124,7 @@ class ClipClassifier:
     ) -> None:
         self.network, self.labels = network.eval(), list(labels)
         self.bandwidth_hz, self.config = bandwidth_hz, config
-        self._filters_FM = mel_filters(bandwidth_hz)
+        self._filters_FM = judge_mel_filters(bandwidth_hz)
 
     def predict(self, samples_CN: Tensor, sample_rate: int) -> tuple[str, float]:
         """The likeliest label of one clip and its probability; `("", 0.0)` for silence."""
@@ -137,7 +137,7 @@ class ClipClassifier:
         audible = sorted((i for i, power in enumerate(powers) if len(power)), key=lambda i: len(powers[i]))
         for start in range(0, len(audible), batch_size):
             chosen = audible[start : start + batch_size]
-            power_BTM, frames_B = pad([powers[i] for i in chosen])
+            power_BTM, frames_B = pad_clips([powers[i] for i in chosen])
             with torch.inference_mode():
                 best = self.network(log_features(power_BTM), frames_B).softmax(dim=1).max(dim=1)
             for i, label, probability in zip(
@@ -155,7 +155,7 @@ class ClipClassifier:
         power_TM = mel_power(samples_CN, sample_rate, self._filters_FM)
         if not len(power_TM):
             raise ValueError("the clip is silent")
-        power_BTM, frames_B = pad([power_TM])
+        power_BTM, frames_B = pad_clips([power_TM])
         with torch.inference_mode():
             logits_BK: Tensor = self.network(log_features(power_BTM), frames_B)
         return logits_BK[0].clone()
@@ -212,7 +212,7 @@ def train_classifier(
             f"{len(clips)} clips and {len(labels)} labels, {len(names)} different: at least 2 needed"
         )
     bandwidth_hz = estimate_bandwidth(clips)
-    filters_FM = mel_filters(bandwidth_hz)
+    filters_FM = judge_mel_filters(bandwidth_hz)
     powers = [mel_power(samples_CN, rate, filters_FM) for samples_CN, rate in clips]
     heard = [i for i, power in enumerate(powers) if len(power)]
     if len({labels[i] for i in heard}) < len(names):
@@ -243,7 +243,7 @@ def _fit(
     for step in range(config.steps):
         batches = batches or _draw_batches(targets_N, frames_N, batch_size, random)
         chosen = batches.pop()
-        power_BTM, frames_B = augment(*pad([powers[index] for index in chosen]), random)
+        power_BTM, frames_B = augment_mel(*pad_clips([powers[index] for index in chosen]), random)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * _schedule(step, config.steps)
         logits_BK = network(log_features(power_BTM), frames_B)

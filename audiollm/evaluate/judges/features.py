@@ -70,7 +70,7 @@ def mel_power(samples_CN: Tensor, sample_rate: int, filters_FM: Tensor) -> Tenso
     return power_TM[first:last][:MAX_FRAMES] / loud * filters_FM.shape[1]
 
 
-def mel_filters(bandwidth_hz: float) -> Tensor:
+def judge_mel_filters(bandwidth_hz: float) -> Tensor:
     """Triangular mel filters `[F, M]` from 60 Hz to just below the bandwidth."""
     from torchaudio.functional import melscale_fbanks
 
@@ -100,7 +100,7 @@ def log_features(power_BTM: Tensor) -> Tensor:
     return (decibels - FLOOR_DB / 2) / 20
 
 
-def pad(clips_TM: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def pad_clips(clips_TM: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Mel power of clips to one batch `[B, T, M]` (silence after the end) and their frames `[B]`."""
     frames_B = torch.tensor([len(clip) for clip in clips_TM])
     power_BTM = nn.utils.rnn.pad_sequence(list(clips_TM), batch_first=True)
@@ -110,7 +110,7 @@ def pad(clips_TM: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------- augmentation
 
 
-def augment(power_BTM: Tensor, frames_B: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def augment_mel(power_BTM: Tensor, frames_B: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Vary what must not matter: tempo, where the clip begins and ends, pitch, channel, smoothness, noise.
 
     Returns:

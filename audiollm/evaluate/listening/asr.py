@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.data.records.sample import Sample
-from audiollm.errors import BadSample, ConfigError, nearest
+from audiollm.errors import BadSample, ConfigError, suggestion
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.lists import need_unique, read_rows
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
-from audiollm.evaluate.speech.clips import compare, error_summary, rate_of
+from audiollm.evaluate.speech.clips import error_summary, rate_of, transcript_errors
 from audiollm.evaluate.speech.tts import error_rows
 
 QUESTION = "Transcribe the speech."
@@ -25,7 +25,7 @@ _OWN = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
 
 
 @dataclass(frozen=True)
-class Recording:
+class TranscribedRecording:
     """What is said in a recording, or in a span of it."""
 
     id: str
@@ -41,7 +41,7 @@ class Recording:
         return Inquiry(self.id, self.path, QUESTION, self.start_s, self.end_s)
 
 
-def read_recordings(path: Path, language: str, split: str | None = None) -> list[Recording]:
+def read_recordings(path: Path, language: str, split: str | None = None) -> list[TranscribedRecording]:
     """A manifest: CSV, JSON or JSON lines with `path` (or `audio`) and `text`, or samples of this project.
 
     Of `id` (by default the path), `language`, `start_s` and `end_s` it may have each; other columns are conditions.
@@ -75,13 +75,13 @@ def read_recordings(path: Path, language: str, split: str | None = None) -> list
 
 
 def evaluate_asr(
-    recordings: Sequence[Recording],
+    recordings: Sequence[TranscribedRecording],
     replies: Mapping[str, Reply],
     form: str,
     by: Sequence[str] = (),
     about: str = "",
     spelling: Path | None = None,
-) -> Outcome:
+) -> SuiteResult:
     """Compare what was written with what is said.
 
     Args:
@@ -94,7 +94,7 @@ def evaluate_asr(
     known = {key for recording in recordings for key in recording.about}
     for key in by:
         if key not in known:
-            raise ConfigError(f"{key}: no recording has it", "--by", nearest(key, known))
+            raise ConfigError(f"{key}: no recording has it", "--by", suggestion(key, known))
     languages = sorted({recording.language for recording in recordings})
     forms = {each: choose_form(form, each, spelling if each == "en" else None) for each in languages}
     rows = [_row(recording, replies[recording.id], forms[recording.language]) for recording in recordings]
@@ -115,7 +115,7 @@ def evaluate_asr(
             if worst:
                 shown = error_rows({name: group[name] for name in worst})
                 tables.append(ScoreTable(f"{each} by {key}, the worst first", shown.headings, shown.rows))
-    return Outcome(
+    return SuiteResult(
         "Speech recognition",
         [line for line in (about, f"texts are compared in the form {form}") if line],
         result,
@@ -147,8 +147,8 @@ class _Made:
     def __init__(self, language: str | None, **values: Any) -> None:
         self._language, self._values = language, values
 
-    def __call__(self, default: str) -> Recording:
-        return Recording(language=self._language or default, **self._values)
+    def __call__(self, default: str) -> TranscribedRecording:
+        return TranscribedRecording(language=self._language or default, **self._values)
 
 
 def _of_row(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
@@ -197,7 +197,7 @@ def _of_sample(values: Mapping[str, Any], where: str, folder: Path) -> _Made:
     )
 
 
-def _row(recording: Recording, reply: Reply, form: TextForm) -> Row:
+def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
     about = {
         "id": recording.id,
         "text": recording.text,
@@ -207,7 +207,12 @@ def _row(recording: Recording, reply: Reply, form: TextForm) -> Row:
     if reply.problem:
         return {**about, "heard": None, "errors": reply.problem, "missing": True}
     compared = {"text_form": form.apply(recording.text), "heard_form": form.apply(reply.text)}
-    return {**about, "heard": reply.text, **compared, "errors": compare(recording.text, reply.text, form)}
+    return {
+        **about,
+        "heard": reply.text,
+        **compared,
+        "errors": transcript_errors(recording.text, reply.text, form),
+    }
 
 
 def _by_character(rows: Sequence[Row]) -> dict[str, Any]:
@@ -227,11 +232,11 @@ def _grouped(rows: Sequence[Row], key: str, form: TextForm) -> dict[str, Any]:
     return {name: error_summary(groups[name], form) for name in sorted(groups)}
 
 
-def _badness(pair: tuple[Row, Recording]) -> float:
+def _badness(pair: tuple[Row, TranscribedRecording]) -> float:
     return -rate_of(pair[0])
 
 
-def _example(row: Row, recording: Recording) -> Example:
+def _example(row: Row, recording: TranscribedRecording) -> Example:
     wrong = row["errors"] if isinstance(row["errors"], str) else f"{rate_of(row):.0%} wrong"
     lines = [("said", recording.text), ("written", row["heard"] or "(nothing)"), ("errors", wrong)]
     lines += [(key, value) for key, value in recording.about.items()][:4]

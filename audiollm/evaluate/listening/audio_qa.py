@@ -18,7 +18,7 @@ from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound, percent, with_interval
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUPS = ("task", "difficulty", "category", "sub_category")
@@ -87,7 +87,7 @@ def read_questions(path: Path) -> list[Question]:
 
 def evaluate_audio_qa(
     questions: Sequence[Question], replies: Mapping[str, Reply], folder: Path, about: str = ""
-) -> Outcome:
+) -> SuiteResult:
     """Score replies.
 
     A reply that names no option, or several, is wrong, and so is a question that the model failed on; a recording
@@ -102,7 +102,7 @@ def evaluate_audio_qa(
         **_scores(asked),
         **{f"by_{group}": _grouped(asked, group) for group in GROUPS},
     }
-    return Outcome(
+    return SuiteResult(
         "Questions about sound",
         [about] if about else [],
         result,

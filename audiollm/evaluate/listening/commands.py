@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.report.suite import bar, conclude, spread, step
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 from audiollm.evaluate.speech.commands import (
     Codec,
     Examples,
@@ -28,7 +28,7 @@ from audiollm.evaluate.speech.commands import (
 
 if TYPE_CHECKING:
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
-    from audiollm.evaluate.speech.clips import Clip, SpeechRequest
+    from audiollm.evaluate.speech.clips import SpeechClip, SpeechRequest
     from audiollm.evaluate.subjects.chat import Chat, EndpointChat
     from audiollm.evaluate.subjects.protocols import Subject
 
@@ -96,7 +96,7 @@ def asr(
     from audiollm.evaluate.listening.asr import evaluate_asr, read_recordings
     from audiollm.evaluate.listening.replies import by_recognizer, read_replies
 
-    recordings = spread(read_recordings(listing, language, split), limit)
+    recordings = spread_items(read_recordings(listing, language, split), limit)
     inquiries = [recording.inquiry() for recording in recordings]
     _one_of(model=model, endpoint=endpoint, recognizer=recognizer, hypotheses=hypotheses)
     chosen = choose_recognizer(recognizer, language)
@@ -144,7 +144,7 @@ def audio_qa(
     from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions
     from audiollm.evaluate.listening.replies import read_replies
 
-    questions = spread(read_questions(listing), limit)
+    questions = spread_items(read_questions(listing), limit)
     folder = audio or listing.parent
     inquiries = [question.inquiry(folder) for question in questions]
     _one_of(model=model, endpoint=endpoint, replies=replies_file)
@@ -189,20 +189,20 @@ def judge(
     """
     console = Console()
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.speech.clips import find_clips
+    from audiollm.evaluate.speech.clips import clips_by_id
     from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
     from audiollm.evaluate.speech.verdicts import ChatJudge
 
     _one_of(model=model, audio=audio)
     _one_of(judge=judge_model, endpoint=endpoint)
     names = [name.strip() for name in categories.split(",") if name.strip()]
-    items = spread(read_pairs(listing, names), limit)
+    items = spread_items(read_pairs(listing, names), limit)
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
     chat, fingerprint = _chat(source)
     ours = _spoken(
         model, codec, audio, [item.request() for item in items], out, seed, max_duration_s, console
     )
-    theirs = find_clips(against, [item.id for item in items])
+    theirs = clips_by_id(against, [item.id for item in items])
     with bar(console, "judging", len(items)) as progress:
         bench = PairBench(
             ChatJudge(chat, seed=seed),
@@ -301,5 +301,5 @@ def _spoken(
     seed: int,
     max_duration_s: float | None,
     console: Console,
-) -> dict[str, Clip]:
+) -> dict[str, SpeechClip]:
     return clips_of(speaker_of(model, codec, audio, max_duration_s), audio, requests, out, seed, console)

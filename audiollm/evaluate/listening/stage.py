@@ -15,17 +15,17 @@ from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Sample
-    from audiollm.evaluate.listening.asr import Recording
+    from audiollm.evaluate.listening.asr import TranscribedRecording
     from audiollm.evaluate.listening.audio_qa import Question
     from audiollm.evaluate.listening.replies import Inquiry
-    from audiollm.evaluate.report.suite import Outcome
+    from audiollm.evaluate.report.suite import SuiteResult
 
 TRANSCRIPTION = "asr"
 """The task whose answers are compared word by word."""
 MOST_CHOICES = 26
 
 
-class Config(StageConfig):
+class ListeningConfig(StageConfig):
     """Settings of `evaluate_listening`."""
 
     model: InputPath
@@ -45,7 +45,7 @@ class Config(StageConfig):
     """Cases in each report that can be heard, the worst first."""
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     """Ask what is not answered yet; write `asr` and `audio-qa`, each with its results, rows and page.
 
     Raises:
@@ -54,14 +54,14 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     from audiollm.data.records.manifest import read_samples
     from audiollm.evaluate.listening.replies import ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.report.suite import conclude, spread
+    from audiollm.evaluate.report.suite import conclude, spread_items
     from audiollm.evaluate.subjects.loading import load_answerer
 
     samples, _ = read_samples(config.samples)
     held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]
-    spoken = spread([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
+    spoken = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
-    asked = spread([s for s in held if _question(s) in choices], config.max_samples)
+    asked = spread_items([s for s in held if _question(s) in choices], config.max_samples)
     if not spoken and not asked:
         raise StageError(
             f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
@@ -79,7 +79,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
     problems = {reply.problem for reply in replies.values()}
     if "" not in problems:
         raise StageError(f"not one answer: {sorted(problems)[0]}", "see the model and the samples", 1)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SuiteResult] = {}
     if spoken:
         from audiollm.evaluate.listening.asr import evaluate_asr
 
@@ -93,7 +93,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
-    found = figures({name: outcome.result for name, outcome in outcomes.items()})
+    found = listening_figures({name: outcome.result for name, outcome in outcomes.items()})
     write_json(context.folder / "results.json", found)
     return found
 
@@ -110,7 +110,7 @@ def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def listening_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What goes to the summary: error rates by language, accuracy with its interval, and chance."""
     found: dict[str, Any] = {}
     if "asr" in results:
@@ -148,14 +148,14 @@ def _inquiry(sample: Sample) -> Inquiry:
     return Inquiry(sample.id, Path(heard.path), _question(sample), heard.start_s, heard.end_s, asked)
 
 
-def _recording(sample: Sample, language: str) -> Recording:
-    from audiollm.evaluate.listening.asr import Recording
+def _recording(sample: Sample, language: str) -> TranscribedRecording:
+    from audiollm.evaluate.listening.asr import TranscribedRecording
 
     heard, metadata = sample.audio("user")[0], sample.metadata
     about = {"speaker": str(metadata["speaker"])} if metadata.get("speaker") else {}
     spoken = str(metadata.get("language") or language)
     path = Path(heard.path)
-    return Recording(sample.id, path, _answer(sample), spoken, heard.start_s, heard.end_s, about)
+    return TranscribedRecording(sample.id, path, _answer(sample), spoken, heard.start_s, heard.end_s, about)
 
 
 def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
@@ -174,7 +174,7 @@ def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
     )
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_listening(config: ListeningConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     return StagePlan(
         memory_mb=1500, disk_mb=5, note=f"at most {config.max_samples} transcripts and as many answers"
     )
@@ -182,9 +182,9 @@ def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
 
 STAGE = Stage(
     kind="evaluate_listening",
-    config=Config,
-    run=run,
+    config=ListeningConfig,
+    run=run_listening,
     artifacts={"results": "results.json"},
     help="score a model's transcripts and answers on held-out samples",
-    plan=plan,
+    plan=plan_listening,
 )

@@ -19,7 +19,7 @@ MOST_SOUND_BYTES = 16_000_000
 """After so much sound a page has its fill."""
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """A template of this package, filled; texts are escaped."""
     import jinja2
 

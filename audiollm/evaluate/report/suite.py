@@ -62,7 +62,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SuiteResult:
     """What a suite found."""
 
     title: str
@@ -79,7 +79,7 @@ class Outcome:
     """The content of `rows.jsonl`: one a case, in the order of the list."""
 
 
-def conclude(outcome: Outcome, out: Path, num_examples: int, console: Console) -> None:
+def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:
     """Write results.json, rows.jsonl and report.html, print the tables."""
     from audiollm.files.atomic import write_json, write_jsonl
 
@@ -101,11 +101,11 @@ def conclude(outcome: Outcome, out: Path, num_examples: int, console: Console) -
     console.print(f"[bold green]report:[/bold green] {report}", highlight=False, soft_wrap=True)
 
 
-def write_page(path: Path, outcome: Outcome, num_examples: int) -> Path:
+def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
     """The page of an outcome, self-contained; up to `num_examples` cases can be heard."""
     from dataclasses import replace
 
-    from audiollm.evaluate.report.page import MOST_SOUND_BYTES, render
+    from audiollm.evaluate.report.page import MOST_SOUND_BYTES, render_template
     from audiollm.files.atomic import write_text
 
     shown: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def write_page(path: Path, outcome: Outcome, num_examples: int) -> Path:
         missing=list(dict.fromkeys(outcome.missing))[:MOST_MISSING],
         tables=[table.shown() for table in outcome.tables],
     )
-    write_text(path, render("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
+    write_text(path, render_template("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
     return path
 
 
@@ -141,15 +141,15 @@ def with_interval(table: Mapping[str, Any], key: str, digits: int = 1) -> str:
     )
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:
     """Mean, median, n and the number of what is missing of a `statistics.metric_table`."""
     return [
-        number(table["mean"], digits),
-        number(table["median"], digits),
+        format_number(table["mean"], digits),
+        format_number(table["median"], digits),
         str(table["n"]),
         not_available(table),
     ]
@@ -171,7 +171,7 @@ def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
     return f"n/a: {text}." if text else ""
 
 
-def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+def spread_items(items: Sequence[Item], limit: int | None) -> list[Item]:
     """At most `limit` items, evenly over the list."""
     if limit is None or limit >= len(items):
         return list(items)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.data.text.forms import recognition_form, spoken_form
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import bootstrap_ratio
 from audiollm.files.atomic import read_json
@@ -88,7 +88,7 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
         ConfigError: no such form, or a file that is no table of spellings.
     """
     if name not in FORMS:
-        raise ConfigError(f"{name}: no such form of text", "--form", nearest(name, FORMS))
+        raise ConfigError(f"{name}: no such form of text", "--form", suggestion(name, FORMS))
     if spelling is not None and (name, language) != ("whisper", "en"):
         raise ConfigError("spellings are for the form whisper in English alone", "--spelling", "leave it out")
     if name == "seed-tts":

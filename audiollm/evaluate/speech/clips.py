@@ -20,7 +20,7 @@ Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Clip:
+class SpeechClip:
     """Speech to be judged, or why there is none."""
 
     path: Path | None = None
@@ -53,20 +53,20 @@ class Bench:
 
 def speak_all(
     subject: Subject, requests: Sequence[SpeechRequest], folder: Path, seed: int, advance: Advance
-) -> dict[str, Clip]:
+) -> dict[str, SpeechClip]:
     """Every request said by the model, in `folder`; what an earlier run said is kept.
 
     A request that the model fails on is a clip with the problem. It is tried again in the next run.
     """
     store = RowStore(folder / "spoken.jsonl")
-    clips: dict[str, Clip] = {}
+    clips: dict[str, SpeechClip] = {}
     for request in requests:
         clips[request.id] = _speak(subject, request, folder, seed, store)
         advance(request.id)
     return clips
 
 
-def find_clips(folder: Path, ids: Iterable[str]) -> dict[str, Clip]:
+def clips_by_id(folder: Path, ids: Iterable[str]) -> dict[str, SpeechClip]:
     """The files of these names in a folder, with any of the usual endings."""
     return {id: _find(folder, id) for id in ids}
 
@@ -80,10 +80,10 @@ def words_heard(clip: Path | Waveform, text: str, bench: Bench) -> dict[str, Any
         heard = recognize(bench.recognizer, wave)
     except MetricError as error:
         return {"heard": None, "errors": error.reason}
-    return {"heard": heard, "errors": compare(text, heard, bench.form)}
+    return {"heard": heard, "errors": transcript_errors(text, heard, bench.form)}
 
 
-def compare(text: str, heard: str, form: TextForm) -> dict[str, int] | str:
+def transcript_errors(text: str, heard: str, form: TextForm) -> dict[str, int] | str:
     """The errors of what was heard as counts, or the reason why there are none."""
     try:
         return count_errors(form.apply(text), form.apply(heard)).plain()
@@ -122,30 +122,30 @@ def rate_of(row: Mapping[str, Any]) -> float:
     return Errors(**row["errors"]).rate if isinstance(row["errors"], dict) else float("inf")
 
 
-def _speak(subject: Subject, request: SpeechRequest, folder: Path, seed: int, store: RowStore) -> Clip:
+def _speak(subject: Subject, request: SpeechRequest, folder: Path, seed: int, store: RowStore) -> SpeechClip:
     speaker: Speaker = subject.model
     try:
         reference = digest(request.reference) if request.reference else None
     except MetricError as error:
-        return Clip(problem=f"the reference {error.reason}")
+        return SpeechClip(problem=f"the reference {error.reason}")
     depends_on = [subject.fingerprint, request.text, reference, request.reference_text, seed]
     known = store.get(*depends_on)
     if known is not None and (folder / known["path"]).exists():
-        return Clip(folder / known["path"])
+        return SpeechClip(folder / known["path"])
     path = folder / f"{safe_name(request.id)}-{key_of(*depends_on)[:8]}.wav"
     try:
         wave = speaker.speak(request.text, request.reference, request.reference_text, seed)
         save(path, wave.samples_CN, wave.sample_rate)
     except Exception as error:  # whatever a model raises is its result for this text
         said = " ".join(str(error).split())[:300]
-        return Clip(problem=f"the model failed: {type(error).__name__}: {said}")
+        return SpeechClip(problem=f"the model failed: {type(error).__name__}: {said}")
     store.add({"id": request.id, "path": path.name, "text": request.text}, *depends_on)
-    return Clip(path)
+    return SpeechClip(path)
 
 
-def _find(folder: Path, id: str) -> Clip:
+def _find(folder: Path, id: str) -> SpeechClip:
     for ending in ("", *SOUND_ENDINGS):
         path = folder / f"{id}{ending}"
         if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-            return Clip(path)
-    return Clip(problem="no clip")
+            return SpeechClip(path)
+    return SpeechClip(problem="no clip")

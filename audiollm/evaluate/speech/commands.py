@@ -10,15 +10,15 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.report.suite import Outcome, bar, conclude, spread, step
+from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step
 
 if TYPE_CHECKING:
-    from audiollm.evaluate.judges.choosing import Chosen
+    from audiollm.evaluate.judges.choosing import ChosenJudge
     from audiollm.evaluate.judges.hearing import VoiceJudge
-    from audiollm.evaluate.speech.clips import Bench, Clip, SpeechRequest
+    from audiollm.evaluate.speech.clips import Bench, SpeechClip, SpeechRequest
     from audiollm.evaluate.subjects.protocols import Subject
 
-Evaluate = Callable[["Bench"], Outcome]
+Evaluate = Callable[["Bench"], SuiteResult]
 Model = Annotated[
     str | None, typer.Option(help="What speaks: a trained model's folder, or package.module:factory.")
 ]
@@ -83,7 +83,7 @@ def tts(
     from audiollm.evaluate.judges.choosing import choose_speaker_judge
     from audiollm.evaluate.speech.tts import evaluate_list, read_list
 
-    items = spread(read_list(listing), limit)
+    items = spread_items(read_list(listing), limit)
     subject = speaker_of(model, codec, audio, max_duration_s)
     voices = choose_speaker_judge(speaker_judge)
     bench = _bench(out, form, language, spelling, recognizer, voices)
@@ -124,7 +124,7 @@ def multi_speaker(
     from audiollm.evaluate.speech.dialogues import read_dialogues, speak_dialogues
     from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues
 
-    dialogues = spread(read_dialogues(listing), limit)
+    dialogues = spread_items(read_dialogues(listing), limit)
     subject = speaker_of(model, codec, listing, max_duration_s) if model else None
     voices = choose_speaker_judge(speaker_judge)
     bench = _bench(out, form, language, spelling, recognizer, voices)
@@ -180,18 +180,18 @@ def emotion(
     """
     console = Console()
     from audiollm.evaluate.judges.choosing import choose_emotion_judge
-    from audiollm.evaluate.speech.clips import Clip
+    from audiollm.evaluate.speech.clips import SpeechClip
     from audiollm.evaluate.speech.emotion import evaluate_emotion
     from audiollm.evaluate.speech.esd import read_esd
 
-    utterances = spread(read_esd(esd, language, split), limit)
+    utterances = spread_items(read_esd(esd, language, split), limit)
     if recordings and (model or audio):
         raise ConfigError("--recordings and a model or a folder", "command line", "give one of them")
     subject = None if recordings else speaker_of(model, codec, audio, max_duration_s)
     judge = choose_emotion_judge(emotion_judge)
     bench = _bench(out, form, language, spelling, recognizer, judge)
     if recordings:
-        clips: Mapping[str, Clip] = {each.id: Clip(each.path) for each in utterances}
+        clips: Mapping[str, SpeechClip] = {each.id: SpeechClip(each.path) for each in utterances}
     else:
         clips = clips_of(subject, audio, [each.request() for each in utterances], out, seed, console)
     about = "the real recordings" if recordings else _about(subject, audio)
@@ -229,13 +229,13 @@ def clips_of(
     out: Path,
     seed: int,
     console: Console,
-) -> dict[str, Clip]:
+) -> dict[str, SpeechClip]:
     """What the model says, or what is there."""
-    from audiollm.evaluate.speech.clips import find_clips, speak_all
+    from audiollm.evaluate.speech.clips import clips_by_id, speak_all
 
     if subject is None:
         assert audio is not None
-        return find_clips(audio, [request.id for request in requests])
+        return clips_by_id(audio, [request.id for request in requests])
     with bar(console, "speaking", len(requests)) as progress:
         return speak_all(subject, requests, out / "audio", seed, lambda what: step(progress, what))
 
@@ -249,7 +249,7 @@ def _bench(
     language: str,
     spelling: Path | None,
     recognizer: str | None,
-    voices: Chosen[VoiceJudge] | None,
+    voices: ChosenJudge[VoiceJudge] | None,
 ) -> Bench:
     from audiollm.evaluate.judges.choosing import choose_recognizer
     from audiollm.evaluate.report.store import RowStore

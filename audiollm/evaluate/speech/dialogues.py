@@ -18,7 +18,7 @@ from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore, key_of
 from audiollm.evaluate.speech.clips import Advance
-from audiollm.evaluate.subjects.protocols import DialogueSpeaker, Subject, TurnByTurn, Voice
+from audiollm.evaluate.subjects.protocols import DialogueSpeaker, Subject, TurnByTurn, VoicePrompt
 from audiollm.files.atomic import safe_name
 
 
@@ -26,7 +26,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Turn(_Record):
+class ScriptedTurn(_Record):
     """What one speaker says, and where: in a file of its own, or in a span of the dialogue's."""
 
     speaker: str = Field(min_length=1)
@@ -36,7 +36,7 @@ class Turn(_Record):
     end_s: float | None = Field(default=None, gt=0)
 
 
-class Reference(_Record):
+class ReferenceRecording(_Record):
     """A recording of a speaker's voice and what it says."""
 
     audio: Path
@@ -47,10 +47,10 @@ class Dialogue(_Record):
     """A line of the list; paths are relative to it."""
 
     id: str = Field(min_length=1)
-    turns: tuple[Turn, ...] = Field(min_length=1)
+    turns: tuple[ScriptedTurn, ...] = Field(min_length=1)
     audio: Path | None = None
     """The whole dialogue. Without spans its words are heard as one, and voices cannot be told apart."""
-    references: dict[str, Reference] = Field(default_factory=dict)
+    references: dict[str, ReferenceRecording] = Field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -108,8 +108,8 @@ def _beside(dialogue: Dialogue, folder: Path) -> Dialogue:
     return dialogue.model_copy(update={"turns": turns, "references": references, "audio": audio})
 
 
-def _silent(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    return tuple(Turn(speaker=turn.speaker, text=turn.text) for turn in turns)
+def _silent(turns: Sequence[ScriptedTurn]) -> tuple[ScriptedTurn, ...]:
+    return tuple(ScriptedTurn(speaker=turn.speaker, text=turn.text) for turn in turns)
 
 
 def _speak(
@@ -121,7 +121,7 @@ def _speak(
     stem = f"{safe_name(dialogue.id)}-{key_of(*depends_on)[:8]}"
     paths = [folder / f"{stem}-{place:02d}.wav" for place in range(len(turns))]
     if store.get(*depends_on) is None or not all(path.exists() for path in paths):
-        voices = {name: Voice(voice.audio, voice.text) for name, voice in dialogue.references.items()}
+        voices = {name: VoicePrompt(voice.audio, voice.text) for name, voice in dialogue.references.items()}
         try:
             waves = model.converse(turns, voices, seed)
             if len(waves) != len(turns):
@@ -133,7 +133,7 @@ def _speak(
             raise MetricError(f"the model failed: {type(error).__name__}: {said}") from error
         store.add({"id": dialogue.id}, *depends_on)
     said_turns = tuple(
-        Turn(speaker=turn.speaker, text=turn.text, audio=path)
+        ScriptedTurn(speaker=turn.speaker, text=turn.text, audio=path)
         for turn, path in zip(dialogue.turns, paths, strict=True)
     )
     return dialogue.model_copy(update={"turns": said_turns, "audio": None})

@@ -18,14 +18,14 @@ from audiollm.evaluate.report.statistics import confusion, metric_table, share, 
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import (
     Example,
-    Outcome,
     ScoreTable,
     Sound,
+    SuiteResult,
     metric_cells,
     reasons_of,
     with_interval,
 )
-from audiollm.evaluate.speech.clips import Bench, Clip, error_summary, rate_of, words_heard
+from audiollm.evaluate.speech.clips import Bench, SpeechClip, error_summary, rate_of, words_heard
 from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 
@@ -38,8 +38,8 @@ LIKENESS = {
 
 
 def evaluate_emotion(
-    utterances: Sequence[Utterance], clips: Mapping[str, Clip], bench: Bench, about: str = ""
-) -> Outcome:
+    utterances: Sequence[Utterance], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
+) -> SuiteResult:
     """Hear every clip and compare.
 
     Args:
@@ -74,7 +74,7 @@ def evaluate_emotion(
         "confusion": confusion(asked, named, EMOTIONS),
         **likeness,
     }
-    return Outcome(
+    return SuiteResult(
         "Emotion",
         [line for line in (about, judged_by(bench)) if line],
         result,
@@ -104,7 +104,9 @@ def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
     return known
 
 
-def _row(utterance: Utterance, clip: Clip, embedded: Embedded, known: Mapping[str, str], bench: Bench) -> Row:
+def _row(
+    utterance: Utterance, clip: SpeechClip, embedded: Embedded, known: Mapping[str, str], bench: Bench
+) -> Row:
     about = {
         "id": utterance.id,
         "speaker": utterance.speaker,

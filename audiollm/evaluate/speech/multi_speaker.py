@@ -28,14 +28,14 @@ from audiollm.evaluate.report.statistics import metric_table, share
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import (
     Example,
-    Outcome,
     ScoreTable,
     Sound,
+    SuiteResult,
     metric_cells,
     reasons_of,
     with_interval,
 )
-from audiollm.evaluate.speech.clips import Bench, compare, error_summary, rate_of, words_heard
+from audiollm.evaluate.speech.clips import Bench, error_summary, rate_of, transcript_errors, words_heard
 from audiollm.evaluate.speech.dialogues import Dialogue
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 
@@ -50,7 +50,7 @@ SCORES = {
 
 def evaluate_dialogues(
     dialogues: Sequence[Dialogue], bench: Bench, about: str = "", problems: Mapping[str, str] | None = None
-) -> Outcome:
+) -> SuiteResult:
     """Hear every turn and compare."""
     rows: list[Row] = []
     for dialogue in dialogues:
@@ -72,7 +72,7 @@ def evaluate_dialogues(
     shown = [[SCORES[name], *metric_cells(scores[name])] for name in SCORES]
     note = f"Turns nearer to their own speaker's reference than to another's: {with_interval(nearest, 'accuracy')}. "
     note += reasons_of(scores.values())
-    return Outcome(
+    return SuiteResult(
         "Dialogues",
         [line for line in (about, judged_by(bench)) if line],
         result,
@@ -167,7 +167,9 @@ def _words(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) -
     if missing:
         errors = missing[0]
     else:
-        errors = _summed([each["errors"] for each in heard]) or compare(dialogue.text, joined, bench.form)
+        errors = _summed([each["errors"] for each in heard]) or transcript_errors(
+            dialogue.text, joined, bench.form
+        )
     return {"heard": joined if not missing else None, "errors": errors, "turns": heard}
 
 

@@ -21,8 +21,8 @@ from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import Row, RowStore
-from audiollm.evaluate.report.suite import Example, Outcome, ScoreTable, Sound, percent, with_interval
-from audiollm.evaluate.speech.clips import Advance, Clip, SpeechRequest
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
+from audiollm.evaluate.speech.clips import Advance, SpeechClip, SpeechRequest
 from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, VerdictError, pair_question
 
 VERSION = 1
@@ -66,13 +66,13 @@ def read_pairs(path: Path, categories: Sequence[str] = ()) -> list[PairItem]:
     Raises:
         ConfigError: what is wrong with the list, and where; a category that it has not.
     """
-    from audiollm.errors import ConfigError, nearest
+    from audiollm.errors import ConfigError, suggestion
 
     lines = read_records(path, _Line)
     known = {line.category for line in lines if line.category}
     for category in categories:
         if category not in known:
-            raise ConfigError(f"{category}: no such category", "--categories", nearest(category, known))
+            raise ConfigError(f"{category}: no such category", "--categories", suggestion(category, known))
     return [
         PairItem(str(place), line.text_to_synthesize, line.category, line.evolution_depth)
         for place, line in enumerate(lines)
@@ -82,11 +82,11 @@ def read_pairs(path: Path, categories: Sequence[str] = ()) -> list[PairItem]:
 
 def evaluate_pairs(
     items: Sequence[PairItem],
-    ours: Mapping[str, Clip],
-    theirs: Mapping[str, Clip],
+    ours: Mapping[str, SpeechClip],
+    theirs: Mapping[str, SpeechClip],
     bench: PairBench,
     about: str = "",
-) -> Outcome:
+) -> SuiteResult:
     """Have every pair compared in both orders; `ours` is the one whose win rate is told."""
     rows: list[Row] = []
     for item in items:
@@ -99,7 +99,7 @@ def evaluate_pairs(
         "by_category": _grouped(rows, "category"),
         "by_depth": _grouped(rows, "depth"),
     }
-    return Outcome(
+    return SuiteResult(
         "Pairwise judgment",
         [line for line in (about, f"judge: {bench.judge.name}, both orders") if line],
         result,
@@ -138,7 +138,7 @@ def summarize_pairs(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _row(item: PairItem, ours: Clip, theirs: Clip, bench: PairBench) -> Row:
+def _row(item: PairItem, ours: SpeechClip, theirs: SpeechClip, bench: PairBench) -> Row:
     about = {"id": item.id, "text": item.text, "category": item.category, "depth": item.depth}
     question = pair_question(item.text, item.category)
     try:
@@ -201,7 +201,7 @@ def _badness(pair: tuple[Row, PairItem]) -> float:
     return score if isinstance(score, float) else 2.0
 
 
-def _example(row: Row, item: PairItem, ours: Clip, theirs: Clip) -> Example:
+def _example(row: Row, item: PairItem, ours: SpeechClip, theirs: SpeechClip) -> Example:
     score = row["score"]
     lines = [("text", item.text), ("score", score if isinstance(score, str) else f"{score:.2f}")]
     lines += [

@@ -19,8 +19,8 @@ from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.devices import one_thread
 from audiollm.errors import StageError
 from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by, word_error_rate
-from audiollm.evaluate.speech.run_judges import Heard, Judges, Take, gather_judges, hear
-from audiollm.evaluate.speech.settings import Config
+from audiollm.evaluate.speech.run_judges import JudgedTake, SpeechJudges, Take, gather_judges, hear
+from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import Context
 
@@ -37,7 +37,7 @@ class GeneratedRow(BaseModel):
     stopped: bool = True
 
 
-def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
+def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any]:
     """Train the judges or find them trained, hear everything, write the artifacts.
 
     Returns:
@@ -48,9 +48,9 @@ def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
         StageError: no samples to train or to compare with, or a row of the JSONL that cannot be used.
     """
     train, real = read_takes(config.samples, context)
-    sets = {"real": real, "generated": read_rows(config.audio)}
+    sets = {"real": real, "generated": read_generated_clips(config.audio)}
     if config.reference_audio is not None:
-        sets["reference"] = read_rows(config.reference_audio)
+        sets["reference"] = read_generated_clips(config.reference_audio)
     with one_thread():
         judges = gather_judges(config, context, train, [take for takes in sets.values() for take in takes])
         heard = {name: hear(takes, judges, context, f"hearing {name} clips") for name, takes in sets.items()}
@@ -61,7 +61,7 @@ def evaluate_speech(config: Config, context: Context) -> dict[str, Any]:
     write_jsonl(context.folder / "clips.jsonl", rows)
     write_json(context.folder / "scores.json", result)
     _say(result, context)
-    return figures(result)
+    return speech_figures(result)
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -84,7 +84,7 @@ def read_takes(samples: Path, context: Context) -> tuple[list[Take], list[Take]]
     return takes["train"], takes["test"]
 
 
-def read_rows(path: Path) -> list[Take]:
+def read_generated_clips(path: Path) -> list[Take]:
     """The clips of `generated.jsonl`, or of a file of the same form."""
     takes = []
     for number, values in enumerate(read_jsonl(path), start=1):
@@ -115,7 +115,7 @@ def _form(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- scoring
 
 
-def right(take: Take, heard: Heard, judge: str, judges: Judges) -> bool | None:
+def right(take: Take, heard: JudgedTake, judge: str, judges: SpeechJudges) -> bool | None:
     """Whether a judge heard what was asked for; None: it cannot judge this take (an unknown voice)."""
     wanted = take.speaker if judge == "speaker" else take.text
     if judge == "speaker" and wanted not in judges.classifiers[judge].labels:
@@ -123,7 +123,9 @@ def right(take: Take, heard: Heard, judge: str, judges: Judges) -> bool | None:
     return not heard.problem and heard.answers[judge] == wanted
 
 
-def score(takes: Sequence[Take], heard: Sequence[Heard], judges: Judges, may_fail: bool) -> dict[str, Any]:
+def score(
+    takes: Sequence[Take], heard: Sequence[JudgedTake], judges: SpeechJudges, may_fail: bool
+) -> dict[str, Any]:
     """All tables of one set of clips.
 
     Args:
@@ -143,7 +145,9 @@ def score(takes: Sequence[Take], heard: Sequence[Heard], judges: Judges, may_fai
     }
 
 
-def _score_judge(pairs: Sequence[tuple[Take, Heard]], judge: str, judges: Judges) -> dict[str, Any]:
+def _score_judge(
+    pairs: Sequence[tuple[Take, JudgedTake]], judge: str, judges: SpeechJudges
+) -> dict[str, Any]:
     judged = [(take, answer, right(take, answer, judge, judges)) for take, answer in pairs]
     known = [(take, answer, correct) for take, answer, correct in judged if correct is not None]
     correct = [row[2] for row in known]
@@ -162,7 +166,7 @@ def _score_judge(pairs: Sequence[tuple[Take, Heard]], judge: str, judges: Judges
 
 
 def clip_rows(
-    takes: Sequence[Take], heard: Sequence[Heard], judges: Judges, folder: Path
+    takes: Sequence[Take], heard: Sequence[JudgedTake], judges: SpeechJudges, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """One row for `clips.jsonl` a generated clip; its path is relative to that file's folder."""
     for take, answer in zip(takes, heard, strict=True):
@@ -184,7 +188,7 @@ def clip_rows(
 # ---------------------------------------------------------------------------------------------- figures
 
 
-def figures(result: Mapping[str, Any]) -> dict[str, Any]:
+def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
     """The main figures of `scores.json`, flat, for the run's summary."""
     main = "classifier" if result["judge"] == "classifier" else "pocketsphinx"
     flat: dict[str, Any] = {"judge": result["judge"]}
@@ -202,7 +206,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _main_judge(judges: Judges) -> str:
+def _main_judge(judges: SpeechJudges) -> str:
     if "classifier" in judges.classifiers:
         return "classifier"
     vocabulary = "closed grammar" if judges.grammar else "open vocabulary, 1 - word error rate"

@@ -26,7 +26,7 @@ from audiollm.evaluate.judges.classifier import (
 )
 from audiollm.evaluate.judges.features import Clip
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
-from audiollm.evaluate.speech.settings import Config
+from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.recipe.runner import Context
 
 MOST_LABELS = 60
@@ -51,7 +51,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Heard:
+class JudgedTake:
     """What the judges made of one take. A missing clip has a `problem`, and nothing was heard."""
 
     duration_s: float = 0.0
@@ -61,7 +61,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Judges:
+class SpeechJudges:
     """The judges that can judge here: by name, a classifier of texts or speakers and a recognizer."""
 
     classifiers: Mapping[str, ClipClassifier]
@@ -78,7 +78,9 @@ class Judges:
         return [*self.classifiers, "pocketsphinx"]
 
 
-def gather_judges(config: Config, context: Context, train: Sequence[Take], asked: Sequence[Take]) -> Judges:
+def gather_judges(
+    config: EvaluationConfig, context: Context, train: Sequence[Take], asked: Sequence[Take]
+) -> SpeechJudges:
     """All judges that this material allows, trained or found trained; for each that it does not, why.
 
     Args:
@@ -108,7 +110,7 @@ def gather_judges(config: Config, context: Context, train: Sequence[Take], asked
             context.say(f"no {name} judge: {facts[name]['left_out']}")
     recognizer, grammar, note = _recognizer(sorted({take.text for take in asked} - {""}))
     facts["pocketsphinx"] = {"grammar": grammar, "note": note}
-    return Judges(classifiers, recognizer, grammar, facts)
+    return SpeechJudges(classifiers, recognizer, grammar, facts)
 
 
 def why_no_text_judge(train: Sequence[Take], asked: Sequence[Take]) -> str:
@@ -143,7 +145,7 @@ def _with_known_speaker(train: Sequence[Take]) -> list[tuple[Take, str]]:
     return [(take, take.speaker) for take in train if take.speaker in known]
 
 
-def _choose(pairs: Sequence[tuple[Take, str]], config: Config) -> list[tuple[Take, str]]:
+def _choose(pairs: Sequence[tuple[Take, str]], config: EvaluationConfig) -> list[tuple[Take, str]]:
     """At most `judge_clips` in all, a seeded choice of equally many of each label."""
     groups: dict[str, list[tuple[Take, str]]] = {}
     for take, label in pairs:
@@ -156,7 +158,7 @@ def _choose(pairs: Sequence[tuple[Take, str]], config: Config) -> list[tuple[Tak
 
 
 def _trained_judges(
-    labelled: Mapping[str, Sequence[tuple[Take, str]]], config: Config, context: Context
+    labelled: Mapping[str, Sequence[tuple[Take, str]]], config: EvaluationConfig, context: Context
 ) -> dict[str, ClipClassifier]:
     """The judges in the stage's folder, after training those that are not there yet."""
     folders = {name: context.folder / "judges" / name for name in labelled}
@@ -167,7 +169,7 @@ def _trained_judges(
 
 
 def _train_missing(
-    missing: Mapping[Path, Sequence[tuple[Take, str]]], config: Config, context: Context
+    missing: Mapping[Path, Sequence[tuple[Take, str]]], config: EvaluationConfig, context: Context
 ) -> None:
     """Train a judge for each folder, side by side in threads; an interruption ends them all."""
     stop = Event()
@@ -193,7 +195,7 @@ def _train_missing(
 def _train(
     pairs: Sequence[tuple[Take, str]],
     folder: Path,
-    config: Config,
+    config: EvaluationConfig,
     context: Context,
     on_step: Callable[[int, float], None],
 ) -> None:
@@ -228,7 +230,7 @@ def _recognizer(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[str]
         return PocketsphinxRecognizer(None), None, f"open vocabulary: {error}"
 
 
-def hear(takes: Sequence[Take], judges: Judges, context: Context, description: str) -> list[Heard]:
+def hear(takes: Sequence[Take], judges: SpeechJudges, context: Context, description: str) -> list[JudgedTake]:
     """Every judge's answer to every take; what cannot be read is said, and answered with its problem."""
     heard = []
     with context.progress(description, len(takes)) as progress:
@@ -237,17 +239,17 @@ def hear(takes: Sequence[Take], judges: Judges, context: Context, description: s
                 heard.append(_hear_one(_load(take, LONGEST_CLIP_S), judges))
             except AudioError as error:
                 context.say(f"cannot be heard: {take.id}: {error}")
-                heard.append(Heard(problem=str(error)))
+                heard.append(JudgedTake(problem=str(error)))
             progress.advance(BAR)
     return heard
 
 
-def _hear_one(clip: Waveform, judges: Judges) -> Heard:
+def _hear_one(clip: Waveform, judges: SpeechJudges) -> JudgedTake:
     answers: dict[str, str] = {"pocketsphinx": judges.recognizer.recognize(clip.samples_CN, clip.sample_rate)}
     confidence: dict[str, float] = {}
     for name, classifier in judges.classifiers.items():
         answers[name], confidence[name] = classifier.predict(clip.samples_CN, clip.sample_rate)
-    return Heard(clip.duration_s, "", answers, confidence)
+    return JudgedTake(clip.duration_s, "", answers, confidence)
 
 
 def _load(take: Take, longest_s: float) -> Waveform:

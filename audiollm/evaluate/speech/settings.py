@@ -9,7 +9,7 @@ from pydantic import Field
 from audiollm.recipe.stages import InputPath, StageConfig
 
 
-class Config(StageConfig):
+class EvaluationConfig(StageConfig):
     audio: InputPath
     """The clips to judge: `generated.jsonl` of the stage generate."""
     samples: InputPath

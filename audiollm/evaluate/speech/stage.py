@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from audiollm.evaluate.speech.settings import Config
+from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def run_evaluation(config: EvaluationConfig, context: Context) -> dict[str, Any]:
     """Train (or find) the judges, hear every clip, write scores and clips, return the main figures."""
     from audiollm.evaluate.speech.run import evaluate_speech
 
     return evaluate_speech(config, context)
 
 
-def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_evaluation(config: EvaluationConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Measured on 2 cores: 0.05 s a training step of a judge on clips of half a second, 25 s for the rest."""
     return StagePlan(
         parameters=2 * 157_000,
@@ -30,9 +30,9 @@ def plan(config: Config, plans: Mapping[str, StagePlan]) -> StagePlan:
 
 STAGE = Stage(
     kind="evaluate",
-    config=Config,
-    run=run,
+    config=EvaluationConfig,
+    run=run_evaluation,
     artifacts={"scores": "scores.json", "clips": "clips.jsonl"},
     help="have independent judges score generated audio against real recordings",
-    plan=plan,
+    plan=plan_evaluation,
 )

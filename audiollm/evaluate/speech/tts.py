@@ -19,16 +19,23 @@ from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import (
     Example,
-    Outcome,
     ScoreTable,
     Sound,
+    SuiteResult,
     metric_cells,
     not_available,
     percent,
     reasons_of,
     with_interval,
 )
-from audiollm.evaluate.speech.clips import Bench, Clip, SpeechRequest, error_summary, rate_of, words_heard
+from audiollm.evaluate.speech.clips import (
+    Bench,
+    SpeechClip,
+    SpeechRequest,
+    error_summary,
+    rate_of,
+    words_heard,
+)
 
 VERSION = 1
 """Of the rows: raise it when a definition changes."""
@@ -77,8 +84,8 @@ def read_list(path: Path) -> list[SpeechItem]:
 
 
 def evaluate_list(
-    items: Sequence[SpeechItem], clips: Mapping[str, Clip], bench: Bench, about: str = ""
-) -> Outcome:
+    items: Sequence[SpeechItem], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
+) -> SuiteResult:
     """Hear every clip, and every real recording of the list, and compare.
 
     Args:
@@ -92,7 +99,7 @@ def evaluate_list(
         rows.append(_row(item, clips[item.id], voices, bench))
         bench.advance(item.id)
         if item.target is not None:
-            targets.append(_row(item, Clip(item.target), voices, bench))
+            targets.append(_row(item, SpeechClip(item.target), voices, bench))
             bench.advance(f"{item.id} · real")
     sets = {"generated": rows, **({"real": targets} if targets else {})}
     result: dict[str, Any] = {
@@ -101,7 +108,7 @@ def evaluate_list(
         "language": bench.form.language,
         **{name: _summary(own, bench) for name, own in sets.items()},
     }
-    return Outcome(
+    return SuiteResult(
         "Text to speech",
         [line for line in (about, judged_by(bench)) if line],
         result,
@@ -175,7 +182,7 @@ def _name(field: str) -> str:
     return field.removesuffix(".wav")
 
 
-def _row(item: SpeechItem, clip: Clip, voices: Embedded, bench: Bench) -> Row:
+def _row(item: SpeechItem, clip: SpeechClip, voices: Embedded, bench: Bench) -> Row:
     about = {"id": item.id, "text": item.text, "path": str(clip.path) if clip.path else None}
     nothing = {**about, "heard": None, "missing": True}
     if clip.path is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import Message
-from audiollm.evaluate.subjects.protocols import Voice
+from audiollm.evaluate.subjects.protocols import VoicePrompt
 from audiollm.files.atomic import folder_digest
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.pretrained import model_folder
@@ -51,7 +51,7 @@ class OwnModel:
         return self._say(text, reference, reference_text, seed)
 
     def converse(
-        self, turns: Sequence[tuple[str, str]], references: Mapping[str, Voice], seed: int
+        self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
     ) -> list[Waveform]:
         """Turn by turn. Who has no reference is a speaker of the training data by that name, or else speaks the first
         turn in a voice of the model's choice and the others in that of the first."""

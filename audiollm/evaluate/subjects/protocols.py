@@ -24,7 +24,7 @@ class Speaker(Protocol):
 
 
 @dataclass(frozen=True)
-class Voice:
+class VoicePrompt:
     """A recording of a voice and, where known, what it says."""
 
     path: Path
@@ -36,7 +36,7 @@ class DialogueSpeaker(Protocol):
     """Says a dialogue."""
 
     def converse(
-        self, turns: Sequence[tuple[str, str]], references: Mapping[str, Voice], seed: int
+        self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
     ) -> list[Waveform]:
         """The sound of each (speaker, text) turn, by speakers with a reference or of the model's own choice."""
 
@@ -68,7 +68,7 @@ class TurnByTurn:
     """Where first turns are kept, to be references."""
 
     def converse(
-        self, turns: Sequence[tuple[str, str]], references: Mapping[str, Voice], seed: int
+        self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
     ) -> list[Waveform]:
         from audiollm.audio import save
         from audiollm.evaluate.report.store import key_of
@@ -83,7 +83,7 @@ class TurnByTurn:
             if voice is None:
                 first = self.folder / f"{key_of(list(turns), name, seed)[:16]}.wav"
                 save(first, wave.samples_CN, wave.sample_rate)
-                known[name] = Voice(first, text)
+                known[name] = VoicePrompt(first, text)
         return spoken
 
 

@@ -24,12 +24,12 @@ from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.packing import pack
 from audiollm.data.text import tokenizer as tokens
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request, TextPiece
-from audiollm.generation.engine.rows import Group, Running, StepPlan, plan_step
-from audiollm.generation.engine.sampling import draw, guide
-from audiollm.generation.engine.state import AnswerState, Codes, Marks, Speech
+from audiollm.generation.engine.rows import Group, Running, StepPlan, batch_rows
+from audiollm.generation.engine.sampling import guide, sample_codes
+from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import Decoder, PackedDecoder
+from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
 
 PREFILL_POSITIONS = 8192
 """Prompts go through the model together up to so many positions."""
@@ -51,11 +51,11 @@ class Engine:
         template: Template,
         slots: int = 8,
         max_length: int = 2048,
-        decoder: Decoder | None = None,
+        decoder: GenerationDecoder | None = None,
     ) -> None:
         weight = next(model.parameters())
         self._template, self._device = template, weight.device
-        self._decoder = decoder or Decoder(model)
+        self._decoder = decoder or GenerationDecoder(model)
         self._layers: DualFFN | PackedDecoder = model
         """What computes the steps, with the weights as they were when an answer last began."""
         self._marks = Marks.of(template)
@@ -75,7 +75,7 @@ class Engine:
         template: Template,
         requests: Sequence[Request],
         most_slots: int = 256,
-        decoder: Decoder | None = None,
+        decoder: GenerationDecoder | None = None,
     ) -> Engine:
         """One with a slot for each branch of these requests, fewer where they are many, and room for the longest."""
         branches = [len(request.sampling.branches) for request in requests]
@@ -131,7 +131,7 @@ class Engine:
         self._admit()
         if not self._owners:
             return []
-        plan = self._plan = self._plan or plan_step(self._owners, self._device)
+        plan = self._plan = self._plan or batch_rows(self._owners, self._device)
         ids_X = np.array([each.state.input_id for each in plan.writing], dtype=np.int64)[plan.writer_X]
         codes_YK = self._codes([each.state.speech.last_K for each in plan.speaking])[plan.speaker_Y]
         hidden_XC, logits_YKV = self._feed(torch.from_numpy(ids_X), torch.from_numpy(codes_YK), plan.order_R)
@@ -205,7 +205,7 @@ class Engine:
         logits_BV = self._layers.text_logits(hidden_BC).float()
         logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
         uniform_B2K = self._uniform(group)
-        return draw(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
+        return sample_codes(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
 
     def _draw_codes(self, logits_YKV: Tensor, group: Group) -> Tensor:
         """One code a codebook and answer, `[B, K]`: never BOS, and EOS of the first codebook alone."""
@@ -225,7 +225,7 @@ class Engine:
         if sampling.ras_window and sampling.temperature:
             recent = [each.state.speech.recent_WK(sampling.ras_window) for each in group.members]
             recent_BWK = torch.from_numpy(np.stack(recent)).to(self._device)
-        return draw(logits_BKV, sampling, self._uniform(group), recent_BWK)
+        return sample_codes(logits_BKV, sampling, self._uniform(group), recent_BWK)
 
     def _uniform(self, group: Group) -> Tensor:
         """The members' numbers, `[B, 2, K]`; none for the most likely code."""
@@ -258,7 +258,7 @@ class Engine:
 
     def _answer(self, running: Running) -> Answer:
         parts = tuple(
-            part.codes_KT() if isinstance(part, Speech) else part.text for part in running.state.parts
+            part.codes_KT() if isinstance(part, SpeechState) else part.text for part in running.state.parts
         )
         speech = [part for part in parts if isinstance(part, Tensor)]
         none_K0 = torch.zeros(self._marks.num_codebooks, 0, dtype=torch.long)

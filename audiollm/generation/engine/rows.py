@@ -74,7 +74,7 @@ class StepPlan:
     audio_groups: list[Group]
 
 
-def plan_step(owners: Sequence[Running], device: torch.device) -> StepPlan:
+def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
     """For the answers that own the rows of the cache in use, row by row."""
     text_rows = [row for row, owner in enumerate(owners) if not owner.state.speaks]
     audio_rows = [row for row, owner in enumerate(owners) if owner.state.speaks]

@@ -77,7 +77,7 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def draw(
+def sample_codes(
     logits_BKV: Tensor, config: SamplingConfig, uniform_B2K: Tensor, recent_BWK: Tensor | None = None
 ) -> Tensor:
     """One code a codebook, `[B, K]`.

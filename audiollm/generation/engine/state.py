@@ -58,7 +58,7 @@ class Marks:
         )
 
 
-class Speech:
+class SpeechState:
     """One stretch of speech in the making: delayed rows, from the one that is all BOS.
 
     Codebook k of frame t lies in row 1 + t + k. The number of frames T is the same in all codebooks, and the first
@@ -178,7 +178,7 @@ class AnswerState:
     limits: Limits
     room: int
     first_id: int | None
-    parts: list[Text | Speech] = field(default_factory=list, init=False)
+    parts: list[Text | SpeechState] = field(default_factory=list, init=False)
     input_id: int | None = field(default=None, init=False)
     """The text token that is fed next; None where a row of codes is."""
     reason: Reason | None = field(default=None, init=False)
@@ -191,16 +191,16 @@ class AnswerState:
             self._open_speech()
 
     @property
-    def speech(self) -> Speech:
+    def speech(self) -> SpeechState:
         """The stretch that is being spoken."""
         last = self.parts[-1]
-        assert isinstance(last, Speech)
+        assert isinstance(last, SpeechState)
         return last
 
     @property
     def stretches(self) -> int:
         """Of speech, so far."""
-        return sum(isinstance(part, Speech) for part in self.parts)
+        return sum(isinstance(part, SpeechState) for part in self.parts)
 
     @property
     def speaks(self) -> bool:
@@ -252,11 +252,11 @@ class AnswerState:
     @property
     def _frames_left(self) -> int:
         """Frames that limits and room leave; each stretch of speech takes K rows beside its frames."""
-        spoken = sum(part.complete for part in self.parts if isinstance(part, Speech))
+        spoken = sum(part.complete for part in self.parts if isinstance(part, SpeechState))
         return max(0, min(self.limits.max_frames - spoken, self.room - self.marks.num_codebooks - 1))
 
     def _open_speech(self) -> None:
-        self.parts.append(Speech(self.marks, self._frames_left))
+        self.parts.append(SpeechState(self.marks, self._frames_left))
         self.input_id = None
 
     def _finish_text(self) -> str:

@@ -17,12 +17,12 @@ from functools import partial
 from torch import Tensor
 
 from audiollm.data.chat.scene import dialogue_text, voices
-from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.hearing.features import PartAudio
 from audiollm.data.records.sample import AudioPart
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
-from audiollm.generation.speaking.long_text import Chunk, join, spoken_seconds
+from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
@@ -100,7 +100,7 @@ def match_references(speakers: Sequence[str], given: Mapping[str, Voice]) -> dic
         ):
             found[speakers[int(key)]] = voice
         else:
-            raise ConfigError(f"{key}: no such speaker in the script", "reference", nearest(key, speakers))
+            raise ConfigError(f"{key}: no such speaker in the script", "reference", suggestion(key, speakers))
     return found
 
 
@@ -140,7 +140,7 @@ def converse(
             seconds += said.codes_KT.shape[1] / generator.codec.frame_rate
     every = [chunk for here in chunks for chunk in here]
     return Speech(
-        samples_1N=join(pieces, [*pauses_s[:-1], 0.0], generator.codec.sample_rate),
+        samples_1N=join_pieces(pieces, [*pauses_s[:-1], 0.0], generator.codec.sample_rate),
         sample_rate=generator.codec.sample_rate,
         stopped=stopped and len(pieces) == len(every),
         text=_text(turns, chunks),
@@ -180,7 +180,7 @@ def converse_together(
         fields["voices"] = voices({name: name for name in speakers})
     if manner.scene:
         fields["scene"] = manner.scene
-    messages = render(load_tasks()["dialogue"], text, fields).messages[:-1]
+    messages = fill_task(load_tasks()["dialogue"], text, fields).messages[:-1]
     limit_s = manner.max_duration_s or SLACK * spoken_seconds(text) + SLACK_S
     limits = Limits(max_frames=max(1, round(limit_s * generator.codec.frame_rate)))
     sampling = replace(manner.sampling, speaker_guidance=1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load, normalize_rms
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import PartAudio, mel_features, size_of
@@ -34,7 +34,7 @@ from audiollm.generation.speaking.speech_stream import SpeechStream
 from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import Decoder
+from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
 
 LONGEST_HEARD_S = 600.0
@@ -65,7 +65,7 @@ class Generator:
         defaults: Defaults | None = None,
     ) -> None:
         self.model, self._codec, self.template = model.eval(), codec, template
-        self.decoder = Decoder(model)
+        self.decoder = GenerationDecoder(model)
         """Shared by the engines of all answers: weights are laid out once."""
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
@@ -247,7 +247,7 @@ class Generator:
             "question": " ".join(question.split()),
             "answer": "(asked for)",
         }
-        messages = render(load_tasks()["audio_qa"], "question", fields).messages[:-1]
+        messages = fill_task(load_tasks()["audio_qa"], "question", fields).messages[:-1]
         return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
 
     def asked(

@@ -103,7 +103,7 @@ def fade(samples_1N: Tensor, sample_rate: int, at_start: bool = True, at_end: bo
     return faded_1N
 
 
-def join(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate: int) -> Tensor:
+def join_pieces(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate: int) -> Tensor:
     """The pieces `[1, N]` one after the other: trimmed, with a pause behind each, cross-faded where it is 0.
 
     Args:

@@ -16,14 +16,14 @@ from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import PartAudio
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import Decoder
+from audiollm.models.packed_decoder import GenerationDecoder
 
 
 class SpeakingModel(Protocol):
     """A model with its codec, template and decoder, and the names of the speakers that it was trained on."""
 
     model: DualFFN
-    decoder: Decoder
+    decoder: GenerationDecoder
     template: Template
     speakers: list[str]
     longest_positions: int | None

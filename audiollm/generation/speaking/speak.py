@@ -15,15 +15,15 @@ from functools import partial
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.hearing.features import PartAudio, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.forms import prompt_form
-from audiollm.errors import ConfigError, nearest
+from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.defaults import PLAIN
 from audiollm.generation.engine.request import Answer, Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
-from audiollm.generation.speaking.long_text import Chunk, join, split_text, spoken_seconds
+from audiollm.generation.speaking.long_text import Chunk, join_pieces, split_text, spoken_seconds
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.voice import Voice
 
@@ -125,7 +125,7 @@ def speak(
     whole = (
         pieces[0]
         if len(chunks) == 1
-        else join(pieces, [chunk.pause_s for chunk in chunks[: len(said)]], rate)
+        else join_pieces(pieces, [chunk.pause_s for chunk in chunks[: len(said)]], rate)
     )
     notes = notes_of(generator, chunks, manner)
     if len(said) < len(chunks):
@@ -177,7 +177,7 @@ def check(generator: SpeakingModel, manner: Manner) -> None:
     if manner.speaker is not None and manner.voice is not None:
         raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
     if manner.speaker is not None and generator.speakers and manner.speaker not in generator.speakers:
-        remedy = nearest(manner.speaker, generator.speakers)
+        remedy = suggestion(manner.speaker, generator.speakers)
         raise ConfigError(f"{manner.speaker}: not a speaker of this model", "speaker", remedy)
     limit = manner.max_duration_s
     if limit is not None and not 0 < limit <= LONGEST_S:
@@ -213,7 +213,7 @@ def say(
         seconds = 0.0
         for first in range(0, len(chunks), TOGETHER):
             some = chunks[first : first + TOGETHER]
-            requests = [request_of(generator, chunk.text, manner, ()) for chunk in some]
+            requests = [chunk_request(generator, chunk.text, manner, ()) for chunk in some]
             answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
             seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
             yield from map(Said.of, some, answers)
@@ -244,7 +244,7 @@ class Reading:
                 return
             shown = self._history[-remembered:] if remembered else ()
             alone = len(self._chunks) == 1
-            yield chunk, request_of(self._generator, chunk.text, self._manner, shown, left_s, alone)
+            yield chunk, chunk_request(self._generator, chunk.text, self._manner, shown, left_s, alone)
 
     def add(self, said: Said) -> Said:
         self.seconds += said.codes_KT.shape[1] / self._generator.codec.frame_rate
@@ -252,7 +252,7 @@ class Reading:
         return said
 
 
-def request_of(
+def chunk_request(
     generator: SpeakingModel,
     text: str,
     manner: Manner,
@@ -298,7 +298,7 @@ def prompt_of(
         fields |= {"reference": voice.part, "reference_text": voice.text}
         audio.append(voice.codes_KT if voice.text else generator.heard(voice.waveform, voice.codes_KT))
     given = {key: value for key, value in fields.items() if value}
-    messages = list(render(load_tasks()[name], text, given).messages[:-1])
+    messages = list(fill_task(load_tasks()[name], text, given).messages[:-1])
     for said in earlier:
         turn = [
             Message(role="user", content=[TextPart(text=said.text)]),

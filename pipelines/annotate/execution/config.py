@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from audiollm.errors import nearest
+from audiollm.errors import suggestion
 from audiollm.recipe.stages import InputPath, StageConfig, check_input
 from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class, paths_of
 from pipelines.annotate.execution.presets import PRESETS, Preset
@@ -25,7 +25,7 @@ _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
 PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]
 
 
-class Config(StageConfig):
+class AnnotationConfig(StageConfig):
     """Settings of the stage `annotate`."""
 
     incidental: ClassVar[frozenset[str]] = frozenset(
@@ -115,13 +115,13 @@ class Config(StageConfig):
     def _steps_are_known(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name, settings in value.items():
             if name not in KINDS:
-                raise ValueError(f"no step {name!r}: {nearest(name, list(KINDS))}")
+                raise ValueError(f"no step {name!r}: {suggestion(name, list(KINDS))}")
             if settings is None and name in BUILT_IN:
                 raise ValueError(f"the step {name} is always there")
         return value
 
     @model_validator(mode="after")
-    def _go_together(self, info: ValidationInfo) -> Config:
+    def _go_together(self, info: ValidationInfo) -> AnnotationConfig:
         if self.input is None and (self.transcripts or self.test):
             raise ValueError("transcripts and test are for recordings: give `input` as well")
         if self.test and not self.transcripts and not any(t.lower().endswith(MANIFESTS) for t in self.inputs):
@@ -138,7 +138,7 @@ class Config(StageConfig):
             raise ValueError(f"a recognizer cannot have the name of the step {taken.pop()}")
         for name in self.resources:
             if name not in (*KINDS, *names):
-                raise ValueError(f"resources: no step {name!r}: {nearest(name, [*KINDS, *names])}")
+                raise ValueError(f"resources: no step {name!r}: {suggestion(name, [*KINDS, *names])}")
         for settings in (*self.recognizer_settings(), *self.step_settings().values()):
             for path in paths_of(settings):
                 check_input(path, info)
@@ -167,7 +167,7 @@ class Config(StageConfig):
         known = Thresholds.model_fields
         for name in self.thresholds:
             if name not in known:
-                raise ValueError(f"thresholds: no {name!r}: {nearest(name, list(known))}")
+                raise ValueError(f"thresholds: no {name!r}: {suggestion(name, list(known))}")
         return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
 
     def recognizer_settings(self) -> list[RecognizerChoice]:

@@ -29,7 +29,7 @@ class Verdicts:
     """The voice of a file as `file#name` -> the voice in all files."""
 
 
-def judge(
+def judge_segments(
     spool: Spool,
     segment_ids: Mapping[Place, str],
     outlier_iqr: float | None,
@@ -61,10 +61,10 @@ def kept_rows(spool: Spool, verdicts: Verdicts) -> Iterator[tuple[Place, Row]]:
 
 
 def _linked(spool: Spool, threshold: float) -> dict[str, str]:
-    from pipelines.annotate.voice.linking import Voice, link
+    from pipelines.annotate.voice.linking import FileSpeaker, link
 
     voices = [
-        Voice(file["name"], name, voice["embedding"], voice["seconds"])
+        FileSpeaker(file["name"], name, voice["embedding"], voice["seconds"])
         for file in spool.files()
         for name, voice in (file.get("voices") or {}).items()
     ]

@@ -15,7 +15,7 @@ from pipelines.execution.engine import Call, Outcome
 
 
 @dataclass
-class Costs:
+class StepCosts:
     """Seconds of CPU by step: this run's and, for what the ledger knew, those of the run that did it."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -35,7 +35,7 @@ def write_facts(
     asked: Thresholds,
     applied: Thresholds,
     lacking: Sequence[Missing],
-    costs: Costs,
+    costs: StepCosts,
     run: dict[str, Any],
 ) -> None:
     """Write `rules.json`, `not_applied.json` and `timings.json`.

@@ -9,7 +9,7 @@ from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import paths_of
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.inputs import is_address
 
@@ -29,7 +29,7 @@ _OWN_MB, _WORKER_MB = 700.0, 750.0
 _SPOKEN_CLIP_S = 0.47
 
 
-def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
+def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
     """Audio seconds and clips from the headers of up to 2,000 files; times from measured rates of one CPU.
 
     Raises:
@@ -62,7 +62,7 @@ def plan(config: Config, upstream: Mapping[str, StagePlan]) -> StagePlan:
     )
 
 
-def _lacking(config: Config) -> list[str]:
+def _lacking(config: AnnotationConfig) -> list[str]:
     """What is missing and will be gone on without.
 
     Raises:

@@ -15,9 +15,9 @@ from audiollm.files.atomic import read_jsonl
 from audiollm.recipe.runner import Context
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.chain import Chain
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.corpus import Verdicts, kept_rows
-from pipelines.annotate.execution.facts import Costs
+from pipelines.annotate.execution.facts import StepCosts
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.execution.shards import (
     Made,
@@ -30,8 +30,8 @@ from pipelines.annotate.execution.shards import (
 from pipelines.annotate.execution.spool import Spool
 from pipelines.annotate.execution.walk import Walks
 from pipelines.annotate.execution.worker import ReportWorker, ShardWorker, StepWorker
-from pipelines.annotate.input.sources import Source
-from pipelines.execution.engine import Backend, Call, Outcome, Pool, Walk, Worker, run_walks
+from pipelines.annotate.input.sources import RecordingSource
+from pipelines.execution.engine import Call, Outcome, Pool, Walk, Worker, WorkerBackend, run_walks
 from pipelines.execution.ledger import Ledger
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
@@ -43,14 +43,14 @@ IMPORTED = ("pipelines.annotate.execution.worker", "audiollm.audio", "scipy.sign
 class Run:
     """What all parts of a run share."""
 
-    config: Config
+    config: AnnotationConfig
     context: Context
     chain: Chain
     thresholds: Thresholds
-    sources: Sequence[Source]
+    sources: Sequence[RecordingSource]
     ledger: Ledger
     spool: Spool
-    costs: Costs = field(default_factory=Costs)
+    costs: StepCosts = field(default_factory=StepCosts)
 
     def annotate(self) -> None:
         """All recordings and their segments through all steps, into the spool. A file that repeats another is named.
@@ -104,7 +104,7 @@ class Run:
             run_walks((counted(walk) for walk in walks), pools, backend, self.ledger, on_answer)
 
 
-def write_shards(config: Config, context: Context, ledger: Ledger) -> None:
+def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
     """The kept segments as shards, each made by one of the workers.
 
     Raises:
@@ -133,7 +133,7 @@ def write_shards(config: Config, context: Context, ledger: Ledger) -> None:
     finish_shards(folder, settings, [made[shard.name] for shard in planned])
 
 
-def write_report(config: Config, context: Context, ledger: Ledger) -> None:
+def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
     """`report.html`, made by one of the workers.
 
     Raises:
@@ -167,12 +167,12 @@ class _Rate:
             self.bar.update(TaskID(0), description=f"{self.title} ({rate:.0f} x real time)")
 
 
-def _local(worker: Worker, workers: int) -> Backend:
+def _local(worker: Worker, workers: int) -> WorkerBackend:
     """Where there is more than one worker, this process only directs: what they have imported, it does without."""
     return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=IMPORTED)
 
 
-def _backend(config: Config, worker: StepWorker, pools: Sequence[Pool]) -> Backend:
+def _backend(config: AnnotationConfig, worker: StepWorker, pools: Sequence[Pool]) -> WorkerBackend:
     if config.engine == "ray":
         from pipelines.execution.ray_pool import RayActors
 

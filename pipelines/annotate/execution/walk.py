@@ -11,8 +11,8 @@ from pipelines.annotate.execution.chain import OF_SOUNDS, OF_TEXT, Chain
 from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
 from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
-from pipelines.annotate.execution.worker import Item, Span
-from pipelines.annotate.input.sources import Source
+from pipelines.annotate.execution.worker import SegmentSpan, WorkItem
+from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.step import Step, Value
 from pipelines.execution.engine import Call, Walk
 
@@ -29,7 +29,7 @@ class Walks:
     thresholds: Thresholds
     spool: Spool
 
-    def recording(self, file: int, source: Source) -> Walk:
+    def recording(self, file: int, source: RecordingSource) -> Walk:
         """Through the steps of recordings; returns the walks of the segments."""
         values: dict[str, Value] = {}
         path = source.path
@@ -39,7 +39,7 @@ class Walks:
                 None if step.name == "separate" else self.chain.key(step, source.digest, source.given, needed)
             )
             size = values.get("probe", {}).get("duration_s") or 0.0
-            outcome = yield Call(step.name, key, Item(path, source.given, None, needed), size)
+            outcome = yield Call(step.name, key, WorkItem(path, source.given, None, needed), size)
             if outcome.value is None:
                 self.spool.put_file(file, _failed(source, values, step.name, outcome.error or ""))
                 return []
@@ -51,21 +51,21 @@ class Walks:
         self.spool.put_file(file, _file_row(source, values))
         return [self._segment(file, number, source, path, part, values) for number, part in enumerate(parts)]
 
-    def sampled(self, file: int, number: int, source: Source) -> Walk:
+    def sampled(self, file: int, number: int, source: RecordingSource) -> Walk:
         """A kept segment through the steps of the sample; what they find is added to its row."""
         row = self.spool.segment(file, number)
-        span = Span(row["start_s"], row["end_s"], row["kind"], None)
+        span = SegmentSpan(row["start_s"], row["end_s"], row["kind"], None)
         for step in self.chain.sampled:
             needed = _needed(step, row["measured"])
             key = self.chain.key(step, source.digest, (source.given, span), needed)
-            item = Item(row["path"], source.given, span, needed)
+            item = WorkItem(row["path"], source.given, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is not None:
                 row["measured"][step.name] = outcome.value
         self.spool.put_segment(file, number, row)
         return []
 
-    def repeated(self, source: Source, same: str) -> Row:
+    def repeated(self, source: RecordingSource, same: str) -> Row:
         """The row of a file whose content came before."""
         return {**_named(source), "duration_s": None, "repeats": same}
 
@@ -73,13 +73,13 @@ class Walks:
         self,
         file: int,
         number: int,
-        source: Source,
+        source: RecordingSource,
         path: str,
         part: Mapping[str, Any],
         recording: Mapping[str, Value],
     ) -> Walk:
         """Through the steps of segments, until a rule is broken; returns no further walks."""
-        span = Span(part["start_s"], part["end_s"], part["kind"], part["speaker"])
+        span = SegmentSpan(part["start_s"], part["end_s"], part["kind"], part["speaker"])
         values: dict[str, Value] = {}
         errors: dict[str, str] = {}
         judged: Judged | None = None
@@ -95,7 +95,7 @@ class Walks:
                 continue
             needed = _needed(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.given, span), needed)
-            item = Item(path, source.given, span, needed)
+            item = WorkItem(path, source.given, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is None:
                 errors[step.name] = outcome.error or ""
@@ -111,7 +111,9 @@ class Walks:
         self.spool.put_segment(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
 
-    def _judged(self, source: Source, part: Mapping[str, Any], values: Mapping[str, Value]) -> Judged:
+    def _judged(
+        self, source: RecordingSource, part: Mapping[str, Any], values: Mapping[str, Value]
+    ) -> Judged:
         share = _about(part)["speech_share"]
         return judge_text(values, self.chain.kinds, source.given.language, share, self.thresholds)
 
@@ -153,14 +155,16 @@ def _about(part: Mapping[str, Any]) -> Value:
     }
 
 
-def _without_recognizers(source: Source, span: Span, recognizers: Sequence[str]) -> Drop | None:
+def _without_recognizers(
+    source: RecordingSource, span: SegmentSpan, recognizers: Sequence[str]
+) -> Drop | None:
     if span.kind == "sound" or source.given.text is not None or recognizers:
         return None
     return Drop("recognizers", "", "no text given and no recognizer asked for", "")
 
 
 def _segment_row(
-    source: Source,
+    source: RecordingSource,
     path: str,
     part: Mapping[str, Any],
     probe: Value,
@@ -204,7 +208,7 @@ def _segment_row(
     return row
 
 
-def _file_row(source: Source, values: Mapping[str, Value]) -> Row:
+def _file_row(source: RecordingSource, values: Mapping[str, Value]) -> Row:
     speakers = values.get("speakers", {}).get("speakers", {})
     return {
         **_named(source),
@@ -217,7 +221,7 @@ def _file_row(source: Source, values: Mapping[str, Value]) -> Row:
     }
 
 
-def _failed(source: Source, values: Mapping[str, Value], step: str, error: str) -> Row:
+def _failed(source: RecordingSource, values: Mapping[str, Value], step: str, error: str) -> Row:
     kind, reason = _kind_and_reason(error)
     duration_s = values.get("probe", {}).get("duration_s")
     return {
@@ -227,7 +231,7 @@ def _failed(source: Source, values: Mapping[str, Value], step: str, error: str) 
     }
 
 
-def _named(source: Source) -> Row:
+def _named(source: RecordingSource) -> Row:
     return {"name": source.name, "path": source.path, "digest": source.digest}
 
 

@@ -13,10 +13,10 @@ from audiollm.files.set_aside import UNREADABLE
 from pipelines.annotate.execution.shards import Shard, ShardConfig, make_shard
 from pipelines.annotate.step import BatchStep, Given, Listener, Recording, Segment, SharedStep, Step, Value
 from pipelines.execution.ledger import Outcome
-from pipelines.execution.local_pool import describe
+from pipelines.execution.local_pool import error_line
 
 
-class Span(NamedTuple):
+class SegmentSpan(NamedTuple):
     """Which part of a recording a segment is; see `step.Segment`."""
 
     start_s: float
@@ -25,12 +25,12 @@ class Span(NamedTuple):
     speaker: str | None
 
 
-class Item(NamedTuple):
+class WorkItem(NamedTuple):
     """What is sent to a worker: where the sound is, and the values that the step needs. `span` is that of a segment."""
 
     path: str
     given: Given
-    span: Span | None
+    span: SegmentSpan | None
     values: Mapping[str, Value]
 
 
@@ -49,7 +49,7 @@ class StepWorker:
                 step.setup()
                 self._ready.add(name)
 
-    def process(self, step: str, items: Sequence[Item]) -> list[Outcome]:
+    def process(self, step: str, items: Sequence[WorkItem]) -> list[Outcome]:
         """See `Worker.process`. A batch that fails is done one by one, so that the error is that of its item alone."""
         chosen = self.steps[step]
         if step not in self._ready:
@@ -65,7 +65,9 @@ class StepWorker:
 
         return [self._measured(one_by_one, [item])[0] for item in items]
 
-    def _measured(self, work: Callable[[Sequence[Any]], list[Value]], items: Sequence[Item]) -> list[Outcome]:
+    def _measured(
+        self, work: Callable[[Sequence[Any]], list[Value]], items: Sequence[WorkItem]
+    ) -> list[Outcome]:
         from audiollm.audio import AudioError
 
         began = time.process_time()
@@ -78,13 +80,13 @@ class StepWorker:
         except AudioError as caught:
             error = f"{UNREADABLE}: {caught.reason}"
         except Exception as caught:
-            error = describe(caught)
+            error = error_line(caught)
         seconds = (time.process_time() - began) / len(items)
         if error:
             return [Outcome(error=error, seconds=seconds)] * len(items)
         return [Outcome(value, seconds=seconds) for value in values]
 
-    def _heard(self, item: Item) -> Recording | Segment:
+    def _heard(self, item: WorkItem) -> Recording | Segment:
         """The item with ears: steps that work on a recording one after the other decode it once."""
         if self._listener is None or self._listener.path != item.path:
             self._listener = Listener(item.path)
@@ -110,7 +112,7 @@ class ShardWorker:
         try:
             made = make_shard(shard, self.folder, self.config)._asdict()
         except OSError as error:
-            return Outcome(error=describe(error), seconds=time.process_time() - began)
+            return Outcome(error=error_line(error), seconds=time.process_time() - began)
         return Outcome(made, seconds=time.process_time() - began)
 
 
@@ -120,9 +122,9 @@ class ReportWorker:
 
     def process(self, step: str, items: Sequence[Path]) -> list[Outcome]:
         """See `Worker.process`."""
-        from pipelines.annotate.report import write_report
+        from pipelines.annotate.report import write_annotation_report
 
         try:
-            return [Outcome({"page": str(write_report(folder))}) for folder in items]
+            return [Outcome({"page": str(write_annotation_report(folder))}) for folder in items]
         except Exception as error:  # what was measured is written already
-            return [Outcome(error=describe(error))] * len(items)
+            return [Outcome(error=error_line(error))] * len(items)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from audiollm.errors import nearest
+from audiollm.errors import suggestion
 from audiollm.files.set_aside import Row, set_aside_row
 from pipelines.annotate.input.inputs import Found, Inputs, absolute
 from pipelines.annotate.input.transcripts import (
@@ -28,7 +28,7 @@ DEFAULT_SPEAKER = "speaker"
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordingSource:
     """A recording: `path` is absolute, `name` tells where it comes from, with forward slashes.
 
     Args:
@@ -48,7 +48,7 @@ class Source:
 class Sources:
     """What the input holds; every audio file is in `found` or in `rejected`."""
 
-    found: list[Source] = field(default_factory=list)
+    found: list[RecordingSource] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)
     not_audio: int = 0
     orphans: list[Row] = field(default_factory=list)
@@ -95,7 +95,7 @@ def match_sources(
         known = Given(transcript.text, transcript.speaker, _language(transcript)) if transcript else Given()
         split = _split(transcript, condition) if transcript else None
         folder = _speaker_by_folder(item.name)
-        sources.found.append(Source(item.path, item.name, digests[item.path], folder, known, split))
+        sources.found.append(RecordingSource(item.path, item.name, digests[item.path], folder, known, split))
     if (
         condition is not None
         and sources.found
@@ -158,7 +158,7 @@ def _split(transcript: Transcript, condition: Condition | None) -> str | None:
         return "test" if condition.holds(transcript) else "train"
     if transcript.split is not None and transcript.split not in SPLITS:
         raise TranscriptError(
-            f"{transcript.where}  split {transcript.split!r}: {nearest(transcript.split, SPLITS)}; "
+            f"{transcript.where}  split {transcript.split!r}: {suggestion(transcript.split, SPLITS)}; "
             f"or choose the test set by a condition, as in test='split=={transcript.split}'"
         )
     return transcript.split

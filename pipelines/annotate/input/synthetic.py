@@ -26,7 +26,7 @@ _AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8 = 2, 1, 1
 _RATE, _PITCH, _RANGE = 1, 3, 4
 
 
-class Voice(NamedTuple):
+class SyntheticVoice(NamedTuple):
     """A speaker: espeak-ng's name of it (accent+variant), its ways of speaking, and the size of its vocal tract."""
 
     name: str
@@ -42,12 +42,12 @@ class Voice(NamedTuple):
 
 
 VOICES = (
-    Voice("anna", "en-us+f3", 58, 150),
-    Voice("bruno", "en-us+m3", 60, 145),
-    Voice("clara", "en-us+adam", 95, 155, formants=1.15),
-    Voice("duncan", "en-gb-scotland+m7", 45, 140),
-    Voice("edith", "en-us+f2", 52, 150, mellowness=0.5),
-    Voice("frank", "en-us+Denis", 70, 150),
+    SyntheticVoice("anna", "en-us+f3", 58, 150),
+    SyntheticVoice("bruno", "en-us+m3", 60, 145),
+    SyntheticVoice("clara", "en-us+adam", 95, 155, formants=1.15),
+    SyntheticVoice("duncan", "en-gb-scotland+m7", 45, 140),
+    SyntheticVoice("edith", "en-us+f2", 52, 150, mellowness=0.5),
+    SyntheticVoice("frank", "en-us+Denis", 70, 150),
 )
 
 
@@ -191,7 +191,7 @@ class Synthesizer:
 
 
 def _perform(
-    synthesizer: Synthesizer, voice: Voice, word: str, random: np.random.Generator
+    synthesizer: Synthesizer, voice: SyntheticVoice, word: str, random: np.random.Generator
 ) -> NDArray[np.float32]:
     import soxr
     from scipy.signal import lfilter
@@ -214,7 +214,7 @@ def _perform(
     return result
 
 
-def _file_name(word: str, voice: Voice, take: int) -> str:
+def _file_name(word: str, voice: SyntheticVoice, take: int) -> str:
     return PATTERN.format(text=word.replace(" ", "_"), speaker=voice.name, take=take)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from audiollm.errors import nearest
+from audiollm.errors import suggestion
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
@@ -231,7 +231,7 @@ class Condition:
     def _compare(self, transcript: Transcript, name: str, sign: str, wanted: str) -> bool:
         if name not in transcript.fields:
             raise TranscriptError(
-                f"{self.text!r}: {transcript.where} has no field {name!r}; {nearest(name, transcript.fields)}"
+                f"{self.text!r}: {transcript.where} has no field {name!r}; {suggestion(name, transcript.fields)}"
             )
         value = transcript.fields[name]
         left, right = _number(value), _number(wanted)

@@ -29,7 +29,7 @@ Asked = Sequence[tuple[str, str]]
 """Questions and what was answered."""
 
 
-class Verdict(NamedTuple):
+class GateResult(NamedTuple):
     """What the gate found: two numbers of one kind, larger is better, and why it is refused (or nothing)."""
 
     ours: float | None
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 class Gate(Protocol):
     """Compares a description with something plainer."""
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         """
         Args:
             asked: each question and its answer.
@@ -78,10 +78,10 @@ class ClapGate:
             raise ConfigError(f"no CLAP loads from {folder}: {said}", "description.clap", remedy) from error
         self._model, self._max_labels = model.eval().to(default_device()), max_labels
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         labels = labels_of(values.get("events", {}), self._max_labels)
         if not labels:
-            return Verdict(
+            return GateResult(
                 None, None, "no labels to compare with: the step events found none, or does not run"
             )
         heard_D = self._sound(sound)
@@ -90,7 +90,7 @@ class ClapGate:
             for each in (text, f"The sound of {', '.join(labels)}.")
         )
         refused = ours < reference
-        return Verdict(ours, reference, "the labels fit the sound better" if refused else None)
+        return GateResult(ours, reference, "the labels fit the sound better" if refused else None)
 
     def _sound(self, sound: Waveform) -> NDArray[np.float64]:
         extractor = self._processor.feature_extractor
@@ -133,13 +133,13 @@ class SelfGate:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 
-    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> Verdict:
+    def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         mono = sound.mono()
         ours = self.log_probability(mono, asked)
         reference = float(np.mean([self.log_probability(other, asked) for other in others(mono)]))
         refused = not ours > reference + ROUNDING
         reason = "as likely with other sounds" if refused else None
-        return Verdict(round(ours, 4), round(reference, 4), reason)
+        return GateResult(round(ours, 4), round(reference, 4), reason)
 
     def log_probability(self, sound: Waveform, asked: Asked) -> float:
         """The mean over all tokens of the answers, their ends included, in nats."""

@@ -49,7 +49,7 @@ class DuplicateConfig(BaseModel):
     """Where texts are compared: among the segments of a speaker, of a file, or of all."""
 
 
-class Item(NamedTuple):
+class ComparedSegment(NamedTuple):
     """What is known of a segment: the columns of its row that are compared.
 
     Args:
@@ -91,13 +91,13 @@ def find_duplicates(
     return {id: _last(found, id) for id in sorted(found)}
 
 
-def item_of(row: Mapping[str, Any]) -> Item:
+def item_of(row: Mapping[str, Any]) -> ComparedSegment:
     """The columns of a row that are compared; those that it lacks say nothing."""
     measured = row.get("measured") or {}
     quality = measured.get("quality") or {}
     known = [(quality.get("dnsmos") or {}).get("ovr"), quality.get("snr_db")]
     bits = (measured.get("fingerprint") or {}).get("bits") or ""
-    return Item(
+    return ComparedSegment(
         str(row["id"]),
         np.frombuffer(bytes.fromhex(bits), ">u2").astype(np.uint16),
         float(row["duration_s"]),
@@ -108,7 +108,7 @@ def item_of(row: Mapping[str, Any]) -> Item:
     )
 
 
-def same_sound(items: Sequence[Item], max_bit_errors: float, min_overlap: float) -> dict[str, str]:
+def same_sound(items: Sequence[ComparedSegment], max_bit_errors: float, min_overlap: float) -> dict[str, str]:
     """Which items sound like one that comes before them; items are in the order in which they are to be kept."""
     found, left = _equal_bits(items)
     if len(left) < 2:
@@ -126,7 +126,7 @@ def same_sound(items: Sequence[Item], max_bit_errors: float, min_overlap: float)
 
 
 def same_text(
-    items: Sequence[Item], most: int, within: Literal["speaker", "file", "corpus"]
+    items: Sequence[ComparedSegment], most: int, within: Literal["speaker", "file", "corpus"]
 ) -> dict[str, str]:
     """Which items have the text of `most` others before them; each goes to the first of those that stay."""
     from audiollm.data.text.forms import recognition_form
@@ -163,7 +163,7 @@ def bit_errors(
 # ------------------------------------------------------------------------------------------------ order
 
 
-def _rank(item: Item) -> tuple[Any, ...]:
+def _rank(item: ComparedSegment) -> tuple[Any, ...]:
     return (*(-value for value in item.quality), -item.duration_s, item.id)
 
 
@@ -173,7 +173,7 @@ def _last(found: Mapping[str, str], id: str) -> str:
     return id
 
 
-def _equal_bits(items: Sequence[Item]) -> tuple[dict[str, str], list[Item]]:
+def _equal_bits(items: Sequence[ComparedSegment]) -> tuple[dict[str, str], list[ComparedSegment]]:
     """Items whose bits an earlier one has, and the others that can be compared further."""
     first: dict[bytes, str] = {}
     found: dict[str, str] = {}
@@ -213,7 +213,7 @@ class _Table(NamedTuple):
     place_H: NDArray[np.int64]
 
 
-def _table(items: Sequence[Item]) -> _Table:
+def _table(items: Sequence[ComparedSegment]) -> _Table:
     sketches = [_sketch(item.bits_F) for item in items]
     key_H = np.concatenate([keys for keys, _ in sketches])
     place_H = np.concatenate([places for _, places in sketches])
@@ -242,7 +242,7 @@ def _sketch(bits_F: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.
 
 
 def _alike(
-    items: Sequence[Item], table: _Table, max_bit_errors: float, min_overlap: float
+    items: Sequence[ComparedSegment], table: _Table, max_bit_errors: float, min_overlap: float
 ) -> tuple[NDArray[np.int64], bool]:
     """Pairs (earlier, later) of items that sound the same, and whether a list was too long to compare all in it."""
     key_H, item_H, place_H = table

@@ -33,7 +33,7 @@ _COMPRESSION = 0.3
 
 
 @dataclass(frozen=True)
-class Quality:
+class OpinionScores:
     """Opinion scores of P.835, 1 (bad) to 5 (excellent)."""
 
     sig: float
@@ -47,7 +47,7 @@ class Dnsmos:
     def __init__(self) -> None:
         self._session = single_thread_session(package_file("speechmos", "dnsmos_models/sig_bak_ovr.onnx"))
 
-    def score(self, samples_N: NDArray[np.float32], max_windows: int | None = None) -> Quality:
+    def score(self, samples_N: NDArray[np.float32], max_windows: int | None = None) -> OpinionScores:
         """Mean scores over windows of 9.01 s, a second apart; a shorter clip is doubled until it fills one.
 
         Args:
@@ -70,7 +70,7 @@ class Dnsmos:
             starts = [starts[index] for index in chosen]
         raw = np.array([self._run(samples_N[start : start + _WINDOW]) for start in starts])
         scores = [np.polyval(fit, raw[:, i]).mean() for i, fit in enumerate((_SIG, _BAK, _OVR))]
-        return Quality(*(float(score) for score in scores))
+        return OpinionScores(*(float(score) for score in scores))
 
     def _run(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
         outputs: NDArray[np.float32] = self._session.run(

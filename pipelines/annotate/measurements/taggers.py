@@ -30,7 +30,7 @@ _ANY_WINDOW_S = 1.0
 _ANSWER_TOKENS, _LONGEST_LABEL, _MOST_LABELS = 128, 60, 20
 
 
-class Heard(NamedTuple):
+class WindowScores(NamedTuple):
     """How sure a tagger is of each class in each window, `[F, K]` in [0, 1]."""
 
     labels: list[str]
@@ -44,7 +44,7 @@ class Tagger(Protocol):
     window_s: float
     labels: list[str]
 
-    def hear(self, windows: Iterable[NDArray[np.float32]]) -> Heard:
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
         """What is in windows `[N]` of `window_s` at `sample_rate`."""
 
 
@@ -78,8 +78,8 @@ class TfliteTagger:
         self.labels, which = _labels_of(path, labels, [int(out["shape"][-1]) for out in outputs])
         self._output = outputs[which]["index"]
 
-    def hear(self, windows: Iterable[NDArray[np.float32]]) -> Heard:
-        return Heard(self.labels, np.stack([self._one(window_N) for window_N in windows]))
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
+        return WindowScores(self.labels, np.stack([self._one(window_N) for window_N in windows]))
 
     def _one(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
         self._interpreter.set_tensor(self._input["index"], window_N.reshape(self._input["shape"]))
@@ -114,8 +114,8 @@ class OnnxTagger:
         named = _label_lines(self._session.get_modelmeta().custom_metadata_map)
         self.labels, self._output = _labels_of(path, labels, [out.shape[-1] for out in probe], named)
 
-    def hear(self, windows: Iterable[NDArray[np.float32]]) -> Heard:
-        return Heard(self.labels, np.stack([self._one(window_N) for window_N in windows]))
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
+        return WindowScores(self.labels, np.stack([self._one(window_N) for window_N in windows]))
 
     def _one(self, window_N: NDArray[np.float32]) -> NDArray[np.float32]:
         outputs = self._session.run(None, {self._input: self._shaped(window_N)})
@@ -202,14 +202,14 @@ class TransformersTagger:
         self.sample_rate, self.labels = self._classifier.sample_rate, self._classifier.labels
         self.window_s = window_s or longest_s or _ANY_WINDOW_S
 
-    def hear(self, windows: Iterable[NDArray[np.float32]]) -> Heard:
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
         parts = []
         for some in _in_fours(windows):
             logits_BK = self._classifier.logits(some)
             if not np.isfinite(logits_BK).all():
                 raise ValueError("the sound-event model gives values that are no numbers")
             parts.append(probabilities(logits_BK, self._classifier.exclusive).astype(np.float32))
-        return Heard(self.labels, np.concatenate(parts))
+        return WindowScores(self.labels, np.concatenate(parts))
 
 
 class AskedTagger:
@@ -222,20 +222,22 @@ class AskedTagger:
     sample_rate = FILE_SAMPLE_RATE
 
     def __init__(self, folder: Path, codec: Path | None = None, window_s: float | None = None) -> None:
-        from audiollm.data.chat.tasks import FieldValue, load_tasks, render
+        from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
         from audiollm.data.records.sample import AudioPart
         from audiollm.generation.speaking.generator import Generator
 
         self._generator = Generator.from_pretrained(folder, codec)
         fields: dict[str, FieldValue] = {"audio": AudioPart(path="(heard)"), "tags": "(asked for)"}
-        self._question = render(load_tasks()["tag"], "question", fields).messages[:-1]
+        self._question = fill_task(load_tasks()["tag"], "question", fields).messages[:-1]
         self.window_s = window_s or _ASKED_WINDOW_S
         self.labels: list[str] = []  # whatever it answers
 
-    def hear(self, windows: Iterable[NDArray[np.float32]]) -> Heard:
+    def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
         named = [names for some in _in_fours(windows) for names in self._ask(some)]
         labels = sorted(set().union(*named))
-        return Heard(labels, np.array([[label in names for label in labels] for names in named], np.float32))
+        return WindowScores(
+            labels, np.array([[label in names for label in labels] for names in named], np.float32)
+        )
 
     def _ask(self, windows: Sequence[NDArray[np.float32]]) -> list[list[str]]:
         import torch

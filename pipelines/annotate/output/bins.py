@@ -132,7 +132,7 @@ class CorpusBins(RootModel[dict[str, Edges]]):
         return {name: label for name, label in found.items() if label is not None}
 
 
-def fit(
+def fit_bins(
     values: Iterable[float | None], names: Sequence[str], method: Method, resolution: float = 0.0
 ) -> Edges:
     """Edges for `names` from the values of a corpus.
@@ -198,9 +198,10 @@ def _fitted(column: Column, numbers: Sequence[float], by_group: Mapping[str, Seq
         return Edges(value=column.value, names=column.names, edges=column.edges)
     large = {group: own for group, own in sorted(by_group.items()) if len(own) >= _MIN_GROUP}
     groups = {
-        group: fit(own, column.names, column.method, column.resolution).edges for group, own in large.items()
+        group: fit_bins(own, column.names, column.method, column.resolution).edges
+        for group, own in large.items()
     }
-    everybody = fit(numbers, column.names, column.method, column.resolution)
+    everybody = fit_bins(numbers, column.names, column.method, column.resolution)
     return everybody.model_copy(update={"value": column.value, "groups": groups})
 
 

@@ -1,5 +1,5 @@
 """The report of an annotation: `report.html`, one page that needs nothing beside itself."""
 
-from pipelines.annotate.report.page import write_report
+from pipelines.annotate.report.page import write_annotation_report
 
-__all__ = ["write_report"]
+__all__ = ["write_annotation_report"]

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from audiollm.data.text.forms import language_of
-from pipelines.annotate.report.folder import Row, named, number, said
+from pipelines.annotate.report.folder import Row, finite_number, named, said
 from pipelines.annotate.report.numbers import Numbers
-from pipelines.annotate.report.survey import Survey
+from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
 
 WORDS_SHOWN = 20
@@ -28,7 +28,7 @@ class Marked(NamedTuple):
     """`same`, `differs` or `missing`."""
 
 
-def agreement_section(survey: Survey, text_agreement: object) -> Row:
+def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
     """The matrix, the words most argued about, and the histograms of what the consensus measured.
 
     Args:
@@ -43,7 +43,7 @@ def agreement_section(survey: Survey, text_agreement: object) -> Row:
         pairs.add(forms)
         words.add(forms, [name for name in texts if name != GIVEN])
     charts = [survey.numbers.get(path) for path in ("consensus.pairwise_wer", "consensus.vote_share")]
-    facts = _facts(charts, number(text_agreement))
+    facts = _facts(charts, finite_number(text_agreement))
     if len(pairs.names) < 2 and not facts:
         return {"absent": "There is one recognizer, or none: nothing to agree with."}
     return {

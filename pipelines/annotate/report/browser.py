@@ -8,11 +8,20 @@ from pathlib import Path
 
 from audiollm.data.text.forms import language_of
 from pipelines.annotate.report.agreement import Marked, marked
-from pipelines.annotate.report.folder import Row, file_name, found, measured, named, number, said, seconds_of
-from pipelines.annotate.report.numbers import TITLES, Rule, shown, title_of, unit_of
-from pipelines.annotate.report.survey import WORDED, Reason, Survey
+from pipelines.annotate.report.folder import (
+    Row,
+    file_name,
+    finite_number,
+    found,
+    measured,
+    named,
+    said,
+    seconds_of,
+)
+from pipelines.annotate.report.numbers import TITLES, Comparison, shown, title_of, unit_of
+from pipelines.annotate.report.survey import WORDED, AnnotationSurvey, Reason
 from pipelines.report.material import pick_evenly, without_home
-from pipelines.report.media import Clip, Gallery
+from pipelines.report.media import Gallery, PageClip
 
 MOST_SHOWN = 96
 KEPT_SHOWN = 32
@@ -21,7 +30,7 @@ _BESIDE = ("signal", "probe")
 _MOST_FACTS = 40
 
 
-def browser_section(survey: Survey, rules: Sequence[Rule], gallery: Gallery) -> Row:
+def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], gallery: Gallery) -> Row:
     """Cards, the kept ones first, then reason by reason; the sound is shared out among them evenly."""
     reasons = sorted(
         survey.reasons.values(), key=lambda reason: (-reason.dropped.segments, reason.step, reason.rule)
@@ -69,17 +78,17 @@ def _of_reason(reason: Reason) -> list[Row]:
 
 def _has_distance(row: Row) -> bool:
     return (
-        number(found(row, "dropped.value")) is not None
-        and number(found(row, "dropped.threshold")) is not None
+        finite_number(found(row, "dropped.value")) is not None
+        and finite_number(found(row, "dropped.threshold")) is not None
     )
 
 
 def _card(
-    row: Row, gallery: Gallery, group: int, titles: Mapping[tuple[str, str], Rule], nearest: bool
+    row: Row, gallery: Gallery, group: int, titles: Mapping[tuple[str, str], Comparison], nearest: bool
 ) -> Row:
     text, name = said(row.get("text")), file_name(row)
     language = row["language"] if isinstance(row.get("language"), str) else ""
-    start_s, end_s = number(row.get("start_s")), number(row.get("end_s"))
+    start_s, end_s = finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     return {
         "group": group,
         "name": name,
@@ -103,19 +112,19 @@ def _card(
     }
 
 
-def _clip(row: Row, gallery: Gallery) -> Clip:
+def _clip(row: Row, gallery: Gallery) -> PageClip:
     """The sound of a row, from a plain file alone: reading a device or a pipe might never end."""
-    path, start_s, end_s = row.get("path"), number(row.get("start_s")), number(row.get("end_s"))
+    path, start_s, end_s = row.get("path"), finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     if not isinstance(path, str) or not path:
-        return Clip(problem="the row has no path")
+        return PageClip(problem="the row has no path")
     try:
         if not Path(path).is_file():
-            return Clip(problem=f"{file_name(row)}: no such file")
+            return PageClip(problem=f"{file_name(row)}: no such file")
         if start_s is not None and end_s is not None and end_s <= start_s:
-            return Clip(problem=f"{file_name(row)}: an empty span")
+            return PageClip(problem=f"{file_name(row)}: an empty span")
         return gallery.clip(Path(path), max(0.0, start_s or 0.0), end_s)
     except Exception as error:  # whatever a decoder does with a damaged file, the other segments are shown
-        return Clip(problem=named(without_home(f"{file_name(row)}: {type(error).__name__}: {error}")))
+        return PageClip(problem=named(without_home(f"{file_name(row)}: {type(error).__name__}: {error}")))
 
 
 def _heard(row: Row, text: str, language: str) -> list[Row]:
@@ -141,7 +150,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
     """The usual measures first, then whatever else is a number."""
     facts = {}
     for path, title in TITLES.items():
-        value = number(measured(row, path))
+        value = finite_number(measured(row, path))
         if value is not None:
             facts[title] = shown(value, unit_of(path))
     facts.setdefault("duration", shown(round(seconds_of(row), 2), "s"))
@@ -149,7 +158,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
     for step, value in steps.items() if isinstance(steps, Mapping) else ():
         for key, inner in value.items() if isinstance(value, Mapping) else ():
             path = f"{step}.{key}"
-            if path not in TITLES and number(inner) is not None and step not in _BESIDE:
+            if path not in TITLES and finite_number(inner) is not None and step not in _BESIDE:
                 facts.setdefault(title_of(path), shown(inner, unit_of(path)))
     return list(facts.items())[:_MOST_FACTS]
 
@@ -160,7 +169,7 @@ def _events(row: Row) -> list[str]:
     lines = []
     for event in events[:12] if isinstance(events, list) else ():
         if isinstance(event, Mapping) and event.get("label") is not None:
-            start_s, end_s = number(event.get("start_s")), number(event.get("end_s"))
+            start_s, end_s = finite_number(event.get("start_s")), finite_number(event.get("end_s"))
             times = f" {start_s:.1f}–{end_s:.1f} s" if start_s is not None and end_s is not None else ""
             lines.append(f"{named(event['label'], 60)}{times}")
     return lines
@@ -173,7 +182,7 @@ def _errors(row: Row) -> list[tuple[str, str]]:
     return [(named(step, 60), said(without_home(str(error)), 300)) for step, error in pairs]
 
 
-def _why(row: Row, titles: Mapping[tuple[str, str], Rule]) -> Row:
+def _why(row: Row, titles: Mapping[tuple[str, str], Comparison]) -> Row:
     step, name = named(found(row, "dropped.step") or ""), named(found(row, "dropped.rule") or "")
     rule = titles.get((step, name))
     unit = rule.unit if rule else ""

@@ -80,7 +80,7 @@ def measured(row: Row, path: str) -> Any:
     return None
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A finite number, or None; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -92,9 +92,9 @@ def number(value: Any) -> float | None:
 
 def seconds_of(row: Row) -> float:
     """How long a segment is."""
-    duration_s = number(row.get("duration_s"))
+    duration_s = finite_number(row.get("duration_s"))
     if duration_s is None:
-        duration_s = (number(row.get("end_s")) or 0.0) - (number(row.get("start_s")) or 0.0)
+        duration_s = (finite_number(row.get("end_s")) or 0.0) - (finite_number(row.get("start_s")) or 0.0)
     return max(0.0, duration_s)
 
 

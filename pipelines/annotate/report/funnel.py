@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.annotate.recognizers.choice import STRONGER
-from pipelines.annotate.report.folder import Folder, Row, file_name, found, named, number, said
-from pipelines.annotate.report.numbers import Rule, shown
-from pipelines.annotate.report.survey import Survey
+from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, said
+from pipelines.annotate.report.numbers import Comparison, shown
+from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.report.formats import duration, percent
 from pipelines.report.material import without_home
 
@@ -51,12 +51,12 @@ def read_files(folder: Folder) -> Files:
     for row in folder.rows("files.jsonl"):
         status = named(row.get("status")) if row.get("status") in _STATES else "unknown"
         files.counts[status] = files.counts.get(status, 0) + 1
-        files.seconds += number(row.get("duration_s")) or 0.0
+        files.seconds += finite_number(row.get("duration_s")) or 0.0
         rows = {"failed": files.failed, "filtered": files.filtered}.get(status)
         if rows is not None and len(rows) < FILES_SHOWN:
             reason = said(without_home(str(row.get("reason") or "")), 300)
             rows.append(
-                {"name": file_name(row), "reason": reason, "duration_s": number(row.get("duration_s"))}
+                {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
             )
     for row in folder.rows("set_aside.jsonl"):
         kind = named(row.get("kind") or "", 120)
@@ -71,7 +71,9 @@ def read_files(folder: Folder) -> Files:
     return files
 
 
-def read_counts(folder: Folder, files: Files, survey: Survey, rules: list[Rule]) -> tuple[Row, bool]:
+def read_counts(
+    folder: Folder, files: Files, survey: AnnotationSurvey, rules: list[Comparison]
+) -> tuple[Row, bool]:
     """The content of `funnel.json`, and what it lacks counted from the rows; second: whether the file is there."""
     content = folder.json("funnel.json")
     given = (
@@ -99,15 +101,15 @@ def read_counts(folder: Folder, files: Files, survey: Survey, rules: list[Rule])
     return counted | given, bool(given)
 
 
-def headline(counts: Row, timings: Row) -> list[Row]:
+def headline_figures(counts: Row, timings: Row) -> list[Row]:
     """The big figures: hours in, hours kept, files, segments, cost and wall time; those that are known."""
-    seen_s, kept_s = number(counts.get("seconds_seen")), number(counts.get("seconds"))
+    seen_s, kept_s = finite_number(counts.get("seconds_seen")), finite_number(counts.get("seconds"))
     tiles = []
     if kept_s is not None:
         share = percent(kept_s / seen_s) if seen_s else ""
         tiles.append(_tile(duration(kept_s), "kept", f"{share} of what came in" if share else "of audio"))
     if seen_s is not None:
-        found_s = number(counts.get("seconds_found"))
+        found_s = finite_number(counts.get("seconds_found"))
         note = f"{duration(found_s)} of it in segments" if found_s is not None else "of audio"
         tiles.append(_tile(duration(seen_s), "came in", note))
     if counts.get("files_kept") is not None:
@@ -149,9 +151,9 @@ def _texts(counts: Any) -> Row:
         return {}
     return {
         "kept": _count(texts, "kept"),
-        "kept_s": number(texts.get("kept_s")) or 0.0,
+        "kept_s": finite_number(texts.get("kept_s")) or 0.0,
         "refused": _count(texts, "refused"),
-        "refused_s": number(texts.get("refused_s")) or 0.0,
+        "refused_s": finite_number(texts.get("refused_s")) or 0.0,
         "reasons": _ranked(texts.get("reasons")),
         "stronger": STRONGER,
     }
@@ -176,11 +178,14 @@ def cost_section(timings: Row) -> Row:
     steps = timings.get("steps")
     if not isinstance(steps, Mapping) or not steps:
         return {"absent": "There is no timings.json, or it names no step."}
-    seconds = {name: number(found(step, "seconds")) or 0.0 for name, step in steps.items()}
+    seconds = {name: finite_number(found(step, "seconds")) or 0.0 for name, step in steps.items()}
     longest, total = max(seconds.values()) or 1.0, sum(seconds.values())
     rows = []
     for name in sorted(steps, key=lambda name: (-seconds[name], name)):
-        audio_s, calls = number(found(steps[name], "audio_s")) or 0.0, number(found(steps[name], "calls"))
+        audio_s, calls = (
+            finite_number(found(steps[name], "audio_s")) or 0.0,
+            finite_number(found(steps[name], "calls")),
+        )
         rows.append(
             {
                 "name": named(name, 80),
@@ -213,10 +218,10 @@ def _file_bars(counts: Row) -> Row:
 
 
 def _second_bars(counts: Row) -> Row:
-    seen = number(counts.get("seconds_seen")) or 0.0
+    seen = finite_number(counts.get("seconds_seen")) or 0.0
     bars = []
     for key, title in _SECONDS.items():
-        seconds = number(counts.get(key))
+        seconds = finite_number(counts.get(key))
         if seconds is not None and seen:
             bars.append(_bar(title, duration(seconds), seen, percent(seconds / seen), seconds))
     return {"title": "Audio", "unit": "audio", "bars": bars}
@@ -233,7 +238,7 @@ def _segment_bars(counts: Row) -> Row:
         if isinstance(stage, Mapping):
             bars.append(_stage_bar(dict(stage), total))
     if "segments" in counts and total:
-        seconds = number(counts.get("seconds"))
+        seconds = finite_number(counts.get("seconds"))
         note = f"{duration(seconds)} of audio" if seconds is not None else ""
         bars.append(_bar("kept", _count(counts, "segments"), total, note))
     return {"title": "Segments", "unit": "segments", "bars": bars}
@@ -248,7 +253,9 @@ def _ranked(counts: Any) -> list[tuple[str, int]]:
 
 def _stage_bar(stage: Row, total: int) -> Row:
     before, after = _count(stage, "segments_in"), _count(stage, "segments_out")
-    lost_s = (number(stage.get("seconds_in")) or 0.0) - (number(stage.get("seconds_out")) or 0.0)
+    lost_s = (finite_number(stage.get("seconds_in")) or 0.0) - (
+        finite_number(stage.get("seconds_out")) or 0.0
+    )
     title = named(stage.get("title") or stage.get("rule") or stage.get("step") or "", 80)
     limit = stage.get("threshold")
     lost = before - after
@@ -261,7 +268,7 @@ def _stage_bar(stage: Row, total: int) -> Row:
     }
 
 
-def _counted_stages(survey: Survey, rules: list[Rule]) -> list[Row]:
+def _counted_stages(survey: AnnotationSurvey, rules: list[Comparison]) -> list[Row]:
     """The stages as the dropped rows tell them, in the order of the rules."""
     order = {(rule.step, rule.name): place for place, rule in enumerate(rules)}
     limits = {(rule.step, rule.name): rule.threshold for rule in rules}
@@ -308,16 +315,16 @@ def _cost_tiles(timings: Row) -> list[Row]:
     tiles = []
     speed = _speed(timings)
     if speed is not None:
-        cpu_s = sum(number(found(step, "seconds")) or 0.0 for step in timings["steps"].values())
+        cpu_s = sum(finite_number(found(step, "seconds")) or 0.0 for step in timings["steps"].values())
         value = f"{speed:,.0f} h" if speed >= 100 else f"{speed:.1f} h"
         tiles.append(_tile(value, "of audio an hour of one core", f"{duration(cpu_s)} of CPU in all"))
-    wall_s = number(timings.get("wall_s"))
+    wall_s = finite_number(timings.get("wall_s"))
     if wall_s is not None:
-        workers = number(timings.get("workers"))
+        workers = finite_number(timings.get("workers"))
         note = f"{workers:g} worker{'' if workers == 1 else 's'}" if workers is not None else ""
         if isinstance(timings.get("engine"), str):
             note = f"{note}, engine {named(timings['engine'], 30)}".strip(", ")
-        if number(timings.get("known")):
+        if finite_number(timings.get("known")):
             note += f"; {timings['known']:,} answers were known"
         tiles.append(_tile(duration(wall_s), "wall time", note))
     return tiles
@@ -326,10 +333,10 @@ def _cost_tiles(timings: Row) -> list[Row]:
 def _speed(timings: Row) -> float | None:
     """Seconds of audio a second of one core, all steps together."""
     steps = timings.get("steps")
-    audio_s = number(timings.get("audio_s"))
+    audio_s = finite_number(timings.get("audio_s"))
     if not isinstance(steps, Mapping) or not audio_s:
         return None
-    total = sum(number(found(step, "seconds")) or 0.0 for step in steps.values())
+    total = sum(finite_number(found(step, "seconds")) or 0.0 for step in steps.values())
     return audio_s / total if total > 0 else None
 
 
@@ -338,4 +345,4 @@ def _tile(value: str, title: str, note: str) -> Row:
 
 
 def _count(counts: Row, key: str) -> int:
-    return int(number(counts.get(key)) or 0)
+    return int(finite_number(counts.get(key)) or 0)

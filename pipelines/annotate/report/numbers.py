@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from pipelines.annotate.report.folder import Row, measured, named, number
+from pipelines.annotate.report.folder import Row, finite_number, measured, named
 from pipelines.annotate.report.histogram import draw_histogram
 
 MOST_VALUES = 20_000
@@ -54,7 +54,7 @@ _SHORT_UNIT = 8
 
 
 @dataclass(frozen=True)
-class Rule:
+class Comparison:
     """A comparison that a segment has to hold: `value op threshold`."""
 
     name: str
@@ -106,10 +106,10 @@ class Rule:
         return f"{_SIGNS.get(self.op, self.op)} {shown(self.threshold, self.unit)}"
 
 
-def read_rules(rows: Sequence[Row]) -> list[Rule]:
+def read_rules(rows: Sequence[Row]) -> list[Comparison]:
     """The rules of `rules.json`; a row without a value or an operator is left out."""
     return [
-        Rule(
+        Comparison(
             named(row.get("rule") or row["value"]),
             named(row.get("step") or ""),
             row["value"].removeprefix("segment."),
@@ -130,7 +130,7 @@ class Numbers:
     """One measured value over all segments."""
 
     path: str
-    rules: Sequence[Rule] = ()
+    rules: Sequence[Comparison] = ()
     count: int = 0
     total: float = 0.0
     low: float = float("inf")
@@ -154,7 +154,7 @@ class Numbers:
             if rule.sounds or not is_sound:
                 self.asked[place] += 1
                 self.beyond[place] += bool(rule.broken_by(value))
-        figure = number(value)
+        figure = finite_number(value)
         self.count += 1
         if figure is None or abs(figure) > _LARGEST:
             label = named(value, 60)
@@ -177,7 +177,9 @@ class Numbers:
         title, unit = title_of(self.path), unit_of(self.path)
         if self.rules and len(self.rules[0].unit) <= _SHORT_UNIT:
             unit = self.rules[0].unit or unit
-        limits = [limit for limit in (number(rule.threshold) for rule in self.rules) if limit is not None]
+        limits = [
+            limit for limit in (finite_number(rule.threshold) for rule in self.rules) if limit is not None
+        ]
         count = len(self._values)
         middle = median(self._values) if count else None
         return {
@@ -213,8 +215,8 @@ class Numbers:
 class NumberTally:
     """All measured numbers by their path below `measured`: those of the rules, those of `TITLES`, then any other."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules: dict[str, list[Rule]] = {}
+    def __init__(self, rules: Sequence[Comparison]) -> None:
+        self._rules: dict[str, list[Comparison]] = {}
         for rule in rules:
             self._rules.setdefault(rule.value, []).append(rule)
         self._asked = list(dict.fromkeys([*self._rules, *TITLES]))
@@ -225,7 +227,7 @@ class NumberTally:
         is_sound = row.get("kind") == "sound"
         for path in self._asked:
             value = measured(row, path)
-            if number(value) is not None or (value is not None and path in self._rules):
+            if finite_number(value) is not None or (value is not None and path in self._rules):
                 self._put(path, value, dropped_by, is_sound)
         for path, value in _leaves(row.get("measured"), "", _DEEPEST):
             if path not in self._rules and path not in TITLES:
@@ -259,7 +261,7 @@ class NumberTally:
         rest = sorted(path for path in self._found if path not in self._rules and path not in TITLES)
         return [self._found[path] for path in rest]
 
-    def never_measured(self) -> list[Rule]:
+    def never_measured(self) -> list[Comparison]:
         """Rules whose value no segment has."""
         return [rule for path, rules in self._rules.items() if path not in self._found for rule in rules]
 
@@ -283,7 +285,7 @@ def shown(value: Any, unit: str = "") -> str:
     """A value of any kind in a few letters."""
     if isinstance(value, bool):
         text = "yes" if value else "no"
-    elif (figure := number(value)) is not None:
+    elif (figure := finite_number(value)) is not None:
         figure += 0.0  # no minus before a zero
         text = (
             f"{figure:,.0f}"
@@ -306,5 +308,5 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
     if isinstance(value, Mapping):
         for key, inner in value.items() if depth else ():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key), depth - 1)
-    elif path and (figure := number(value)) is not None:
+    elif path and (figure := finite_number(value)) is not None:
         yield path, figure

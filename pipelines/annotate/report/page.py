@@ -14,12 +14,12 @@ from pipelines.annotate.report.funnel import (
     cost_section,
     files_section,
     funnel_section,
-    headline,
+    headline_figures,
     read_counts,
     read_files,
 )
 from pipelines.annotate.report.numbers import NumberTally, read_rules, shown
-from pipelines.annotate.report.survey import survey
+from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
 from pipelines.report.figures import DYNAMIC_RANGE_DB
@@ -41,7 +41,7 @@ TITLES = {
 """Of the sections, in their order."""
 
 
-def write_report(folder: Path) -> Path:
+def write_annotation_report(folder: Path) -> Path:
     """Write `report.html` from the files that an annotation left in `folder`; the page needs nothing beside itself.
 
     Only these are read, and the recordings that the rows name, for a choice of segments to listen to. Rows are read
@@ -51,13 +51,13 @@ def write_report(folder: Path) -> Path:
         the page's path.
     """
     files = Folder(folder)
-    html = render_page(folder.resolve().name, files)
+    html = render_annotation_page(folder.resolve().name, files)
     page = folder / "report.html"
     write_text(page, html.encode("utf-8", "backslashreplace").decode())
     return page
 
 
-def render_page(name: str, folder: Folder) -> str:
+def render_annotation_page(name: str, folder: Folder) -> str:
     """The page as text. Whatever comes from the folder is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -90,7 +90,7 @@ def render_page(name: str, folder: Folder) -> str:
 def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
     """All sections by name, and the big figures at the top."""
     rules = read_rules(folder.objects("rules.json"))
-    found, files = survey(folder, rules), read_files(folder)
+    found, files = survey_annotation(folder, rules), read_files(folder)
     counts, is_given = read_counts(folder, files, found, rules)
     timings = folder.json("timings.json")
     timings = timings if isinstance(timings, dict) else {}
@@ -104,7 +104,7 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
         "files": lambda: files_section(files),
     }
     sections = {name: _built(builder) for name, builder in builders.items()}
-    top = _built(lambda: {"tiles": headline(counts, timings)})
+    top = _built(lambda: {"tiles": headline_figures(counts, timings)})
     return sections, top.get("tiles", [])
 
 

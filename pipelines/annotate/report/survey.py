@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from pipelines.annotate.report.folder import Folder, Row, file_name, found, named, number, seconds_of
-from pipelines.annotate.report.numbers import NumberTally, Rule
+from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, seconds_of
+from pipelines.annotate.report.numbers import Comparison, NumberTally
 
 MOST_KEYS = 20_000
 """Different values of a column (speakers, labels) that are told apart; what comes later counts as others."""
@@ -56,7 +56,7 @@ class Groups:
         side[name].add(seconds)
 
 
-class Chosen:
+class RowSample:
     """A sample of rows that depends neither on their order nor on chance: the smallest by distance, then by a hash."""
 
     def __init__(self, most: int) -> None:
@@ -85,13 +85,13 @@ class Reason:
     rule: str
     title: str = ""
     dropped: Sum = field(default_factory=Sum)
-    spread: Chosen = field(default_factory=lambda: Chosen(CANDIDATES_A_REASON))
-    nearest: Chosen = field(default_factory=lambda: Chosen(1))
+    spread: RowSample = field(default_factory=lambda: RowSample(CANDIDATES_A_REASON))
+    nearest: RowSample = field(default_factory=lambda: RowSample(1))
     """The row whose value came nearest to the threshold."""
 
 
 @dataclass
-class Survey:
+class AnnotationSurvey:
     """What the rows of an annotation say together."""
 
     numbers: NumberTally
@@ -101,8 +101,8 @@ class Survey:
     groups: dict[str, Groups] = field(default_factory=dict)
     events: Groups = field(default_factory=Groups)
     """Sound events by label: segments in which it is heard, and the seconds of the events."""
-    candidates: Chosen = field(default_factory=lambda: Chosen(CANDIDATES))
-    compared: Chosen = field(default_factory=lambda: Chosen(COMPARED_ROWS))
+    candidates: RowSample = field(default_factory=lambda: RowSample(CANDIDATES))
+    compared: RowSample = field(default_factory=lambda: RowSample(COMPARED_ROWS))
     """Rows with the texts of recognizers, kept or dropped."""
 
     def add(self, row: Row, kept: bool) -> None:
@@ -131,14 +131,17 @@ class Survey:
         reason = self.reasons[key]
         reason.dropped.add(seconds)
         reason.spread.offer(row)
-        value, limit = number(found(row, "dropped.value")), number(found(row, "dropped.threshold"))
+        value, limit = (
+            finite_number(found(row, "dropped.value")),
+            finite_number(found(row, "dropped.threshold")),
+        )
         if value is not None and limit is not None:
             reason.nearest.offer(row, abs(value - limit))
 
 
-def survey(folder: Folder, rules: Sequence[Rule]) -> Survey:
+def survey_annotation(folder: Folder, rules: Sequence[Comparison]) -> AnnotationSurvey:
     """Read `segments.jsonl` and `filtered.jsonl`, each once."""
-    result = Survey(NumberTally(rules))
+    result = AnnotationSurvey(NumberTally(rules))
     for name, kept in (("segments.jsonl", True), ("filtered.jsonl", False)):
         for row in folder.rows(name):
             result.add(row, kept)
@@ -148,7 +151,7 @@ def survey(folder: Folder, rules: Sequence[Rule]) -> Survey:
 def _columns(row: Row) -> Row:
     """What the tables count by."""
     columns = {name: row.get(name) for name in ("language", "speaker", "kind", "text_source", "split")}
-    rate, channels = number(row.get("sample_rate")), number(row.get("num_channels"))
+    rate, channels = finite_number(row.get("sample_rate")), finite_number(row.get("num_channels"))
     if rate is not None:
         columns["sample rate"] = f"{rate:,.0f} Hz"
     if channels is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.annotate.report.folder import Row, found, named
 from pipelines.annotate.report.numbers import shown, title_of, unit_of
-from pipelines.annotate.report.survey import OTHERS, WORDED, Groups, Sum, Survey
+from pipelines.annotate.report.survey import OTHERS, WORDED, AnnotationSurvey, Groups, Sum
 
 ROWS_SHOWN = 12
 TITLES = {
@@ -16,7 +16,7 @@ TITLES = {
 }  # fmt: skip
 
 
-def tables_section(survey: Survey, bins: Any) -> Row:
+def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
     """The tables that have anything to say.
 
     Args:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
-from pipelines.annotate.words.rover import Confidences, Heard, vote
+from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
 
 
 class ConfidencesConfig(StepConfig):
@@ -65,7 +65,7 @@ class Consensus:
         if not values:
             raise ValueError("no recognizer heard this segment")
         heard = [
-            Heard(value["text"], [(word["word"], word["confidence"]) for word in value["words"]])
+            Hypothesis(value["text"], [(word["word"], word["confidence"]) for word in value["words"]])
             for value in values
         ]
         found = vote(heard, spoken_language(segment.given.language, values), self._confidences)

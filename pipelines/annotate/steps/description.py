@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from pipelines.annotate.measurements.description_gate import ClapGate, Gate, SelfGate, Verdict
+from pipelines.annotate.measurements.description_gate import ClapGate, Gate, GateResult, SelfGate
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Description:
             for name, phrasings in self._config.questions.items()
             if segment.kind == "speech" or name not in OF_SPEECH
         }
-        verdict, tries = Verdict(None, None, "nothing was asked"), 0
+        verdict, tries = GateResult(None, None, "nothing was asked"), 0
         refused: set[str] = set()
         # the answer to the same words would be the same
         wordings = max((len(phrasings) for phrasings in asked.values()), default=0)
@@ -159,10 +159,10 @@ class Description:
 
     def _verdict(
         self, segment: Segment, sound: Waveform, questions: dict[str, str], answers: dict[str, str]
-    ) -> Verdict:
+    ) -> GateResult:
         for name, answer in answers.items():
             if not answer:
-                return Verdict(None, None, f"an empty answer: {name}")
+                return GateResult(None, None, f"an empty answer: {name}")
         pairs = [(questions[name], answer) for name, answer in answers.items()]
         return self._gate.judge(sound, pairs, joined(answers.values()), segment.values)
 

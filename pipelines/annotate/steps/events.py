@@ -17,11 +17,11 @@ from pydantic import Field, model_validator
 from audiollm.errors import ConfigError
 from pipelines.annotate.measurements.taggers import (
     AskedTagger,
-    Heard,
     OnnxTagger,
     Tagger,
     TfliteTagger,
     TransformersTagger,
+    WindowScores,
 )
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
@@ -200,7 +200,7 @@ def groups_in(labels: Sequence[str]) -> dict[int, range]:
 
 
 def find_events(
-    heard: Heard,
+    heard: WindowScores,
     middles_s: Sequence[float],
     duration_s: float,
     groups: Mapping[int, range],
@@ -232,7 +232,7 @@ def find_events(
     return sorted(events, key=lambda event: (event.start_s, -event.score, event.label))
 
 
-def rank_tags(heard: Heard, groups: Mapping[int, range], top: int) -> list[tuple[str, float]]:
+def rank_tags(heard: WindowScores, groups: Mapping[int, range], top: int) -> list[tuple[str, float]]:
     """The `top` classes by their mean over the windows, those with a mean of 0 left out.
 
     Silence is no tag, nor is a group of things one of which scores at least half as much: "Animal, Livestock, Fowl"

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipelines.annotate.step import Recording, Resources, StepConfig, Value
 from pipelines.annotate.steps.voice_activity import unpack
-from pipelines.annotate.voice.activity import Span, cut
+from pipelines.annotate.voice.activity import VoicedSpan, cut
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3
@@ -38,7 +38,7 @@ class SegmentsConfig(StepConfig):
 class _Piece(NamedTuple):
     """Speech of one speaker, or of several at once (`overlap`)."""
 
-    span: Span
+    span: VoicedSpan
     speaker: str | None
     overlap: bool
 
@@ -66,7 +66,7 @@ class Segments:
         """`{segments: [{start_s, end_s, kind, speaker, speech_s, overlap_s, note}, ...]}`, in order of time."""
         activity = item.values["voice_activity"]
         duration_s = activity["duration_s"]
-        spans = [Span(*span) for span in activity["spans"]]
+        spans = [VoicedSpan(*span) for span in activity["spans"]]
         if item.given.text is not None:
             whole = _row(_trim(duration_s, spans), "speech", item.given.speaker, spans, 0.0)
             if not spans:
@@ -79,7 +79,7 @@ class Segments:
             rows += self._sounds(rows, duration_s)
         return {"segments": sorted(rows, key=lambda row: (row["start_s"], row["end_s"]))}
 
-    def _speech(self, pieces: Sequence[_Piece], activity: Value, spans: Sequence[Span]) -> list[Value]:
+    def _speech(self, pieces: Sequence[_Piece], activity: Value, spans: Sequence[VoicedSpan]) -> list[Value]:
         parts = cut(
             [piece.span for piece in pieces],
             unpack(activity["probabilities"]),
@@ -105,13 +105,15 @@ class Segments:
                 continue
             count = -int(-length_s // self._config.max_duration_s)
             for index in range(count):
-                part = Span(start_s + length_s * index / count, start_s + length_s * (index + 1) / count)
+                part = VoicedSpan(
+                    start_s + length_s * index / count, start_s + length_s * (index + 1) / count
+                )
                 found.append(_row(part, "sound", None, (), 0.0))
         return found
 
 
 def _row(
-    span: Span, kind: str, speaker: str | None, speech: Sequence[Span], overlap_s: float
+    span: VoicedSpan, kind: str, speaker: str | None, speech: Sequence[VoicedSpan], overlap_s: float
 ) -> dict[str, Any]:
     return {
         "start_s": round(span.start_s, 6),
@@ -123,35 +125,35 @@ def _row(
     }
 
 
-def _inside(part: Span, spans: Sequence[Span]) -> float:
+def _inside(part: VoicedSpan, spans: Sequence[VoicedSpan]) -> float:
     return sum(max(min(s.end_s, part.end_s) - max(s.start_s, part.start_s), 0.0) for s in spans)
 
 
-def _trim(duration_s: float, spans: Sequence[Span]) -> Span:
+def _trim(duration_s: float, spans: Sequence[VoicedSpan]) -> VoicedSpan:
     """The recording; on a side that is long without speech, only a margin before or after speech is kept."""
     if not spans:
-        return Span(0.0, duration_s)
+        return VoicedSpan(0.0, duration_s)
     before_s, after_s = spans[0].start_s, duration_s - spans[-1].end_s
-    return Span(
+    return VoicedSpan(
         before_s - _EDGE_MARGIN_S if before_s > _LONG_EDGE_S else 0.0,
         spans[-1].end_s + _EDGE_MARGIN_S if after_s > _LONG_EDGE_S else duration_s,
     )
 
 
-def _by_turns(spans: Sequence[Span], turns: Sequence[Value]) -> list[_Piece]:
+def _by_turns(spans: Sequence[VoicedSpan], turns: Sequence[Value]) -> list[_Piece]:
     """Spans of speech cut where the speakers at work change."""
     edges = sorted({turn[edge] for turn in turns for edge in ("start_s", "end_s")})
     pieces: list[_Piece] = []
     for span in spans:
         inside = [span.start_s, *(edge for edge in edges if span.start_s < edge < span.end_s), span.end_s]
         for start_s, end_s in pairwise(inside):
-            part, middle_s = Span(start_s, end_s), (start_s + end_s) / 2
+            part, middle_s = VoicedSpan(start_s, end_s), (start_s + end_s) / 2
             active = [turn for turn in turns if turn["start_s"] <= middle_s < turn["end_s"]]
             names = list(dict.fromkeys(turn["speaker"] for turn in active))
             overlap = len(names) > 1 or any(turn["overlap"] for turn in active)
             before = pieces[-1] if pieces and pieces[-1].span.end_s == start_s else None
             if before and (not names or (overlap and end_s - start_s < _SHORTEST_TURN_S)):
-                pieces[-1] = before._replace(span=Span(before.span.start_s, end_s))
+                pieces[-1] = before._replace(span=VoicedSpan(before.span.start_s, end_s))
             else:
                 pieces.append(_Piece(part, names[0] if names else None, overlap))
     return pieces

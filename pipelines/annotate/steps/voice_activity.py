@@ -53,7 +53,7 @@ class VoiceActivityStep:
         self._after_noise = self._network.state
 
     def process(self, item: Recording) -> Value:
-        """`{duration_s, spans: [[start_s, end_s], ...], probabilities}`, the last packed by `pack`.
+        """`{duration_s, spans: [[start_s, end_s], ...], probabilities}`, the last packed by `encode_probabilities`.
 
         Raises:
             AudioError: the recording is damaged, here or further on.
@@ -75,18 +75,18 @@ class VoiceActivityStep:
         return {
             "duration_s": round(duration_s, 6),
             "spans": [[round(span.start_s, 6), round(span.end_s, 6)] for span in spans],
-            "probabilities": pack(probabilities_F),
+            "probabilities": encode_probabilities(probabilities_F),
         }
 
 
-def pack(probabilities_F: NDArray[np.float32]) -> str:
+def encode_probabilities(probabilities_F: NDArray[np.float32]) -> str:
     """Probabilities in steps of 1/255 as text, 4 kB a minute at most."""
     levels_F = (probabilities_F.clip(0.0, 1.0) * 255).round().astype(np.uint8)
     return base64.b85encode(zlib.compress(levels_F.tobytes(), 6)).decode("ascii")
 
 
 def unpack(text: str) -> NDArray[np.float32]:
-    """What `pack` was given, `[F]`."""
+    """What `encode_probabilities` was given, `[F]`."""
     levels_F = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
     return levels_F.astype(np.float32) / np.float32(255)
 

@@ -23,7 +23,7 @@ _MIN_SPEECH_S, _MIN_SILENCE_S = 0.1, 0.1
 Label = TypeVar("Label")
 
 
-class Span(NamedTuple):
+class VoicedSpan(NamedTuple):
     start_s: float
     end_s: float
 
@@ -68,12 +68,12 @@ def speech_spans(
     duration_s: float,
     min_speech_s: float = _MIN_SPEECH_S,
     min_silence_s: float = _MIN_SILENCE_S,
-) -> list[Span]:
+) -> list[VoicedSpan]:
     """Spans of speech by hysteresis: on at 0.5, off when below 0.35 for `min_silence_s`.
 
     The rule is that of silero_vad.get_speech_timestamps (without its padding and its cut of long spans).
     """
-    spans: list[Span] = []
+    spans: list[VoicedSpan] = []
     start: int | None = None
     quiet_since: int | None = None
     for index, probability in enumerate(probabilities_F):
@@ -83,22 +83,22 @@ def speech_spans(
         elif start is not None and (probability < _EXIT_THRESHOLD):
             quiet_since = index if quiet_since is None else quiet_since
             if (index - quiet_since) * FRAME_S >= min_silence_s:
-                spans.append(Span(start * FRAME_S, quiet_since * FRAME_S))
+                spans.append(VoicedSpan(start * FRAME_S, quiet_since * FRAME_S))
                 start = quiet_since = None
     if start is not None:
-        spans.append(Span(start * FRAME_S, duration_s))
+        spans.append(VoicedSpan(start * FRAME_S, duration_s))
     return [span for span in spans if span.end_s - span.start_s > min_speech_s]
 
 
 def cut(
-    spans: Sequence[Span],
+    spans: Sequence[VoicedSpan],
     probabilities_F: NDArray[np.float32],
     duration_s: float,
     max_duration_s: float,
     merge_gap_s: float = 0.5,
     margin_s: float = 0.2,
     labels: Sequence[Label] | None = None,
-) -> list[tuple[Span, Label | None]]:
+) -> list[tuple[VoicedSpan, Label | None]]:
     """Segments of at most `max_duration_s`: spans less than `merge_gap_s` apart go together while they fit.
 
     Each keeps up to `margin_s` of what is around it. Speech without a pause for longer than `max_duration_s`
@@ -111,7 +111,7 @@ def cut(
         The segments in order, each with its label.
     """
     longest_s = max(max_duration_s - 2 * margin_s, FRAME_S)
-    short: list[tuple[Span, Label | None]] = []
+    short: list[tuple[VoicedSpan, Label | None]] = []
     named: Sequence[Label | None] = labels or [None] * len(spans)
     for span, label in zip(spans, named, strict=True):
         start_s = span.start_s
@@ -119,21 +119,21 @@ def cut(
             low, high = int((start_s + longest_s / 2) / FRAME_S) + 1, int((start_s + longest_s) / FRAME_S)
             window_F = probabilities_F[low:high]
             cut_s = (low + int(window_F.argmin())) * FRAME_S if len(window_F) else start_s + longest_s
-            short.append((Span(start_s, cut_s), label))
+            short.append((VoicedSpan(start_s, cut_s), label))
             start_s = cut_s
-        short.append((Span(start_s, span.end_s), label))
-    merged: list[tuple[Span, Label | None]] = []
+        short.append((VoicedSpan(start_s, span.end_s), label))
+    merged: list[tuple[VoicedSpan, Label | None]] = []
     for span, label in short:
         last = merged[-1][0] if merged and merged[-1][1] == label else None
         if last and span.start_s - last.end_s < merge_gap_s and span.end_s - last.start_s <= longest_s:
-            merged[-1] = (Span(last.start_s, span.end_s), label)
+            merged[-1] = (VoicedSpan(last.start_s, span.end_s), label)
         else:
             merged.append((span, label))
     result = []
     for index, (span, label) in enumerate(merged):
         before_s = (merged[index - 1][0].end_s + span.start_s) / 2 if index else 0.0
         after_s = (span.end_s + merged[index + 1][0].start_s) / 2 if index + 1 < len(merged) else duration_s
-        part = Span(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
+        part = VoicedSpan(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
         result.append((part, label))
     return result
 

@@ -50,14 +50,14 @@ class Window(NamedTuple):
     cell_end_s: float
 
 
-class Turn(NamedTuple):
+class SpeakerTurn(NamedTuple):
     start_s: float
     end_s: float
     speaker: int
     overlap: bool
 
 
-class Costs(NamedTuple):
+class PathCosts(NamedTuple):
     """Of the path through the states, in nats: of a change of speaker, and of each window with two speakers; and what
     the discriminant's log probabilities are divided by, as windows overlap and it is too sure of itself."""
 
@@ -66,13 +66,13 @@ class Costs(NamedTuple):
     doubt: float = 10.0
 
 
-COSTS = Costs()
+COSTS = PathCosts()
 
 
 class Diarization(NamedTuple):
     """What is found: turns in order, and each speaker's voice `[K, D]`; speakers count from 0 as they first appear."""
 
-    turns: list[Turn]
+    turns: list[SpeakerTurn]
     voices_KD: Array
 
 
@@ -84,7 +84,7 @@ def diarize(
     num_speakers: int | None = None,
     max_speakers: int | None = None,
     min_turn_s: float = 0.3,
-    costs: Costs = COSTS,
+    costs: PathCosts = COSTS,
 ) -> Diarization:
     """Speaker turns within the spans of speech; where two speak at once, both have a turn that is marked.
 
@@ -164,7 +164,7 @@ def _from(start: int, held_N: Array, held_from: int) -> tuple[Array, int]:
     return held_N[passed:], held_from + passed
 
 
-def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: float) -> list[Turn]:
+def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: float) -> list[SpeakerTurn]:
     """Turns from the state of each window, in order of their starts: what two speakers share is a turn of each.
 
     A run of one state that is shorter than `min_turn_s` goes to the run that it touches (the longer one), if any;
@@ -177,9 +177,9 @@ def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: flo
         else:
             runs.append((window.cell_start_s, window.cell_end_s, state))
     runs = _without_short(runs, min_turn_s)
-    turns: list[Turn] = []
+    turns: list[SpeakerTurn] = []
     for start_s, end_s, state in runs:
-        turns += [Turn(start_s, end_s, speaker, len(state) > 1) for speaker in state]
+        turns += [SpeakerTurn(start_s, end_s, speaker, len(state) > 1) for speaker in state]
     return turns
 
 
@@ -359,7 +359,7 @@ def _made(
 
 
 def _likeliest_path(
-    scores_WS: NDArray[np.float64], states: Sequence[State], windows: Sequence[Window], costs: Costs
+    scores_WS: NDArray[np.float64], states: Sequence[State], windows: Sequence[Window], costs: PathCosts
 ) -> list[int]:
     """Viterbi: a change costs for each speaker who begins or ends, and the less the further apart two windows are."""
     change_SS = np.array([[len(set(a) ^ set(b)) for b in states] for a in states]) * costs.change / 2

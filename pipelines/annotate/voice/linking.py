@@ -21,7 +21,7 @@ heights grow with the root of the number of windows, and so does where it stops;
 a speaker who says little is lost."""
 
 
-class Voice(NamedTuple):
+class FileSpeaker(NamedTuple):
     """One speaker of one file."""
 
     file: str
@@ -61,7 +61,7 @@ def group(
     return means_KD
 
 
-def link(voices: Iterable[Voice], threshold: float = 0.83) -> dict[tuple[str, str], str]:
+def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[str, str], str]:
     """Speakers across files: from (file, name) to a name that is the same wherever the voice is.
 
     The two most alike groups of voices become one, again and again, until none are more alike than `threshold`

@@ -115,7 +115,9 @@ class MdxSeparator:
         self._length = _MDX_HOP * (frames - 1)
 
     def separate(self, blocks: Iterable[Signal]) -> Iterator[Signal]:
-        return overlap_add(blocks, self._length, max(self._model.n_fft // 2, self._length // 8), self._piece)
+        return process_crossfaded(
+            blocks, self._length, max(self._model.n_fft // 2, self._length // 8), self._piece
+        )
 
     def _piece(self, mixture_N: Signal) -> Signal:
         import torch
@@ -208,10 +210,10 @@ class WaveformSeparator:
             return found.reshape(-1).astype(np.float32)
 
         fade = 0 if self._with_states else round(_FADE_SHARE * self._length)
-        return overlap_add(blocks, self._length, fade, piece)
+        return process_crossfaded(blocks, self._length, fade, piece)
 
 
-def overlap_add(
+def process_crossfaded(
     blocks: Iterable[Signal], length: int, fade: int, process: Callable[[Signal], Signal]
 ) -> Iterator[Signal]:
     """`process` over a stream in pieces of `length`, each faded linearly into the next over `fade` samples.

@@ -29,7 +29,7 @@ _EDIT, _UNLIKE, _CLOSE = 1_000_000, 1, 100
 """The cost of an edit; of a substitution beside, by how unlike the two are; the scale of the latter."""
 
 
-class Heard(NamedTuple):
+class Hypothesis(NamedTuple):
     """What one recognizer wrote.
 
     `confidences`: of words in order, whose forms need not be cut as the text's words are; may be empty.
@@ -63,7 +63,7 @@ class VotedWord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Consensus:
+class VotedText:
     """
     Args:
         pairwise_wer: see `pairwise_error_rate`; None of a single text.
@@ -79,8 +79,8 @@ class Consensus:
 
 
 def vote(
-    heard: Sequence[Heard], language: str | None = None, confidences: Confidences | None = None
-) -> Consensus:
+    heard: Sequence[Hypothesis], language: str | None = None, confidences: Confidences | None = None
+) -> VotedText:
     """The text on which most agree.
 
     Words are compared in their spoken form without case and punctuation (`written_words`), and each is written as by
@@ -110,7 +110,7 @@ def vote(
     words = _written_out(winners, network, texts, ranks, has_spaces(language))
     several = len(heard) > 1
     shares = [winner.share for winner in winners]
-    return Consensus(
+    return VotedText(
         text="".join(" " * word.spaced + word.word for word in words).strip(),
         words=[VotedWord(word.word, word.share, word.confidence) for word in words],
         pairwise_wer=pairwise_error_rate(forms) if several else None,
@@ -181,7 +181,7 @@ class _Text:
         )
 
 
-def _tokens(heard: Heard, language: str) -> _Text:
+def _tokens(heard: Hypothesis, language: str) -> _Text:
     words = written_words(heard.text, language)
     forms = [form for word in words for form in word.forms]
     sure = _confidences(heard, forms, language)
@@ -193,7 +193,7 @@ def _tokens(heard: Heard, language: str) -> _Text:
     return text
 
 
-def _confidences(heard: Heard, forms: Sequence[str], language: str) -> list[float | None]:
+def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list[float | None]:
     """Of each token: the mean of the words that it was cut from."""
     known: list[float | None] = [None] * len(forms)
     if not heard.confidences or not forms:

@@ -19,7 +19,7 @@ import torch
 from audiollm.audio import AudioError, decoding_process
 from audiollm.audio import files as audio
 from audiollm.audio.streams import stream_mono
-from audiollm.data.hearing.features import FeatureShape, clip_rows
+from audiollm.data.hearing.features import FeatureShape, num_clip_rows
 from audiollm.data.records.source import AudioClip, BadSample
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.hearing import load_clip
@@ -205,7 +205,7 @@ def test_the_survey_of_a_training(tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.mp3", CRASHES)
     for content in (str(bad), bad.read_bytes()):
         with pytest.raises(BadSample, match="crashes its decoder"):
-            clip_rows(AudioClip("here", "id", content), FeatureShape())
+            num_clip_rows(AudioClip("here", "id", content), FeatureShape())
 
 
 def test_a_reference_to_speak_like(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from audiollm.commands.cli import build_app
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
-from audiollm.data.inspection import elide, readable_token, stream_rows, summarize, target_weights
+from audiollm.data.inspection import elide, readable_token, stream_rows, summarize_stream, target_weights
 from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.data.records.shards import ShardWriter
@@ -79,7 +79,7 @@ def test_weights_are_the_closed_form(heard: int, said: int, parts: int) -> None:
     assert [row.weights for row in rows if not row.codes] == [
         (w,) for w in text_S[stream.kinds_S == 0].tolist()
     ]
-    assert {s.kind: s.targets for s in summarize(TEMPLATE, stream)}["text"] == int(is_text.sum())
+    assert {s.kind: s.targets for s in summarize_stream(TEMPLATE, stream)}["text"] == int(is_text.sum())
 
 
 def test_json_has_every_row_and_its_targets(shards: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from audiollm.audio import save
-from audiollm.data.hearing.augment import augment
+from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, clip_features, mel_features
 from audiollm.data.records.manifest import write_samples
@@ -23,7 +23,7 @@ from audiollm.data.records.source import AudioClip
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.batches import Batching, BatchMaker, evaluation_packs
-from audiollm.supervised.survey import survey
+from audiollm.supervised.survey import survey_sources
 from tests.audiollm.supervised.heard_samples import SHAPE, asked, small_template, sound
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of
 
@@ -40,7 +40,7 @@ def frames_of(clip: ClipFeatures) -> Tensor:
 
 def varied(clip: ClipFeatures, seed: int = 0, shape: FeatureShape = SHAPE, **changes: Any) -> Tensor:
     config = Augmentation.model_validate({**NOTHING.model_dump(), **changes})
-    return frames_of(augment(clip, config, shape, generator(seed)))
+    return frames_of(augment_features(clip, config, shape, generator(seed)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -55,7 +55,7 @@ def test_windows_frames_and_rows_stay(samples: int, seed: int, padded: bool, per
     shape = FeatureShape(20, 40, 2, padded, per_position)
     clip = mel_features(torch.randn(1, samples, generator=generator(seed)), shape)
     before = frames_of(clip).clone()
-    made = augment(clip, Augmentation(shift=1.0), shape, generator(seed))
+    made = augment_features(clip, Augmentation(shift=1.0), shape, generator(seed))
     assert [w.rows for w in made.windows] == [w.rows for w in clip.windows]
     assert [w.mel_MF.shape for w in made.windows] == [w.mel_MF.shape for w in clip.windows]
     assert all(window.mel_MF.is_contiguous() for window in made.windows)
@@ -65,7 +65,7 @@ def test_windows_frames_and_rows_stay(samples: int, seed: int, padded: bool, per
 
 def test_the_same_draw_is_the_same_and_another_is_not() -> None:
     clip, config = mel_features(sound(1.0), SHAPE), Augmentation(shift=1.0)
-    first, again, other = (frames_of(augment(clip, config, SHAPE, generator(n))) for n in (3, 3, 4))
+    first, again, other = (frames_of(augment_features(clip, config, SHAPE, generator(n))) for n in (3, 3, 4))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -166,7 +166,7 @@ def test_each_source_has_its_own_and_evaluations_none(tmp_path: Path) -> None:
         write_source(tmp_path / name, 4)
     sources = [open_source(tmp_path / name / "samples.jsonl") for name in ("one", "two")]
     template, aside = small_template(), SetAside(tmp_path / "aside.jsonl", "test", [])
-    found = survey(sources, template, 200, "cut", aside, lambda: None, SHAPE)
+    found = survey_sources(sources, template, 200, "cut", aside, lambda: None, SHAPE)
 
     def mels(*augmentations: Augmentation | None) -> list[Tensor]:
         batching = Batching(4, 400, 200, encoder=SHAPE, augment=augmentations)

@@ -12,15 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from audiollm.data.chat.conditions import corrupt
-from audiollm.data.chat.fitting import Fitting, fit
+from audiollm.data.chat.fitting import Fitting, fit_stream
 from audiollm.data.chat.template import Kind, Template
 from audiollm.data.hearing.features import (
     FeatureRows,
     PackedFeatures,
     mel_features,
 )
-from audiollm.data.inspection import stream_rows, summarize, target_weights
-from audiollm.data.packing import PackedBatch, idle_pack, pack, pad
+from audiollm.data.inspection import stream_rows, summarize_stream, target_weights
+from audiollm.data.packing import PackedBatch, idle_pack, pack, pad_streams
 from audiollm.data.records.sample import AudioPart, Message
 from audiollm.models.audio_encoder import AudioTower, Projector
 from audiollm.models.dual_ffn import DualFFN
@@ -87,7 +87,7 @@ def test_what_the_assistant_says_is_never_features(template: Template) -> None:
 def test_cut_samples_keep_the_windows_of_their_rows(template: Template) -> None:
     long = asked(answer="a dog or a cat " * 9)
     whole = template.compile(long, [heard(1.5)])
-    stream, plan = fit(template, long, [heard(1.5)], len(whole) - 7, "cut")
+    stream, plan = fit_stream(template, long, [heard(1.5)], len(whole) - 7, "cut")
     assert stream is not None and plan.fitting == Fitting.CUT_SHORT and len(stream) == len(whole) - 7
     assert [window.rows for window in stream.features] == [30, 8]
     # an answer before the recording, and a cut within it: the rows that are left are those of the whole
@@ -95,7 +95,7 @@ def test_cut_samples_keep_the_windows_of_their_rows(template: Template) -> None:
     whole = template.compile(turned, [heard(1.5)])
     start = int((whole.kinds_S == Kind.FEATURE).nonzero()[0])
     for rows, expected in ((start + 34, [30, 4]), (start + 30, [30]), (start + 3, [3]), (start, [])):
-        stream, _ = fit(template, [turned[0], turned[1], *asked(clips=0)], [heard(1.5)], rows, "cut")
+        stream, _ = fit_stream(template, [turned[0], turned[1], *asked(clips=0)], [heard(1.5)], rows, "cut")
         if stream is not None and len(stream) == rows:
             assert [window.rows for window in stream.features] == expected
 
@@ -106,7 +106,7 @@ def test_inspection_shows_features(template: Template) -> None:
     kinds = {row.kind for row in rows}
     assert kinds == {"text", "features", "audio out"}
     assert all(row.codes == () and row.is_target == (False,) for row in rows if row.kind == "features")
-    by_kind = {summary.kind: summary for summary in summarize(template, stream)}
+    by_kind = {summary.kind: summary for summary in summarize_stream(template, stream)}
     assert by_kind["features"].rows == 5 + 3 and by_kind["features"].targets == 0
     assert by_kind["audio out"].eos_targets == BOOKS
     text_S, audio_SK = target_weights(stream)
@@ -143,7 +143,7 @@ def test_packed_is_padded_is_one_by_one(template: Template, model: DualFFN, padd
     alone = [losses_and_gradients(model, pack([stream], encoder=shape)) for stream in own]
     batches = {
         "one by one": (sum(loss for loss, _ in alone), {n: sum(g[n] for _, g in alone) for n in expected}),
-        "padded": losses_and_gradients(model, pack(pad(own), encoder=shape)),
+        "padded": losses_and_gradients(model, pack(pad_streams(own), encoder=shape)),
         "the other way round": losses_and_gradients(model, pack(own[::-1], encoder=shape)),
     }
     assert all(expected[name].abs().max() > 1e-9 for name in expected if name.startswith("audio_"))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.data.chat.delay import IGNORE
-from audiollm.data.chat.fitting import Fitting, fit, plan_fit
+from audiollm.data.chat.fitting import Fitting, fit_stream, plan_fit
 from audiollm.data.chat.template import Kind, Template
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.tokenizer import train_text_tokenizer
@@ -41,7 +41,7 @@ def test_any_chat_in_any_length(chat: list[Message], seed: int, max_length: int)
     codes = codes_for(chat, seed)
     frames = [codes_KT.shape[1] for codes_KT in codes]
     whole = TEMPLATE.compile(chat, codes)
-    stream, plan = fit(TEMPLATE, chat, codes, max_length, "cut")
+    stream, plan = fit_stream(TEMPLATE, chat, codes, max_length, "cut")
     assert plan == plan_fit(TEMPLATE, chat, frames, max_length, "cut")
     assert (plan.fitting == Fitting.WHOLE) == (len(whole) <= max_length)
     if stream is None:
@@ -83,7 +83,7 @@ def test_a_clip_cut_anywhere_near_its_end_teaches_no_stop(missing: int) -> None:
     chat, codes = speech(20)
     whole = TEMPLATE.compile(chat, codes)
     audio_end = int((whole.kinds_S == Kind.AUDIO_OUT).nonzero()[-1]) + 1
-    stream, plan = fit(TEMPLATE, chat, codes, audio_end - missing, "cut")
+    stream, plan = fit_stream(TEMPLATE, chat, codes, audio_end - missing, "cut")
     assert stream is not None and plan.fitting == Fitting.CUT_SHORT
     assert not bool((stream.audio_targets_SK == TEMPLATE.audio_eos).any())
     eot = TEMPLATE.tokenizer.token_to_id("<|eot_id|>")
@@ -95,7 +95,7 @@ def test_whole_turns_go_first() -> None:
     lengths = [TEMPLATE.length(chat[: 2 * n], [10] * n) for n in (1, 2, 3)]
     found = {}
     for length in (lengths[2], lengths[2] - 1, lengths[1], lengths[1] - 1, lengths[0], lengths[0] - 1):
-        _, plan = fit(TEMPLATE, chat, codes, length, "cut")
+        _, plan = fit_stream(TEMPLATE, chat, codes, length, "cut")
         found[length] = (plan.fitting, plan.rows, plan.num_messages)
     assert list(found.values()) == [
         (Fitting.WHOLE, lengths[2], 6),
@@ -110,9 +110,9 @@ def test_whole_turns_go_first() -> None:
 def test_what_has_nothing_left_to_learn_is_refused() -> None:
     chat, codes = speech(20)
     prompt = len(TEMPLATE.prompt(chat[:1]))
-    assert fit(TEMPLATE, chat, codes, prompt + BOOKS, "cut")[0] is None
-    stream, _ = fit(TEMPLATE, chat, codes, prompt + BOOKS + 1, "cut")  # one code of every codebook
+    assert fit_stream(TEMPLATE, chat, codes, prompt + BOOKS, "cut")[0] is None
+    stream, _ = fit_stream(TEMPLATE, chat, codes, prompt + BOOKS + 1, "cut")  # one code of every codebook
     assert stream is not None and bool((stream.audio_targets_SK != IGNORE).any(dim=0).all())
-    assert fit(TEMPLATE, chat[:1], [], 3, "cut")[0] is None
-    stream, plan = fit(TEMPLATE, chat, codes, TEMPLATE.length(chat, [20]) - 1, "refuse")
+    assert fit_stream(TEMPLATE, chat[:1], [], 3, "cut")[0] is None
+    stream, plan = fit_stream(TEMPLATE, chat, codes, TEMPLATE.length(chat, [20]) - 1, "refuse")
     assert stream is None and plan.fitting == Fitting.REFUSED

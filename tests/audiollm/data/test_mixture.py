@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audiollm.data.records.mixture import Item, Mixture
+from audiollm.data.records.mixture import Mixture, MixtureItem
 
 _sources = st.lists(st.tuples(st.integers(1, 300), st.floats(0.05, 1.0)), min_size=1, max_size=4)
 _shape = st.tuples(st.integers(1, 40), st.integers(1, 5))
@@ -86,17 +86,18 @@ def test_the_order_is_that_of_every_other_machine() -> None:
     """A run goes on elsewhere, so the order must not follow numpy's version: these figures are frozen."""
     mixed = Mixture([5, 1000], [1, 3], seed=7, run_samples=8, window_runs=2)
     assert mixed.items(0, 6) == [
-        Item(*row) for row in [(1, 649, 0), (1, 643, 0), (0, 4, 0), (1, 520, 0), (1, 646, 0), (0, 3, 0)]
+        MixtureItem(*row)
+        for row in [(1, 649, 0), (1, 643, 0), (0, 4, 0), (1, 520, 0), (1, 646, 0), (0, 3, 0)]
     ]
     assert mixed.items(10**12, 10**12 + 2) == [
-        Item(*row) for row in [(1, 872, 750000000), (1, 296, 750000000)]
+        MixtureItem(*row) for row in [(1, 872, 750000000), (1, 296, 750000000)]
     ]
 
 
 def test_unshuffled_and_seeds() -> None:
     plain = Mixture([4], shuffle=False)
     assert [item.index for item in plain.items(0, 10)] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert plain.item(9) == Item(0, 1, 2)
+    assert plain.item(9) == MixtureItem(0, 1, 2)
     orders = [[item.index for item in Mixture([500], seed=s).items(0, 500)] for s in (0, 1)]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
     again = [item.index for item in Mixture([500], seed=0).items(500, 1000)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.packing import STRATEGIES, first_fit, idle_pack, pack, pad, plan_step
+from audiollm.data.packing import STRATEGIES, first_fit, idle_pack, pack, pad_streams, plan_step
 
 BOOKS = 2
 
@@ -148,7 +148,7 @@ def test_nothing_to_pack_is_an_error() -> None:
 
 def test_padding_adds_rows_and_no_targets() -> None:
     streams = [speech(4), chat(11), chat(1)]
-    padded = pad(streams)
+    padded = pad_streams(streams)
     assert {len(stream) for stream in padded} == {13}
     before, after = pack(streams), pack(padded)
     assert before.counts == after.counts

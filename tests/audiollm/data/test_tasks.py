@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audiollm.data.chat.tasks import TaskTemplate, load_tasks, render
+from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.errors import ConfigError
 
@@ -35,7 +35,7 @@ def test_every_phrasing_can_be_drawn_and_holds_its_fields(name: str, number: int
     task = TASKS[name]
     needed = task.fields[number]
     given = everything(task, needed)
-    samples = [render(task, f"s{i}", given) for i in range(60)]
+    samples = [fill_task(task, f"s{i}", given) for i in range(60)]
     chat = task.phrasings[number]
     wanted = [(role, text) for message in chat for role, text in message.items()]
     assert any(_as_template(sample, given) == wanted for sample in samples)
@@ -60,9 +60,9 @@ def _as_template(sample: Sample, given: dict[str, Any]) -> list[tuple[str, str]]
 
 def test_the_phrasings_that_say_most_are_drawn_from() -> None:
     fields: dict[str, Any] = {"text": "hi", "speaker": "ann", "audio": CLIP}
-    plain = render(TASKS["tts"], "a", fields)
+    plain = fill_task(TASKS["tts"], "a", fields)
     assert plain.texts("system") == ["Generate audio following instruction.\n\nSpeaker: ann"]
-    both = render(TASKS["tts"], "a", {**fields, "scene": "A quiet room.", "unused": "x"})
+    both = fill_task(TASKS["tts"], "a", {**fields, "scene": "A quiet room.", "unused": "x"})
     assert both.texts("system") == [
         "Generate audio following instruction.\n\n"
         "<|scene_desc_start|>\nA quiet room.\n\nSpeaker: ann\n<|scene_desc_end|>"
@@ -73,7 +73,7 @@ def test_the_draw_is_seeded_stable_and_even() -> None:
     fields = {"audio": CLIP, "text": "hi"}
 
     def drawn(seed: int) -> list[str]:
-        return [str(render(TASKS["asr"], f"s{i}", fields, seed).messages[0]) for i in range(400)]
+        return [str(fill_task(TASKS["asr"], f"s{i}", fields, seed).messages[0]) for i in range(400)]
 
     assert drawn(0) == drawn(0) != drawn(1)
     counts = [drawn(0).count(each) for each in set(drawn(0))]
@@ -83,13 +83,13 @@ def test_the_draw_is_seeded_stable_and_even() -> None:
 @given(st.text(alphabet=string.printable, min_size=1))
 def test_a_value_is_taken_as_it_stands(text: str) -> None:
     """Braces in it are text, and parts next to one another become one."""
-    sample = render(TASKS["text"], "a", {"question": text, "answer": "{audio}"})
+    sample = fill_task(TASKS["text"], "a", {"question": text, "answer": "{audio}"})
     assert sample.texts("user") == [text] and sample.texts("assistant") == ["{audio}"]
 
 
 def test_parts_in_order_and_no_empty_ones() -> None:
     lines = [TextPart(text="SPEAKER0: "), CLIP, TextPart(text="\nSPEAKER1: "), CLIP]
-    sample = render(TASKS["dialogue"], "a", {"text": "[SPEAKER0] hi", "references": lines, "audio": CLIP})
+    sample = fill_task(TASKS["dialogue"], "a", {"text": "[SPEAKER0] hi", "references": lines, "audio": CLIP})
     start = "Generate audio following instruction.\n\n<|scene_desc_start|>\nSPEAKER0: "
     assert [part.text if isinstance(part, TextPart) else part for part in sample.messages[0].content] == [
         start, CLIP, "\nSPEAKER1: ", CLIP, "\n<|scene_desc_end|>",
@@ -109,7 +109,7 @@ def test_parts_in_order_and_no_empty_ones() -> None:
 )
 def test_fields_that_lack_or_do_not_fit(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        render(TASKS["tts"], "a", fields)
+        fill_task(TASKS["tts"], "a", fields)
 
 
 MINE = """\
@@ -131,7 +131,7 @@ def test_a_file_of_ones_own_adds_and_replaces(tmp_path: Path) -> None:
     path.write_text(MINE)
     tasks = load_tasks(path)
     assert set(tasks) == {*TASKS, "sing"} and tasks["tts"].about == "mine"
-    assert render(tasks["sing"], "a", {"text": "la", "audio": CLIP}).texts("user") == ["Sing {loud}: la"]
+    assert fill_task(tasks["sing"], "a", {"text": "la", "audio": CLIP}).texts("user") == ["Sing {loud}: la"]
 
 
 @pytest.mark.parametrize(

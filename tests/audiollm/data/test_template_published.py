@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 from audiollm.data.chat.delay import delay, undelay
 from audiollm.data.chat.scene import dialogue_text, voices
-from audiollm.data.chat.tasks import load_tasks, render
+from audiollm.data.chat.tasks import fill_task, load_tasks
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
 from audiollm.data.text.sound_tags import sound_tags, without_sound_tags
@@ -45,7 +45,7 @@ def shown(template: Template, stream: TokenStream) -> str:
 
 
 def say(task: str, **fields: Any) -> list[Message]:
-    return render(load_tasks()[task], "a", fields).messages
+    return fill_task(load_tasks()[task], "a", fields).messages
 
 
 CLIP = AudioPart(path="clip.wav")

@@ -24,17 +24,17 @@ from audiollm.evaluate.judges.classifier import (
     train_classifier,
 )
 from audiollm.evaluate.speech import run_judges as judges_module
-from audiollm.evaluate.speech.run import figures, score
+from audiollm.evaluate.speech.run import score, speech_figures
 from audiollm.evaluate.speech.run_judges import (
-    Heard,
-    Judges,
+    JudgedTake,
+    SpeechJudges,
     Take,
     hear,
     why_no_speaker_judge,
     why_no_text_judge,
 )
-from audiollm.evaluate.speech.settings import Config
-from audiollm.evaluate.speech.stage import STAGE, run
+from audiollm.evaluate.speech.settings import EvaluationConfig
+from audiollm.evaluate.speech.stage import STAGE, run_evaluation
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan
@@ -85,8 +85,10 @@ def evaluate(folder: Path, audio: Path, output: str, **settings: Any) -> dict[st
     output_folder.mkdir(exist_ok=True)
     console = Console(quiet=True)
     context = Context(output_folder, cast(Any, None), console, {})
-    config = Config(audio=audio, samples=folder / "samples.jsonl", judge_steps=JUDGE_STEPS, **settings)
-    return run(config, context)
+    config = EvaluationConfig(
+        audio=audio, samples=folder / "samples.jsonl", judge_steps=JUDGE_STEPS, **settings
+    )
+    return run_evaluation(config, context)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +221,7 @@ class Echo:
 
 def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
     save(tmp_path / "a.wav", melody("one", "anna", 0), RATE)
-    judges = Judges({}, cast(Any, Echo()), None, {})
+    judges = SpeechJudges({}, cast(Any, Echo()), None, {})
     takes = [Take("a", tmp_path / "a.wav", "one two three", None), Take("b", tmp_path / "b.wav", "one", None)]
     context = Context(tmp_path, cast(Any, None), Console(quiet=True), {})
     answers = hear(takes, judges, context, "hearing")
@@ -228,7 +230,7 @@ def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
         "real": score(takes, answers, judges, may_fail=False),
         "generated": score(takes, answers, judges, may_fail=True),
     }
-    found = figures({"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}})
+    found = speech_figures({"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}})
     assert found["real_accuracy"] == pytest.approx(1 - 1 / 3), "the unreadable real take is left out"
     assert found["generated_accuracy"] == pytest.approx(1 - 2 / 4), "the unreadable clip is one word wrong"
     assert found["speaker_real_accuracy"] is None
@@ -237,9 +239,9 @@ def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
 
 def test_an_unknown_voice_is_not_judged() -> None:
     judge = cast(Any, type("Known", (), {"labels": ["anna", "bert"]}))
-    judges = Judges({"speaker": judge}, cast(Any, Echo()), None, {})
+    judges = SpeechJudges({"speaker": judge}, cast(Any, Echo()), None, {})
     takes = [Take("a", Path("a"), "one", "anna"), Take("b", Path("b"), "one", "carl")]
-    heard = [Heard(0.5, "", {"speaker": "anna", "pocketsphinx": ""})] * 2
+    heard = [JudgedTake(0.5, "", {"speaker": "anna", "pocketsphinx": ""})] * 2
     table = score(takes, heard, judges, may_fail=True)["speaker"]
     assert (table["accuracy"], table["n"], table["not_judged"]) == (1.0, 1, 1)
 
@@ -249,7 +251,7 @@ def test_the_stage_is_found_fast_and_plans() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     plan = STAGE.plan
     assert plan is not None
-    config = Config(audio=Path("/"), samples=Path("/"))
-    longer = Config(audio=Path("/"), samples=Path("/"), judge_steps=800)
+    config = EvaluationConfig(audio=Path("/"), samples=Path("/"))
+    longer = EvaluationConfig(audio=Path("/"), samples=Path("/"), judge_steps=800)
     few, many = (plan(each, {"train": StagePlan()}).seconds or 0 for each in (config, longer))
     assert 0 < few < many

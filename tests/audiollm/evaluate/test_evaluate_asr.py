@@ -16,7 +16,7 @@ from audiollm.commands.cli import build_app
 from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import ConfigError
-from audiollm.evaluate.listening.asr import QUESTION, Recording, evaluate_asr, read_recordings
+from audiollm.evaluate.listening.asr import QUESTION, TranscribedRecording, evaluate_asr, read_recordings
 from audiollm.evaluate.listening.replies import Reply, ask_all, by_answerer, by_recognizer, read_replies
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.subjects.protocols import Subject
@@ -26,9 +26,9 @@ SAID = ["Mr. Smith paid $20, didn't he?", "It's the twenty-first of May.", "no",
 WRITTEN = ["mister smith paid twenty dollars did not he", "it is the 21st of june", "", "we'll color it"]
 
 
-def recordings(texts: list[str], language: str = "en", **about: list[str]) -> list[Recording]:
+def recordings(texts: list[str], language: str = "en", **about: list[str]) -> list[TranscribedRecording]:
     return [
-        Recording(
+        TranscribedRecording(
             f"r{i}", Path(f"{i}.wav"), text, language, about={key: own[i] for key, own in about.items()}
         )
         for i, text in enumerate(texts)
@@ -61,7 +61,7 @@ def test_chinese_is_compared_by_characters_and_other_languages_by_words() -> Non
     form = BasicTextNormalizer(split_letters=True)
     assert table["rate"] == pytest.approx(jiwer.wer([form(t) for t in said], [form(t) for t in written]))
     assert (table["units"], table["unit"]) == (10, "character")  # 6 and 4
-    mixed = [*recordings(["guten Tag"], "de"), Recording("zh", Path("z.wav"), "你好", "zh")]
+    mixed = [*recordings(["guten Tag"], "de"), TranscribedRecording("zh", Path("z.wav"), "你好", "zh")]
     result = evaluate_asr(mixed, {"r0": Reply("guten Abend"), "zh": Reply("你好")}, "whisper").result
     assert {name: table["rate"] for name, table in result["words"].items()} == {"de": 0.5, "zh": 0.0}
     assert list(result["characters"]) == ["de"]
@@ -143,10 +143,10 @@ class Secretary:
 def test_models_and_recognizers_write_and_are_not_asked_twice(tmp_path: Path) -> None:
     book = Book()
     made = [
-        Recording(name, book.write(tmp_path / f"{name}.wav", text, 0), text, "en")
+        TranscribedRecording(name, book.write(tmp_path / f"{name}.wav", text, 0), text, "en")
         for name, text in (("a", "one two"), ("b", "(fails)"))
     ]
-    made.append(Recording("gone", tmp_path / "gone.wav", "x", "en"))
+    made.append(TranscribedRecording("gone", tmp_path / "gone.wav", "x", "en"))
     secretary = Secretary(book)
     inquiries = [each.inquiry() for each in made]
     subject = Subject("s", "s", secretary)

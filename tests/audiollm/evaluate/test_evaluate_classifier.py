@@ -15,7 +15,7 @@ from audiollm.evaluate.judges.classifier import (
     UntrainableError,
     train_classifier,
 )
-from audiollm.evaluate.judges.features import estimate_bandwidth, mel_filters, mel_power
+from audiollm.evaluate.judges.features import estimate_bandwidth, judge_mel_filters, mel_power
 from audiollm.evaluate.report.statistics import NOTHING, confusion, share, word_error_rate
 from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, TEXTS, accuracy, melody, toy_set
 
@@ -102,13 +102,13 @@ def test_bandwidth_is_that_of_the_recording_not_of_its_container() -> None:
     narrow = resample(resample(noise, 16_000, 8_000), 8_000, 24_000)
     assert estimate_bandwidth([(narrow, 24_000)]) == pytest.approx(4000, rel=0.07)
     assert estimate_bandwidth([(noise, 16_000)]) == pytest.approx(8000, rel=0.02)
-    filters_FM = mel_filters(4000)
+    filters_FM = judge_mel_filters(4000)
     high_hz = torch.nonzero(filters_FM.sum(dim=1)).max() * 16_000 / 512
     assert high_hz < 3800
 
 
 def test_mel_power_trims_silence_and_ignores_level() -> None:
-    filters_FM = mel_filters(8000)
+    filters_FM = judge_mel_filters(8000)
     sound = melody("one", "anna", 0)
     power_TM = mel_power(sound, RATE, filters_FM)
     torch.testing.assert_close(mel_power(0.01 * sound, RATE, filters_FM), power_TM, rtol=1e-3, atol=1e-4)

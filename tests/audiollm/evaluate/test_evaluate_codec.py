@@ -28,11 +28,11 @@ from audiollm.evaluate.codec.evaluation import (
     score_codec,
     split_clips,
 )
-from audiollm.evaluate.codec.measures import Judges
+from audiollm.evaluate.codec.measures import CodecJudges
 from audiollm.evaluate.codec.scores import CodecRows
 from audiollm.evaluate.codec.signal_metrics import mel_distance, si_sdr
 from audiollm.evaluate.judges.pretrained import PretrainedRecognizer, PretrainedSpeakerJudge
-from audiollm.evaluate.report.suite import spread
+from audiollm.evaluate.report.suite import spread_items
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 CHEAP = ("mel_distance", "si_sdr", "stoi")
@@ -164,7 +164,7 @@ def test_word_errors_are_over_all_words_and_need_judge_and_transcript(
     codec: AudioTokenizer, clips: list[EvaluationClip]
 ) -> None:
     spoken = [*clips, EvaluationClip(clips[0].path, kind="speech")]
-    evaluation = Evaluation(["word_error_rate", "speaker_similarity"], Judges(recognizer=Fixed()))
+    evaluation = Evaluation(["word_error_rate", "speaker_similarity"], CodecJudges(recognizer=Fixed()))
     result = evaluate_codec({"tiny": codec}, spoken, evaluation)
     words = result["codecs"]["tiny"]["kinds"]["speech"]["word_error_rate"]
     # 1 of 4 words wrong, and 4 errors in a text of one word: 5 errors in 5 words
@@ -258,7 +258,7 @@ def test_clips_of_files_folders_and_lists(tmp_path: Path) -> None:
     clips = read_clips([tmp_path / "in", tmp_path / "in" / "b.wav"], tmp_path / "list.csv", "music")
     found = [(clip.path.name, clip.kind, clip.text) for clip in clips]
     assert found == [("a.wav", "speech", "go, now"), ("c.wav", "music", None), ("b.wav", "music", None)]
-    assert [clip.path.name for clip in spread(clips, 2)] == ["a.wav", "c.wav"]
+    assert [clip.path.name for clip in spread_items(clips, 2)] == ["a.wav", "c.wav"]
     for line, reason in (
         ("a.wav,noise,", "no such kind"),
         ("a.wav,speech,go, now", "more fields"),

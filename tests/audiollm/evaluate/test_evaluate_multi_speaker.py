@@ -20,9 +20,15 @@ from audiollm.errors import ConfigError
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.text_errors import choose_form
 from audiollm.evaluate.speech.clips import Bench
-from audiollm.evaluate.speech.dialogues import Dialogue, Reference, Turn, read_dialogues, speak_dialogues
+from audiollm.evaluate.speech.dialogues import (
+    Dialogue,
+    ReferenceRecording,
+    ScriptedTurn,
+    read_dialogues,
+    speak_dialogues,
+)
 from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues, voice_scores
-from audiollm.evaluate.subjects.protocols import Subject, TurnByTurn, Voice
+from audiollm.evaluate.subjects.protocols import Subject, TurnByTurn, VoicePrompt
 from tests.audiollm.evaluate.marked_clips import RATE, Book, Compass, Reader
 
 
@@ -50,7 +56,7 @@ def dialogue(
     turns = []
     for place, (speaker, text, said, degrees) in enumerate(spoken):
         path = book.write(folder / f"{rest.get('id', 'd')}-{place}.wav", said, degrees)
-        turns.append(Turn(speaker=speaker, text=text, audio=path))
+        turns.append(ScriptedTurn(speaker=speaker, text=text, audio=path))
     return Dialogue(**{"id": "d", "turns": tuple(turns), **rest})
 
 
@@ -96,7 +102,7 @@ def test_the_order_of_turns_has_no_effect(turns: list[tuple[float, str]], random
 
 def test_a_dialogue_of_turns_and_its_references(book: Book, tmp_path: Path) -> None:
     references = {
-        name: Reference(audio=book.write(tmp_path / f"{name}.wav", "hello", degrees))
+        name: ReferenceRecording(audio=book.write(tmp_path / f"{name}.wav", "hello", degrees))
         for name, degrees in (("a", 0), ("b", 90))
     }
     spoken = [
@@ -126,7 +132,7 @@ def test_turns_as_spans_of_one_recording_equal_turns_in_files(book: Book, tmp_pa
     for part in parts:
         edges.append(edges[-1] + part.shape[1] / RATE)
     turns = tuple(
-        Turn(speaker=speaker, text=text, start_s=edges[place], end_s=edges[place + 1])
+        ScriptedTurn(speaker=speaker, text=text, start_s=edges[place], end_s=edges[place + 1])
         for place, (speaker, text, _, _) in enumerate(spoken)
     )
     spans = Dialogue(id="d", turns=turns, audio=tmp_path / "whole.wav")
@@ -136,7 +142,7 @@ def test_turns_as_spans_of_one_recording_equal_turns_in_files(book: Book, tmp_pa
 
 def test_a_whole_without_times_has_words_but_no_voices(book: Book, tmp_path: Path) -> None:
     path = book.write(tmp_path / "whole.wav", "one two three", 0)
-    turns = (Turn(speaker="a", text="one"), Turn(speaker="b", text="two four"))
+    turns = (ScriptedTurn(speaker="a", text="one"), ScriptedTurn(speaker="b", text="two four"))
     result = evaluate_dialogues([Dialogue(id="d", turns=turns, audio=path)], bench(book)).result
     assert result["words"]["rate"] == pytest.approx(1 / 3)
     assert result["within"]["reasons"] == {"no times of the turns": 1}
@@ -175,17 +181,21 @@ class Ensemble:
         self.book, self.turns, self.called = book, turns, 0
 
     def converse(
-        self, turns: Sequence[tuple[str, str]], references: Mapping[str, Voice], seed: int
+        self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
     ) -> list[Waveform]:
         self.called += 1
         return [self.book.sound(text, 90 * (name == "b")) for name, text in turns][: self.turns]
 
 
 def test_models_speak_dialogues_and_what_fails_is_named(book: Book, tmp_path: Path) -> None:
-    turns = (Turn(speaker="a", text="one"), Turn(speaker="b", text="two"), Turn(speaker="a", text="three"))
+    turns = (
+        ScriptedTurn(speaker="a", text="one"),
+        ScriptedTurn(speaker="b", text="two"),
+        ScriptedTurn(speaker="a", text="three"),
+    )
     asked = [
         Dialogue(id="d/1", turns=turns),
-        Dialogue(id="d2", turns=(Turn(speaker="a", text="impossible"),)),
+        Dialogue(id="d2", turns=(ScriptedTurn(speaker="a", text="impossible"),)),
     ]
     cast = Cast(book)
     spoken, problems = speak_dialogues(
@@ -213,7 +223,7 @@ def test_models_speak_dialogues_and_what_fails_is_named(book: Book, tmp_path: Pa
 
 def test_turn_by_turn_uses_the_references_that_are_there(book: Book, tmp_path: Path) -> None:
     cast = Cast(book)
-    known = {"b": Voice(tmp_path / "b.wav", "the words")}
+    known = {"b": VoicePrompt(tmp_path / "b.wav", "the words")}
     TurnByTurn(cast, tmp_path).converse([("a", "one"), ("b", "two"), ("b", "three")], known, 0)
     assert cast.heard == [("one", None, None), ("two", "b.wav", "the words"), ("three", "b.wav", "the words")]
 
@@ -228,7 +238,7 @@ def test_the_list_and_its_mistakes(book: Book, tmp_path: Path) -> None:
     path.write_text(json.dumps(whole) + "\n")
     (made,) = read_dialogues(path)
     assert made.turns[0].audio == tmp_path / "a.wav"
-    assert made.references["a"] == Reference(audio=tmp_path / "r.wav", text="hello")
+    assert made.references["a"] == ReferenceRecording(audio=tmp_path / "r.wav", text="hello")
     for change, problem in (
         ({"turns": []}, r"list\.jsonl:1  turns: List should have|turns"),
         ({"turn": 1}, "Extra inputs"),

@@ -27,7 +27,7 @@ from audiollm.evaluate.report.statistics import bootstrap_ratio, mean_of_shares,
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import conclude
 from audiollm.evaluate.report.text_errors import Errors, choose_form, count_errors, error_table, seed_tts_form
-from audiollm.evaluate.speech.clips import Bench, Clip, find_clips, speak_all
+from audiollm.evaluate.speech.clips import Bench, SpeechClip, clips_by_id, speak_all
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list, read_list
 from audiollm.evaluate.subjects.loading import is_import_path, load_answerer, load_speaker
 from audiollm.evaluate.subjects.own_model import OwnModel
@@ -168,15 +168,15 @@ def bench(book: Book, store: Path | None = None, fingerprint: str = "x") -> Benc
     return Bench(form, Reader(book), Compass(), fingerprint, RowStore(store))
 
 
-def items_and_clips(book: Book, folder: Path) -> tuple[list[SpeechItem], dict[str, Clip]]:
+def items_and_clips(book: Book, folder: Path) -> tuple[list[SpeechItem], dict[str, SpeechClip]]:
     prompt = book.write(folder / "prompt.wav", "the prompt", 0)
     texts = {"a": "One two, three four.", "b": "five six", "c": "seven eight", "d": "nine"}
     items = [SpeechItem(id, text, prompt) for id, text in texts.items()]
     clips = {
-        "a": Clip(book.write(folder / "a.wav", "one too three four", 20)),  # 1 of 4 wrong
-        "b": Clip(book.write(folder / "b.wav", "five six seven", 60)),  # 1 of 2
-        "c": Clip(problem="the model failed: it is tired"),
-        "d": Clip(book.write(folder / "d.wav", "(fails)", 90)),
+        "a": SpeechClip(book.write(folder / "a.wav", "one too three four", 20)),  # 1 of 4 wrong
+        "b": SpeechClip(book.write(folder / "b.wav", "five six seven", 60)),  # 1 of 2
+        "c": SpeechClip(problem="the model failed: it is tired"),
+        "d": SpeechClip(book.write(folder / "d.wav", "(fails)", 90)),
     }
     return items, clips
 
@@ -206,7 +206,7 @@ def test_real_recordings_are_the_scale(book: Book, tmp_path: Path) -> None:
     prompt = book.write(tmp_path / "prompt.wav", "the prompt", 0)
     real = book.write(tmp_path / "real.wav", "one two", 10)
     item = SpeechItem("a", "one two", prompt, None, real)
-    clip = Clip(book.write(tmp_path / "a.wav", "one", 50))
+    clip = SpeechClip(book.write(tmp_path / "a.wav", "one", 50))
     result = evaluate_list([item], {"a": clip}, bench(book)).result
     assert (result["real"]["words"]["rate"], result["generated"]["words"]["rate"]) == (0, 0.5)
     assert result["real"]["similarity"]["mean"] > result["generated"]["similarity"]["mean"]
@@ -229,7 +229,7 @@ def test_rows_are_kept_by_content(book: Book, tmp_path: Path) -> None:
     assert run() == (1, first)
     assert run("another judge")[0] == 3
     assert clips["a"].path is not None
-    clips["a"] = Clip(clips["a"].path.rename(tmp_path / "renamed.wav"))
+    clips["a"] = SpeechClip(clips["a"].path.rename(tmp_path / "renamed.wav"))
     assert run()[0] == 0
     book.write(tmp_path / "renamed.wav", "one two three four", 20)
     assert run()[0] == 1
@@ -255,7 +255,7 @@ def test_what_is_said_is_kept_and_what_fails_is_tried_again(book: Book, tmp_path
     items = [SpeechItem("../../a/b", "one"), SpeechItem("..", "two"), SpeechItem("c", "hard")]
     requests = [item.request() for item in items]
 
-    def run(fingerprint: str = "p", seed: int = 0) -> tuple[int, dict[str, Clip]]:
+    def run(fingerprint: str = "p", seed: int = 0) -> tuple[int, dict[str, SpeechClip]]:
         before = parrot.spoken
         clips = speak_all(
             Subject("parrot", fingerprint, parrot), requests, tmp_path / "audio", seed, lambda _: None
@@ -264,7 +264,7 @@ def test_what_is_said_is_kept_and_what_fails_is_tried_again(book: Book, tmp_path
 
     spoken, clips = run()
     assert spoken == 3
-    assert clips["c"] == Clip(problem="the model failed: MemoryError: too hard")
+    assert clips["c"] == SpeechClip(problem="the model failed: MemoryError: too hard")
     paths = [clips[id].path for id in ("../../a/b", "..")]
     assert all(path is not None and path.parent == tmp_path / "audio" for path in paths), (
         "no name leaves the folder"
@@ -278,15 +278,15 @@ def test_what_is_said_is_kept_and_what_fails_is_tried_again(book: Book, tmp_path
 def test_clips_of_a_folder_stay_in_it(book: Book, tmp_path: Path) -> None:
     book.write(tmp_path / "in" / "a.flac", "one", 0)
     book.write(tmp_path / "secret.wav", "two", 0)
-    clips = find_clips(tmp_path / "in", ["a", "b", "../secret"])
+    clips = clips_by_id(tmp_path / "in", ["a", "b", "../secret"])
     assert clips["a"].path == tmp_path / "in" / "a.flac"
-    assert clips["b"] == clips["../secret"] == Clip(problem="no clip")
+    assert clips["b"] == clips["../secret"] == SpeechClip(problem="no clip")
 
 
 def test_the_page_is_whole_and_escapes(book: Book, tmp_path: Path) -> None:
     prompt = book.write(tmp_path / "prompt.wav", "p", 0)
     item = SpeechItem("<script>alert(1)</script>", "<b>one</b> [red]two[/red]", prompt)
-    clip = Clip(book.write(tmp_path / "a.wav", "<i>three</i>", 5))
+    clip = SpeechClip(book.write(tmp_path / "a.wav", "<i>three</i>", 5))
     outcome = evaluate_list([item], {item.id: clip}, bench(book))
     conclude(outcome, tmp_path / "out", 4, Console(quiet=True))
     page = (tmp_path / "out" / "report.html").read_text()

@@ -16,7 +16,7 @@ from audiollm.audio import Waveform, load_bytes, save
 from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import ConfigError, StageError
-from audiollm.evaluate.listening.stage import Config, choices_of, run
+from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
 from audiollm.evaluate.subjects import protocols as subjects
 from audiollm.evaluate.subjects.own_model import OwnModel
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
@@ -48,8 +48,10 @@ def context(folder: Path) -> Context:
 
 def scored(tmp_path: Path, samples: list[Sample]) -> dict[str, Any]:
     write_samples(tmp_path / "samples.jsonl", samples)
-    config = Config.model_validate({"model": str(tmp_path), "samples": str(tmp_path / "samples.jsonl")})
-    return run(config, context(tmp_path / "stage"))
+    config = ListeningConfig.model_validate(
+        {"model": str(tmp_path), "samples": str(tmp_path / "samples.jsonl")}
+    )
+    return run_listening(config, context(tmp_path / "stage"))
 
 
 def test_transcripts_are_scored_by_words_and_answers_by_choice(

@@ -15,7 +15,7 @@ from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Request
-from audiollm.generation.run import generate
+from audiollm.generation.run import generate_prompts
 from audiollm.generation.settings import GenerateConfig
 from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.runner import Context
@@ -48,7 +48,7 @@ def test_words_and_speech_in_turn_are_asked_for_where_samples_have_them(
     ]
     write_samples(tmp_path / "samples.jsonl", samples)
     config = GenerateConfig(model=tmp_path, codec=tmp_path, samples=tmp_path / "samples.jsonl", takes=1)
-    figures = generate(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    figures = generate_prompts(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
     assert figures["clips"] == figures["prompts"] == 2
     assert [request.answer for request in asked] == ["audio", "any"]
     # 1.2 times the longest that one message says
@@ -74,6 +74,6 @@ def test_an_answer_without_speech_is_a_frame_of_silence(
 
     monkeypatch.setattr(Generator, "answer_all", in_words)
     config = GenerateConfig(model=tmp_path, codec=tmp_path, samples=tmp_path / "samples.jsonl", takes=1)
-    generate(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    generate_prompts(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
     clip = load(tmp_path / "stage" / "audio" / "turns_0.wav")
     assert clip.samples_CN.shape == (1, 320) and not clip.samples_CN.any()

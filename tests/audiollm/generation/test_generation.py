@@ -12,8 +12,8 @@ from audiollm.data.chat.delay import delay
 from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.generation.engine.request import Limits
-from audiollm.generation.engine.sampling import LIKELY, SamplingConfig, draw, guide, pick, truncate
-from audiollm.generation.engine.state import AnswerState, Marks, Speech, Text
+from audiollm.generation.engine.sampling import LIKELY, SamplingConfig, guide, pick, sample_codes, truncate
+from audiollm.generation.engine.state import AnswerState, Marks, SpeechState, Text
 
 BOOKS, SIZE = 3, 16
 BYTES = train_text_tokenizer(["one two \u6f22\u5b57 three"] * 3, 300)
@@ -61,7 +61,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = shares.log().expand(1, 4000, 3)
     for temperature in (1.0, 0.5):
         config = SamplingConfig(temperature=temperature, top_p=1)
-        counts = torch.bincount(draw(logits, config, uniform(1, 2, 4000))[0], minlength=3)
+        counts = torch.bincount(sample_codes(logits, config, uniform(1, 2, 4000))[0], minlength=3)
         wanted = shares ** (1 / temperature)
         torch.testing.assert_close(counts / 4000, wanted / wanted.sum(), atol=0.03, rtol=0)
 
@@ -82,12 +82,12 @@ def test_a_code_that_was_there_twice_in_the_window_is_drawn_again_from_all() -> 
     config = SamplingConfig(temperature=0.1, top_p=0.5, ras_window=3, ras_repeats=2)
     numbers = torch.tensor([[[0.5, 0.5], [0.95, 0.95]]])
     recent = torch.tensor([[[0, 0], [-1, 2], [0, 1]]])
-    assert draw(logits, config, numbers, recent).tolist() == [[1, 0]]
-    assert draw(logits, config, numbers).tolist() == [[0, 0]]
+    assert sample_codes(logits, config, numbers, recent).tolist() == [[1, 0]]
+    assert sample_codes(logits, config, numbers).tolist() == [[0, 0]]
 
 
 def test_the_window_holds_the_last_rows_and_neither_bos_nor_what_lies_before() -> None:
-    speech = Speech(marks(), max_frames=9)
+    speech = SpeechState(marks(), max_frames=9)
     for row in range(1, 4):
         speech.take(np.full(BOOKS, row))
     assert speech.recent_WK(3).tolist() == [[1, -1, -1], [2, 2, -1], [3, 3, 3]]
@@ -108,7 +108,7 @@ def test_speech_makes_the_rows_that_training_has(frames: int) -> None:
     """Whatever is drawn where the pattern has BOS or EOS, `delay` of the frames comes out, and the frames in time."""
     codes_KT = torch.randint(SIZE, (BOOKS, frames), generator=torch.Generator().manual_seed(frames))
     wanted_FK = delay(codes_KT, SIZE, SIZE + 1)
-    speech, rows = Speech(marks(), max_frames=500), []
+    speech, rows = SpeechState(marks(), max_frames=500), []
     while not speech.closed:
         row = speech.rows
         drawn_K = np.array([5] * BOOKS)  # what a codebook draws before it begins and after it has ended
@@ -126,7 +126,7 @@ def test_speech_makes_the_rows_that_training_has(frames: int) -> None:
 
 
 def test_the_limit_ends_speech_as_its_own_end_would() -> None:
-    speech = Speech(marks(), max_frames=4)
+    speech = SpeechState(marks(), max_frames=4)
     while not speech.all_complete:
         speech.take(np.full(BOOKS, 7))
     assert speech.codes_KT().tolist() == [[7] * 4] * BOOKS and not speech.said_end

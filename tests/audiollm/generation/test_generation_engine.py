@@ -16,7 +16,7 @@ from audiollm.data.text import tokenizer as tokens
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Finished, Frames, Limits, Request, TextPiece
 from audiollm.generation.engine.rows import UNIFORM_STEPS, Running
-from audiollm.generation.engine.sampling import SamplingConfig, draw, guide
+from audiollm.generation.engine.sampling import SamplingConfig, guide, sample_codes
 from audiollm.generation.engine.state import AnswerState, Marks
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
@@ -110,7 +110,7 @@ def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[lis
             logits = model.text_logits(hidden[0]).float()
             logits[forbidden] = -torch.inf
             logits[template.tokenizer.get_vocab_size() :] = -torch.inf
-            token = int(draw(logits[None, None], asked.sampling, uniform[:, :, :1]))
+            token = int(sample_codes(logits[None, None], asked.sampling, uniform[:, :, :1]))
             if token in last_words:
                 return finished(parts, template), "end"
             words += 1
@@ -137,7 +137,7 @@ def slow_answer(model: DualFFN, template: Template, asked: Request) -> tuple[lis
         logits[1:, SIZE + 1] = -torch.inf
         if len(rows) == 1:
             logits[0, SIZE + 1] = -torch.inf
-        row = draw(logits[None], asked.sampling, uniform)[0].tolist()
+        row = sample_codes(logits[None], asked.sampling, uniform)[0].tolist()
         for k in range(BOOKS):
             if k >= len(rows):
                 row[k] = SIZE

@@ -13,7 +13,7 @@ from audiollm.generation.speaking.long_text import (
     CLAUSE_PAUSE_S,
     PARAGRAPH_PAUSE_S,
     SENTENCE_PAUSE_S,
-    join,
+    join_pieces,
     split_text,
     spoken_seconds,
     trim,
@@ -70,7 +70,7 @@ def test_silence_at_the_ends_is_cut_down_and_the_rest_is_kept() -> None:
 
 
 def test_pieces_join_with_their_pauses_and_without_clicks() -> None:
-    joined = join([tone(0.5), tone(0.3), tone(0.2)], [0.3, 0.0, 0.1], RATE)
+    joined = join_pieces([tone(0.5), tone(0.3), tone(0.2)], [0.3, 0.0, 0.1], RATE)
     overlap_s = 0.01
     assert joined.shape[1] == pytest.approx((0.5 + 0.3 + 0.3 - overlap_s + 0.2 + 0.1) * RATE, abs=2)
     slope = 0.5 * 2 * math.pi * 200 / RATE

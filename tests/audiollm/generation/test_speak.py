@@ -13,7 +13,7 @@ from audiollm.data.records.sample import AudioPart
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
-from audiollm.generation.speaking.speak import Manner, Said, chunk_seconds, prompt_of, request_of
+from audiollm.generation.speaking.speak import Manner, Said, chunk_request, chunk_seconds, prompt_of
 from audiollm.generation.speaking.voice import LEVEL_DBFS, LONGEST_S, read_voice
 from tests.audiollm.generation.toy_speech import HOP, RATE, ToyCodec, a_voice, toy_generator
 
@@ -87,7 +87,7 @@ def test_a_long_text_is_said_in_chunks_that_show_the_one_before(generator: Gener
     assert speech.text == text
     assert seen == sorted(seen) and seen[-1] >= speech.duration_s - 1.0
     said = Said("before", torch.zeros(3, 10, dtype=torch.long), True, None)
-    shown = request_of(generator, "one", manner, (said,))
+    shown = chunk_request(generator, "one", manner, (said,))
     assert len(shown.audio) == 1 and torch.equal(shown.audio[0], said.codes_KT)
 
 
@@ -95,8 +95,8 @@ def test_chunks_and_memory_keep_to_the_trained_length() -> None:
     short, long = (toy_generator(longest_positions=n) for n in (160, 10_000))
     assert 1.0 <= chunk_seconds(short, Manner()) < chunk_seconds(long, Manner()) == 12.0
     said = tuple(Said("before", torch.zeros(3, 60, dtype=torch.long), True, None) for _ in range(3))
-    assert len(request_of(long, "one", Manner(), said).audio) == 3
-    assert len(request_of(short, "one", Manner(), said).audio) < 3
+    assert len(chunk_request(long, "one", Manner(), said).audio) == 3
+    assert len(chunk_request(short, "one", Manner(), said).audio) < 3
 
 
 def test_the_limit_holds_for_all_chunks_together(generator: Generator) -> None:
@@ -109,7 +109,7 @@ def test_guidance_on_the_speaker_needs_a_speaker(generator: Generator) -> None:
     voice = read_voice(a_voice(1.0), None, generator.codec)
     for by, weight in ((Manner(speaker="anna"), 2.0), (Manner(), 1.0), (Manner(voice=voice), 1.0)):
         manner = replace(by, sampling=SamplingConfig(speaker_guidance=2.0))
-        assert request_of(generator, "one", manner, ()).sampling.speaker_guidance == weight
+        assert chunk_request(generator, "one", manner, ()).sampling.speaker_guidance == weight
 
 
 # References

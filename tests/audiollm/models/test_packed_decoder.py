@@ -18,7 +18,7 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.cache import Cache
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import Decoder, PackedDecoder, Turn, packed_decoder
+from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder, RotaryAngles, packed_decoder
 
 BOOKS, SIZE = 3, 16
 SHAPE: dict[str, Any] = {
@@ -104,9 +104,11 @@ def same_caches(one: Cache, other: Cache) -> None:
 @torch.no_grad()
 def test_small_steps_take_one_thread_and_leave_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, seen = torch.get_num_threads(), []
-    turn = Turn.__call__
+    turn = RotaryAngles.__call__
     monkeypatch.setattr(
-        Turn, "__call__", lambda self, heads: (seen.append(torch.get_num_threads()), turn(self, heads))[1]
+        RotaryAngles,
+        "__call__",
+        lambda self, heads: (seen.append(torch.get_num_threads()), turn(self, heads))[1],
     )
     none_X, codes_YK = torch.zeros(0, dtype=torch.long), torch.zeros(2, BOOKS, dtype=torch.long)
     try:
@@ -136,7 +138,7 @@ def test_an_engine_speaks_with_the_weights_as_they_are(monkeypatch: pytest.Monke
         PackedDecoder, "__init__", lambda self, model: (made.append(1), original(self, model))[1]
     )
     model, shape, request = model_of(), template(), greedy_request()
-    decoder = Decoder(model)
+    decoder = GenerationDecoder(model)
     engine = Engine(model, shape, 1, 80, decoder)
     before = [engine.run([request])[0].codes_KT for _ in range(2)]
     assert torch.equal(*before) and len(made) == 1

@@ -40,7 +40,7 @@ from audiollm.supervised.adapt import adapt
 from audiollm.supervised.batches import Batching, BatchMaker, read_usable
 from audiollm.supervised.encoder import add_encoder, encoder_of, freeze_encoder
 from audiollm.supervised.planning import plan_training
-from audiollm.supervised.survey import survey
+from audiollm.supervised.survey import survey_sources
 from tests.audiollm.supervised.heard_samples import (
     BOOKS,
     ENCODER,
@@ -72,7 +72,7 @@ def model(template: Template) -> DualFFN:
 def test_the_survey_counts_the_rows_that_are_made(tmp_path: Path, template: Template) -> None:
     source = open_source(write_manifest(tmp_path, 9))
     aside = SetAside(tmp_path / "aside.jsonl", "test", [])
-    found = survey([source], template, 200, "cut", aside, lambda: None, SHAPE)
+    found = survey_sources([source], template, 200, "cut", aside, lambda: None, SHAPE)
     assert not aside.counts
     batching = Batching(batch_size=7, max_tokens=400, max_length=200, encoder=SHAPE)
     maker = BatchMaker([source], None, found, template, batching, seed=0)
@@ -131,7 +131,7 @@ def test_what_is_said_needs_codes_and_what_is_heard_sound(tmp_path: Path, templa
         writer.write(number, Sample(id=f"s{number}", messages=said, task="chat"), encodings, audio)
     writer.close({})
     source, aside = open_source(tmp_path / "shards"), SetAside(tmp_path / "aside.jsonl", "test", [])
-    found = survey([source], template, 200, "cut", aside, lambda: None, SHAPE)
+    found = survey_sources([source], template, 200, "cut", aside, lambda: None, SHAPE)
     assert aside.counts == {"missing codes": 1, "missing audio": 1}
     maker = BatchMaker([source], None, found, template, Batching(1, 200, 200, encoder=SHAPE), seed=0)
     batch = maker(0).packs[0]

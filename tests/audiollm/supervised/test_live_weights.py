@@ -16,7 +16,7 @@ from audiollm.data.packing import PackedBatch, pack
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.generation.engine.engine import Engine
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.models.packed_decoder import Decoder
+from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.supervised.adapt import add_lora, merge_adapter
 from audiollm.supervised.losses import TokenLosses
@@ -31,7 +31,7 @@ class Speaking:
         self.model = model
         self.losses: nn.Module = TokenLosses(model)
         self.template = template()
-        self.decoder = Decoder(model)
+        self.decoder = GenerationDecoder(model)
         self.engine = Engine(model, self.template, 1, 80, self.decoder)
         self.pairs: list[tuple[Tensor, Tensor]] = []
         messages = [

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
-from audiollm.data.packing import PackedBatch, idle_pack, pack, pad, plan_step
+from audiollm.data.packing import PackedBatch, idle_pack, pack, pad_streams, plan_step
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.losses import TokenLosses, linear_cross_entropy
@@ -246,7 +246,7 @@ def arrangements(streams: list[TokenStream]) -> dict[str, list[PackedBatch]]:
         "first fit": made(planned(60, "packed")),
         "filled up": made(planned(60, "packed"), multiple=16),
         "sorted": made(planned(90, "sorted")),
-        "padded": made([pad(each) for each in planned(120, "in_order")]),
+        "padded": made([pad_streams(each) for each in planned(120, "in_order")]),
         "accumulation of 4": made([streams[start::4] for start in range(4)]),
         "many ranks, idle packs": made(planned(60, "packed", ranks=16)),
         "accumulation of 2, filled up": made([streams[:6], streams[6:]], multiple=8),

@@ -25,7 +25,7 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.adapt import merge_adapter
-from audiollm.supervised.listening import Listening, request_of
+from audiollm.supervised.listening import Listening, reply_request
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.settings import SIZES, TrainConfig
 from audiollm.supervised.start import COPIED_STD, start_from_codebooks, start_heads_from_embeddings
@@ -285,7 +285,7 @@ def test_listening_speaks_the_same_prompts_every_time(tmp_path: Path, template: 
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes() and load(one).samples_CN.shape[1] >= 960
     assert list((tmp_path / "out" / "tensorboard").glob("events*"))
-    request = request_of(samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7))
+    request = reply_request(samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7))
     assert [m.role for m in request.messages] == ["system", "user"] and not request.audio
     assert request.seed == 3 and request.limits.max_frames == 7
 

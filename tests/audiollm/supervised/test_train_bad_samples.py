@@ -16,7 +16,7 @@ from audiollm.data.records.opening import open_source
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
-from audiollm.supervised.survey import load_survey, save_survey, survey
+from audiollm.supervised.survey import load_survey, save_survey, survey_sources
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 
 
@@ -32,17 +32,19 @@ def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, tem
     sources = [open_source(folder), open_source(folder / "more.jsonl")]
     aside = SetAside(tmp_path / "set_aside.jsonl", "train")
     lengths = [template.length(SAMPLE.messages, [20 + i]) for i in range(7)]
-    found = survey(sources, template, lengths[4], "refuse", aside, lambda: None)
+    found = survey_sources(sources, template, lengths[4], "refuse", aside, lambda: None)
     assert aside.counts == {"too long": 2, "missing codes": 1, "wrong JSON": 1}
     assert found.counts() == {"whole": 5, "refused": 2, "bad": 2}
     assert found.rows[0].tolist() == [*lengths[:5], 0, 0] and found.used(1, held_out=False).size == 0
-    cut = survey(sources, template, lengths[4], "cut", SetAside(tmp_path / "b.jsonl", "train"), lambda: None)
+    cut = survey_sources(
+        sources, template, lengths[4], "cut", SetAside(tmp_path / "b.jsonl", "train"), lambda: None
+    )
     assert cut.counts()["cut short"] == 2 and cut.rows[0].tolist()[5:] == [lengths[4]] * 2
     save_survey(tmp_path / "survey.safetensors", cut)
     again = load_survey(tmp_path / "survey.safetensors")
     assert again.counts() == cut.counts() and again.speakers == cut.speakers == ("voice0", "voice1")
     with pytest.raises(BadSample, match="longer than"):
-        survey(
+        survey_sources(
             sources,
             template,
             lengths[4],

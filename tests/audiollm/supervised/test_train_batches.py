@@ -19,7 +19,7 @@ from audiollm.files.set_aside import SetAside
 from audiollm.supervised.batches import Batching, BatchMaker, StepBatch, evaluation_packs
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask
-from audiollm.supervised.survey import survey
+from audiollm.supervised.survey import survey_sources
 from tests.audiollm.supervised.train_samples import SAMPLE, WEIGHTS, model_of, small_template, write_shards
 
 
@@ -77,7 +77,7 @@ def batching(**changes: Any) -> Batching:
 
 def maker_of(folder: Path, template: Template, batching: Batching, **ranks: int) -> BatchMaker:
     aside, sources = SetAside(folder / "set_aside.jsonl", "train"), [open_source(folder)]
-    found = survey(sources, template, batching.max_length, batching.too_long, aside, lambda: None)
+    found = survey_sources(sources, template, batching.max_length, batching.too_long, aside, lambda: None)
     return BatchMaker(sources, None, found, template, batching, 0, **ranks)
 
 
@@ -208,7 +208,7 @@ def test_evaluation_is_the_mean_over_the_held_out_samples(tmp_path: Path, templa
     folder = write_shards(tmp_path, 7)
     model = model_of(template).double().eval()
     aside, source = SetAside(tmp_path / "a.jsonl", "train"), open_source(folder)
-    found = survey([source], template, 256, "cut", aside, lambda: None)
+    found = survey_sources([source], template, 256, "cut", aside, lambda: None)
     held_out = evaluation_packs([source], found, template, batching(), aside)
     task = SFTTask(TokenLosses(model), [], held_out, WEIGHTS, aside)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised import run
 from audiollm.supervised.batches import Batching, BatchMaker
-from audiollm.supervised.survey import survey
+from audiollm.supervised.survey import survey_sources
 from audiollm.train.loop.task import step_generator
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 
@@ -133,7 +133,9 @@ def _maker(
             writer.write(i, sample, [[torch.full((4, FRAMES), each).numpy()] for each in range(ENCODINGS)])
         writer.close({"codec": {"num_codebooks": 4, "codebook_size": BOS}})
     source = open_source(shards)
-    found = survey([source], template, 128, "cut", SetAside(folder / "aside.jsonl", "train"), lambda: None)
+    found = survey_sources(
+        [source], template, 128, "cut", SetAside(folder / "aside.jsonl", "train"), lambda: None
+    )
     batching = Batching(batch_size=batch_size, max_tokens=128, max_length=128, **changes)
     return BatchMaker([source], None, found, template, batching, seed)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, multiprocessing, nn
 
 from audiollm.files.atomic import read_jsonl, write_json
-from audiollm.recipe.ranks import ALONE, Ranks, join, leave
+from audiollm.recipe.ranks import ALONE, Ranks, join_ranks, leave
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train
@@ -144,7 +144,7 @@ def _rank(rank: int, work: Callable[[Path, Ranks], None], folder: str, port: int
         "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
-    ranks = join()
+    ranks = join_ranks()
     work(Path(folder), ranks)
     write_json(Path(folder) / f"{rank}-{ENDED}", True)
     leave(ranks)

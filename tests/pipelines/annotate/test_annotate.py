@@ -28,7 +28,7 @@ from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate import step as step_module
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input.synthetic import SAMPLE_RATE, CorpusConfig, speak_corpus
 from pipelines.annotate.output.rows import segment_ids
 from pipelines.annotate.stage import STAGE
@@ -51,7 +51,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe("test", folder / "test.yaml", "tiny", 0, folder, (), {})
-    config = Config.model_validate({"workers": 0, "quality_sample": 0, **settings})
+    config = AnnotationConfig.model_validate({"workers": 0, "quality_sample": 0, **settings})
     figures = STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
     assert figures == json.loads((folder / "funnel.json").read_text())
     return figures
@@ -306,7 +306,7 @@ def test_settings_that_cannot_be_used_are_refused(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
-        Config.model_validate({"input": str(tmp_path), **settings})
+        AnnotationConfig.model_validate({"input": str(tmp_path), **settings})
 
 
 @pytest.mark.parametrize(
@@ -328,16 +328,16 @@ def test_what_does_not_fit_ends_with_2_before_any_work(
 
 
 def test_thresholds_come_from_the_preset_unless_set() -> None:
-    limits = Config(thresholds={"max_duration_s": 12}).limits
+    limits = AnnotationConfig(thresholds={"max_duration_s": 12}).limits
     assert (limits.min_duration_s, limits.max_duration_s, limits.min_level_dbfs) == (0.1, 12, -60)
 
 
 def test_the_plan_knows_how_much_audio_there_is(spoken: Path) -> None:
     assert STAGE.plan is not None
-    plan = STAGE.plan(Config.model_validate({"input": str(spoken)}), {})
+    plan = STAGE.plan(AnnotationConfig.model_validate({"input": str(spoken)}), {})
     assert plan.facts["clips"] == 18
     assert plan.facts["audio_s"] == pytest.approx(sum(load(p).duration_s for p in spoken.iterdir()), rel=1e-6)
-    assert STAGE.plan(Config(), {}).facts["clips"] == 10 * 6 * 24
+    assert STAGE.plan(AnnotationConfig(), {}).facts["clips"] == 10 * 6 * 24
 
 
 def test_reading_the_settings_loads_nothing_heavy() -> None:

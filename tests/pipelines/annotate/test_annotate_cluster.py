@@ -12,7 +12,7 @@ from rich.console import Console
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
 
@@ -33,7 +33,7 @@ OF_THE_RUN = {"timings.json", "report.html"}
 def _annotate(folder: Path, **settings: Any) -> dict[str, str]:
     folder.mkdir(parents=True)
     recipe = Recipe("test", folder, "tiny", 0, folder, (), {})
-    config = Config.model_validate({"quality_sample": 3, "shards": True, **settings})
+    config = AnnotationConfig.model_validate({"quality_sample": 3, "shards": True, **settings})
     STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
     return {
         path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest()

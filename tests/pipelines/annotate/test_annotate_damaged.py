@@ -18,7 +18,7 @@ from audiollm.audio import decoding_process, save
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input.inputs import collect
 from pipelines.annotate.stage import STAGE
 from tests.audiollm.audio.crashing_decoder import CRASHES, install, write
@@ -34,7 +34,9 @@ LARGEST = 1_000_000
 def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe("test", folder, "tiny", 0, folder, (), {})
-    config = Config.model_validate({"workers": 0, "quality_sample": 0, "grammar": ["yes", "no"], **settings})
+    config = AnnotationConfig.model_validate(
+        {"workers": 0, "quality_sample": 0, "grammar": ["yes", "no"], **settings}
+    )
     return STAGE.run(config, Context(folder, recipe, Console(quiet=True), {}))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.measurements.quality import SAMPLE_RATE, Dnsmos
-from pipelines.annotate.voice.activity import FRAME_S, Span, VoiceActivity, cut, speech_spans
+from pipelines.annotate.voice.activity import FRAME_S, VoiceActivity, VoicedSpan, cut, speech_spans
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +91,14 @@ def test_cutting_keeps_all_speech_in_order_within_the_limit(
 
 
 def test_short_pauses_join_and_long_ones_part() -> None:
-    spans = [Span(1.0, 2.0), Span(2.4, 3.0), Span(3.6, 4.0)]
+    spans = [VoicedSpan(1.0, 2.0), VoicedSpan(2.4, 3.0), VoicedSpan(3.6, 4.0)]
     silent_F = np.zeros(200, np.float32)
     assert cut(spans, silent_F, 6.4, 30.0) == [((0.8, 3.2), None), ((pytest.approx(3.4), 4.2), None)]
     assert cut(spans, silent_F, 6.4, 2.3)[0][0] == pytest.approx((0.8, 2.2))
 
 
 def test_speech_of_two_speakers_never_goes_together() -> None:
-    spans = [Span(1.0, 2.0), Span(2.0, 3.0), Span(3.1, 4.0)]
+    spans = [VoicedSpan(1.0, 2.0), VoicedSpan(2.0, 3.0), VoicedSpan(3.1, 4.0)]
     found = cut(spans, np.zeros(200, np.float32), 6.4, 30.0, labels=["a", "b", "b"])
     assert found == [((0.8, 2.0), "a"), ((2.0, pytest.approx(4.2)), "b")]
 

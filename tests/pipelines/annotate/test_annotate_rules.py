@@ -22,12 +22,12 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.command import _validated
 from pipelines.annotate.execution import chain as chains
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.presets import PRESETS
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.run import Run
 from pipelines.annotate.execution.spool import Spool
-from pipelines.annotate.input.sources import Source
+from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
 from pipelines.annotate.step import Recording, Resources, Segment, StepConfig, Value
@@ -53,7 +53,7 @@ def _context(folder: Path) -> Context:
 
 
 def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
-    config = Config.model_validate({"workers": 0, "quality_sample": 0, **settings})
+    config = AnnotationConfig.model_validate({"workers": 0, "quality_sample": 0, **settings})
     return STAGE.run(config, _context(folder))
 
 
@@ -111,7 +111,7 @@ def test_rules_of_speech_do_not_hold_for_sounds() -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_builds_and_measures_what_its_rules_compare(name: str) -> None:
-    config = Config.model_validate({"preset": name, "recognizers": ["pocketsphinx"]})
+    config = AnnotationConfig.model_validate({"preset": name, "recognizers": ["pocketsphinx"]})
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     lacking = {rule.threshold for each in chains.missing(chain, config.limits) for rule in each.rules}
     known = {"segment", *chain.steps}
@@ -126,7 +126,7 @@ def test_a_preset_without_its_scorer_fails_in_plan_naming_it_before_any_work(
     settings = {"input": str(spoken), "preset": "curator-tts", "steps": {"speakers": None}}
     assert STAGE.plan is not None
     with pytest.raises(ConfigError, match=r"min_utmos: needs steps\.quality\.utmos"):
-        STAGE.plan(Config.model_validate(settings), {})
+        STAGE.plan(AnnotationConfig.model_validate(settings), {})
     with pytest.raises(StageError, match=r"(?s)utmos.*sigmos.*missing_scorer=skip") as caught:
         _annotate(tmp_path, **settings)
     assert caught.value.exit_code == 2
@@ -319,8 +319,8 @@ def test_a_step_that_kills_its_process_loses_that_file_only(
 def _run(
     folder: Path, chain: chains.Chain, paths: Sequence[Path], engine: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    config = Config.model_validate({"workers": 2, "engine": engine, "recognizers": []})
-    sources = [Source(str(path), path.name, path.name, "speaker") for path in paths]
+    config = AnnotationConfig.model_validate({"workers": 2, "engine": engine, "recognizers": []})
+    sources = [RecordingSource(str(path), path.name, path.name, "speaker") for path in paths]
     spool = Spool(folder / "spool.sqlite")
     with Ledger(folder / "ledger.sqlite") as ledger:
         Run(config, _context(folder), chain, Thresholds(), sources, ledger, spool).annotate()

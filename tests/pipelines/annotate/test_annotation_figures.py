@@ -15,8 +15,8 @@ from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report.agreement import agreement_section, marked
 from pipelines.annotate.report.folder import Folder, measured, named
 from pipelines.annotate.report.histogram import draw_histogram
-from pipelines.annotate.report.numbers import MOST_VALUES, Numbers, Rule, read_rules
-from pipelines.annotate.report.survey import Chosen, survey
+from pipelines.annotate.report.numbers import MOST_VALUES, Comparison, Numbers, read_rules
+from pipelines.annotate.report.survey import RowSample, survey_annotation
 from tests.pipelines.annotate.annotation_report_run import (
     many_rows,
     rules_json,
@@ -27,7 +27,7 @@ from tests.pipelines.report.report_run import Page
 
 def test_shares_beyond_a_threshold_are_counted_over_all_rows(tmp_path: Path) -> None:
     many_rows(tmp_path, 1_000)
-    tally = survey(Folder(tmp_path), read_rules(rules_json())).numbers
+    tally = survey_annotation(Folder(tmp_path), read_rules(rules_json())).numbers
     level, errors = tally.get("signal.level_dbfs"), tally.get("consensus.pairwise_wer")
     assert level is not None and errors is not None
     assert level.chart()["rules"][0]["beyond"] == sum(-60 + n % 50 < -45 for n in range(1_000))
@@ -38,7 +38,7 @@ def test_shares_beyond_a_threshold_are_counted_over_all_rows(tmp_path: Path) -> 
 
 
 def test_sounds_are_free_of_rules_about_speech() -> None:
-    rule = Rule("min_snr_db", "quality", "quality.snr_db", ">=", 10.0, "too noisy", "dB", sounds=False)
+    rule = Comparison("min_snr_db", "quality", "quality.snr_db", ">=", 10.0, "too noisy", "dB", sounds=False)
     numbers = Numbers(rule.value, [rule])
     for value, is_sound in ((5.0, False), (5.0, True), (20.0, False)):
         numbers.add(value, 1, is_sound)
@@ -51,7 +51,7 @@ def test_sounds_are_free_of_rules_about_speech() -> None:
      ("not in", ["en"], "de", "en"), ("==", 1, 1, 2), ("!=", 1, 2, 1), ("is", True, "", "thanks for watching")],
 )  # fmt: skip
 def test_rules_compare_as_they_say(op: str, threshold: Any, kept: Any, broken: Any) -> None:
-    rule = Rule("r", "s", "s.v", op, threshold, "", "")
+    rule = Comparison("r", "s", "s.v", op, threshold, "", "")
     assert rule.broken_by(kept) is False and rule.broken_by(broken) is True
     if op in (">=", "<="):
         assert rule.broken_by("word") is None
@@ -67,7 +67,7 @@ def test_the_rules_compare_as_the_annotation_does() -> None:
         limit: Any = ["en"] if op == "in" else 3.0
         for value in ("en", "de") if op in ("in", "is") else (2.0, 3.0, 3.0000001, 4.0):
             theirs = rules.keeps(value, op, limit)
-            assert Rule("r", "s", "s.v", op, limit, "", "").broken_by(value) is not theirs, (op, value)
+            assert Comparison("r", "s", "s.v", op, limit, "", "").broken_by(value) is not theirs, (op, value)
 
 
 @given(
@@ -99,7 +99,7 @@ def test_word_errors_between_recognizers_are_those_of_jiwer(tmp_path: Path) -> N
     rows[0] |= {"text": "The cat sat on THE mat.", "text_source": "given"}
     rows[0]["heard"] = {"first": "the cat sat", "second": "a cat sat on the hat", "third": ""}
     write_jsonl(tmp_path / "segments.jsonl", rows)
-    section = agreement_section(survey(Folder(tmp_path), []), 0.5)
+    section = agreement_section(survey_annotation(Folder(tmp_path), []), 0.5)
     names = section["matrix"]["names"]
     assert names == ["given text", "first", "second", "third"]
     heard = {name: [row["heard"][name] for row in rows] for name in names[1:]}
@@ -142,7 +142,7 @@ def test_marking_loses_no_word(text: str, heard: str) -> None:
 @settings(max_examples=50, deadline=None)
 def test_the_choice_of_rows_does_not_depend_on_their_order(order: list[int], most: int) -> None:
     def chosen(numbers: Any) -> list[str]:
-        choice = Chosen(most)
+        choice = RowSample(most)
         for number in numbers:
             choice.offer({"id": str(number)}, number % 4)
         return [row["id"] for row in choice.rows()]

@@ -22,11 +22,11 @@ from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report import numbers as numbers_module
 from pipelines.annotate.report import page as page_module
 from pipelines.annotate.report import survey as survey_module
-from pipelines.annotate.report import write_report
+from pipelines.annotate.report import write_annotation_report
 from pipelines.annotate.report.browser import MOST_SHOWN
 from pipelines.annotate.report.folder import Folder
 from pipelines.annotate.report.numbers import read_rules
-from pipelines.annotate.report.survey import survey
+from pipelines.annotate.report.survey import survey_annotation
 from pipelines.report.formats import duration
 from tests.pipelines.annotate.annotation_report_run import (
     HOSTILE,
@@ -44,7 +44,7 @@ from tests.pipelines.report.report_run import Page, beep
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     folder, audio = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("audio")
     funnel = annotated(folder, audio)
-    return write_report(folder).read_text(encoding="utf-8"), funnel
+    return write_annotation_report(folder).read_text(encoding="utf-8"), funnel
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -117,14 +117,16 @@ def test_every_part_is_there(whole: tuple[str, dict[str, Any]]) -> None:
 def test_a_folder_with_segments_alone_has_a_page(tmp_path: Path, rows: int) -> None:
     beep(tmp_path / "a.wav")
     write_jsonl(tmp_path / "segments.jsonl", [segment(n, tmp_path / "a.wav", "a.wav") for n in range(rows)])
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8"))
     assert "could not be made" not in page.text and "There is no funnel.json" in page.text
     assert page.tags["article"] == rows
     assert "There is no timings.json" in page.text and "There is no files.jsonl" in page.text
 
 
 def test_a_folder_of_nothing_and_of_rubbish_has_a_page(tmp_path: Path) -> None:
-    assert "There are no segments." in Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    assert (
+        "There are no segments." in Page(write_annotation_report(tmp_path).read_text(encoding="utf-8")).text
+    )
     for name in ("funnel.json", "rules.json", "not_applied.json", "timings.json", "bins.json", "config.yaml"):
         (tmp_path / name).write_bytes(b"\xff{[" + b"[" * 100_000)
     rows = ["null", "[1]", '{"id": ',
@@ -138,7 +140,7 @@ def test_a_folder_of_nothing_and_of_rubbish_has_a_page(tmp_path: Path) -> None:
         '{"status": ["x"], "name": 3}\n{"status": "failed", "duration_s": "long"}'
     )
     (tmp_path / "set_aside.jsonl").write_text('{"kind": 3}\n')
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8"))
     assert "could not be made" not in page.text
     assert page.tags["article"] == 4 and page.text.count("No sound:") == 4
 
@@ -186,7 +188,7 @@ def test_whatever_the_files_hold_there_is_a_page(
             (folder / f"{file}.json").write_text(json.dumps(content))
         (folder / "funnel.json").write_text(json.dumps(funnel))
         (folder / "timings.json").write_text(json.dumps(timings))
-        assert Page(write_report(folder).read_text(encoding="utf-8")).tags["section"] == 7
+        assert Page(write_annotation_report(folder).read_text(encoding="utf-8")).tags["section"] == 7
 
 
 def test_what_cannot_be_heard_leaves_a_note(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_what_cannot_be_heard_leaves_a_note(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.wav")  # opened, it would wait for a writer for ever
     paths = [tmp_path / "gone.wav", tmp_path / "noise.wav", tmp_path / "pipe.wav", "/dev/zero", "\0", ""]
     write_jsonl(tmp_path / "segments.jsonl", [segment(n, path, f"{n}.wav") for n, path in enumerate(paths)])
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8"))
     assert page.tags["article"] == page.text.count("No sound:") == len(paths) and not page.tags["audio"]
 
 
@@ -206,18 +208,18 @@ def test_a_section_that_breaks_does_not_take_the_page_with_it(
 
     annotated(tmp_path, tmp_path / "audio")
     monkeypatch.setattr(page_module, "tables_section", broken)
-    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    text = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8")).text
     assert "This section could not be made: KeyError: '<rows>'" in text and "17,171" in text
 
 
 def test_nothing_is_written_but_the_page(tmp_path: Path) -> None:
     annotated(tmp_path / "out", tmp_path / "audio")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert write_report(tmp_path / "out") == tmp_path / "out" / "report.html"
+    assert write_annotation_report(tmp_path / "out") == tmp_path / "out" / "report.html"
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     page = after.pop(tmp_path / "out" / "report.html")
     assert after == before
-    write_report(tmp_path / "out")
+    write_annotation_report(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").read_bytes() == page  # from the same files the same page
 
 
@@ -226,7 +228,7 @@ def test_nothing_is_written_but_the_page(tmp_path: Path) -> None:
 
 def test_the_page_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     many_rows(tmp_path, 10_000)
-    page = write_report(tmp_path)
+    page = write_annotation_report(tmp_path)
     assert page.stat().st_size < 2_000_000  # no sound is there to be heard
     parsed = Page(page.read_text(encoding="utf-8"))
     assert parsed.tags["article"] <= MOST_SHOWN and "6,666" in parsed.text and "3,334" in parsed.text
@@ -242,7 +244,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.
     for count in (1_000, 3_000):
         many_rows(tmp_path, count)
         tracemalloc.start()
-        survey(Folder(tmp_path), read_rules(rules_json()))
+        survey_annotation(Folder(tmp_path), read_rules(rules_json()))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     size = sum((tmp_path / name).stat().st_size for name in ("segments.jsonl", "filtered.jsonl"))
@@ -259,7 +261,7 @@ def test_real_recordings_of_all_kinds(tmp_path: Path) -> None:
         ("odd_formats", "*.opus"), ("noisy_pairs", "*.wav"))]  # fmt: skip
     rows = [segment(n, path, path.name, end_s=0.5) for n, path in enumerate(sounds)]
     write_jsonl(tmp_path / "segments.jsonl", rows)
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8"))
     assert page.tags["audio"] == page.tags["img"] == len(sounds)
     assert "No sound:" not in page.text
 
@@ -270,6 +272,6 @@ def test_sound_fills_the_page_only_so_far(tmp_path: Path, monkeypatch: pytest.Mo
     save(tmp_path / "a.wav", 0.3 * torch.sin(2 * math.pi * 440 * times)[None], 24_000)
     rows = [segment(n, tmp_path / "a.wav", "a.wav", end_s=2.0) for n in range(8)]
     write_jsonl(tmp_path / "segments.jsonl", rows)
-    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_annotation_report(tmp_path).read_text(encoding="utf-8"))
     assert 0 < page.tags["audio"] < 8 and page.tags["img"] == 8
     assert f"{8 - page.tags['audio']} are without sound" in page.text

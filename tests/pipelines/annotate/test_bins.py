@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.annotate.output.bins import COLUMNS, CorpusBins, Edges, Method, fit, fit_corpus
+from pipelines.annotate.output.bins import COLUMNS, CorpusBins, Edges, Method, fit_bins, fit_corpus
 
 FIVE = ("a", "b", "c", "d", "e")
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
@@ -18,7 +18,7 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
 def test_the_middle_name_is_for_the_middle_values() -> None:
     """1,000 evenly spread values: the shares are those of the rule, 7, 20, 46, 20 and 7 %."""
-    edges = fit(np.arange(1000.0), FIVE, "percentile")
+    edges = fit_bins(np.arange(1000.0), FIVE, "percentile")
     labels = [edges.label(value) for value in range(1000)]
     assert [labels.count(name) / 1000 for name in FIVE] == pytest.approx(
         [0.07, 0.2, 0.46, 0.2, 0.07], abs=0.002
@@ -27,36 +27,36 @@ def test_the_middle_name_is_for_the_middle_values() -> None:
 
 def test_equal_widths_after_trimming() -> None:
     """One value a thousand times off is left out: the rest, 0 to 100, is cut at 20, 40, 60 and 80."""
-    edges = fit([*np.arange(101.0), 1e5], FIVE, "width")
+    edges = fit_bins([*np.arange(101.0), 1e5], FIVE, "width")
     assert edges.edges == pytest.approx((20, 40, 60, 80))
     assert edges.label(1e5) == "e"
 
 
 @given(NUMBERS, st.sampled_from(["percentile", "width"]), st.floats(0, 10))
 def test_names_rise_with_the_value(values: list[float], method: Method, resolution: float) -> None:
-    edges = fit(values, FIVE, method, resolution)
+    edges = fit_bins(values, FIVE, method, resolution)
     places = [FIVE.index(str(edges.label(value))) for value in sorted(values)]
     assert places == sorted(places)
-    assert fit(values[::-1], FIVE, method, resolution) == edges
+    assert fit_bins(values[::-1], FIVE, method, resolution) == edges
 
 
 @given(NUMBERS)
 def test_edges_come_back_from_their_file(values: list[float]) -> None:
-    edges = fit(values, FIVE, "percentile")
+    edges = fit_bins(values, FIVE, "percentile")
     assert Edges.model_validate_json(edges.model_dump_json()) == edges
 
 
 @pytest.mark.parametrize("value", [-20.0, 0.0, 123.4])
 @pytest.mark.parametrize("size", [1, 2, 500])
 def test_voices_that_are_all_alike_are_in_the_middle(value: float, size: int) -> None:
-    edges = fit([value] * size, FIVE, "percentile", resolution=0.5)
+    edges = fit_bins([value] * size, FIVE, "percentile", resolution=0.5)
     assert {edges.label(value + step) for step in (-0.2, 0.0, 0.2)} == {"c"}
     assert edges.label(value + 0.6) == "d"
     assert edges.label(value - 0.6) == "b"
 
 
 def test_what_is_no_number_has_no_name() -> None:
-    edges = fit([None, 1.0, float("nan"), 2.0], FIVE, "percentile")
+    edges = fit_bins([None, 1.0, float("nan"), 2.0], FIVE, "percentile")
     assert edges.count == 2
     assert [edges.label(value) for value in (None, float("nan"), float("inf"))] == [None, None, None]
 
@@ -73,7 +73,7 @@ def test_errors_say_what_to_do(
     values: list[float], names: tuple[str, ...], method: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        fit(values, names, method)
+        fit_bins(values, names, method)
 
 
 @pytest.mark.parametrize("edges", ["[1, 2, 3]", "[1, 2, 3, 2]", "[1, 2, 3, NaN]"])

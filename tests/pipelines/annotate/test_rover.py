@@ -13,19 +13,26 @@ from audiollm.evaluate.report.text_errors import choose_form
 from pipelines.annotate.step import Given, Listener, Segment, Value
 from pipelines.annotate.steps.consensus import ConfidencesConfig, ConsensusConfig, spoken_language
 from pipelines.annotate.steps.consensus import Consensus as ConsensusStep
-from pipelines.annotate.words.rover import Confidences, Consensus, Heard, align, pairwise_error_rate, vote
+from pipelines.annotate.words.rover import (
+    Confidences,
+    Hypothesis,
+    VotedText,
+    align,
+    pairwise_error_rate,
+    vote,
+)
 from pipelines.annotate.words.written_words import written_words
 
 WORDS = st.lists(st.sampled_from(["a", "bee", "see", "dee", "eel"]), max_size=7)
 TEXTS = st.lists(WORDS, min_size=1, max_size=4)
 
 
-def _vote(*texts: str, **settings: object) -> Consensus:
-    return vote([Heard(text) for text in texts], **settings)  # type: ignore[arg-type]
+def _vote(*texts: str, **settings: object) -> VotedText:
+    return vote([Hypothesis(text) for text in texts], **settings)  # type: ignore[arg-type]
 
 
-def _sure(text: str, *confidences: float | None) -> Heard:
-    return Heard(text, list(zip(text.split(), confidences, strict=True)))
+def _sure(text: str, *confidences: float | None) -> Hypothesis:
+    return Hypothesis(text, list(zip(text.split(), confidences, strict=True)))
 
 
 # -------------------------------------------------------------------------------------------- alignment

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from audiollm.audio import load
-from audiollm.evaluate.judges.features import log_features, mel_filters, mel_power
+from audiollm.evaluate.judges.features import judge_mel_filters, log_features, mel_power
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from pipelines.annotate.input.synthetic import PATTERN, SAMPLE_RATE, VOICES, CorpusConfig, speak_corpus
 from pipelines.annotate.voice.pitch import track_pitch
@@ -82,7 +82,7 @@ def test_words_are_understood_in_every_voice(spoken: dict[tuple[str, str, int], 
 
 def _envelope(samples_N: Samples) -> NDArray[np.float32]:
     """The mean spectrum `[M]` in dB without level and harmonics: the first 13 terms of its cosine series."""
-    power_TM = mel_power(torch.from_numpy(samples_N)[None], SAMPLE_RATE, mel_filters(8_000.0))
+    power_TM = mel_power(torch.from_numpy(samples_N)[None], SAMPLE_RATE, judge_mel_filters(8_000.0))
     mean_M = 20 * log_features(power_TM[None])[0].mean(dim=0).numpy()
     terms = np.fft.rfft(np.concatenate([mean_M, mean_M[::-1]]))
     terms[0], terms[13:] = 0, 0

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate.execution.config import Config
+from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.presets import PRESETS
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.execution.trust import judge_text
@@ -26,7 +26,7 @@ from pipelines.annotate.recognizers.value import SpokenWord, heard
 from pipelines.annotate.stage import STAGE
 from pipelines.annotate.step import Value
 from pipelines.compose.stage import STAGE as COMPOSE
-from pipelines.compose.stage import Config as ComposeConfig
+from pipelines.compose.stage import ComposeConfig
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -49,7 +49,7 @@ def backwards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
-    config = Config.model_validate({"workers": 0, "quality_sample": 0, **settings})
+    config = AnnotationConfig.model_validate({"workers": 0, "quality_sample": 0, **settings})
     return STAGE.run(config, _context(folder))
 
 
@@ -132,7 +132,7 @@ def test_what_is_refused_is_not_measured_by_its_text_and_no_rule_of_texts_drops_
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_refuses_by_default(name: str) -> None:
-    limits = Config.model_validate({"preset": name}).limits
+    limits = AnnotationConfig.model_validate({"preset": name}).limits
     assert limits.min_pocketsphinx_confidence is not None and limits.min_pocketsphinx_fit is not None
 
 

@@ -19,7 +19,7 @@ from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.compose.choice import choose_test
-from pipelines.compose.stage import STAGE, Config
+from pipelines.compose.stage import STAGE, ComposeConfig
 
 
 def _segment(index: int, **changes: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _compose(
     folder = tmp_path / "compose"
     folder.mkdir(exist_ok=True)
     recipe = Recipe("test", tmp_path / "test.yaml", "tiny", 0, tmp_path, (), {})
-    config = Config.model_validate({"segments": str(source), "min_seconds": 1, **settings})
+    config = ComposeConfig.model_validate({"segments": str(source), "min_seconds": 1, **settings})
     return STAGE.run(config, Context(folder, recipe, Console(quiet=True), {})), folder
 
 
@@ -199,7 +199,7 @@ def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
         ({}, "at least one"),
     ):
         with pytest.raises(ValidationError, match=reason):
-            Config.model_validate({"segments": str(tmp_path / "segments.jsonl"), "tasks": tasks})
+            ComposeConfig.model_validate({"segments": str(tmp_path / "segments.jsonl"), "tasks": tasks})
 
 
 def _talk(count: int, **changes: Any) -> list[Any]:
@@ -380,4 +380,4 @@ def test_tasks_of_ones_own(tmp_path: Path) -> None:
     _, folder = _compose(tmp_path, rows, tasks={"spell": 1}, tasks_file=str(mine))
     assert [s.texts("user") for s in _of(folder, "spell")] == [["Spell it: 3"], ["Spell it: 4"]]
     with pytest.raises(ValidationError, match="did you mean 'spell'"):
-        Config.model_validate({"segments": str(mine), "tasks_file": str(mine), "tasks": {"spel": 1}})
+        ComposeConfig.model_validate({"segments": str(mine), "tasks_file": str(mine), "tasks": {"spel": 1}})

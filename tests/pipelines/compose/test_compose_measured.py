@@ -21,8 +21,8 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.compose.choice import Balance, connected, taken
 from pipelines.compose.facts import COUNTS, Facts, language_name
-from pipelines.compose.rows import Segment
-from pipelines.compose.stage import STAGE, Config, split_segments
+from pipelines.compose.rows import SegmentRow
+from pipelines.compose.stage import STAGE, ComposeConfig, split_segments
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def composed(
     source = tmp_path / "segments.jsonl"
     source.write_text("".join(json.dumps(each) + "\n" for each in rows))
     recipe = Recipe("test", tmp_path / "test.yaml", "tiny", 0, tmp_path, (), {})
-    config = Config.model_validate({"segments": str(source), "min_seconds": 1, **changes})
+    config = ComposeConfig.model_validate({"segments": str(source), "min_seconds": 1, **changes})
     figures = STAGE.run(config, Context(tmp_path, recipe, Console(quiet=True), {}))
     return figures, read_samples(tmp_path / "samples.jsonl")[0]
 
@@ -235,7 +235,7 @@ def test_balances_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         ({"tts": {"most": 0}}, "greater than or equal to 1"),
     ):
         with pytest.raises(ValidationError, match=reason):
-            Config.model_validate({"segments": str(tmp_path / "s.jsonl"), "balance": balance})
+            ComposeConfig.model_validate({"segments": str(tmp_path / "s.jsonl"), "balance": balance})
 
 
 @settings(deadline=None)
@@ -259,10 +259,10 @@ def test_limits_hold_and_no_more_is_left_out_than_must_be(labels: list[str], sha
 # ------------------------------------------------------------------------------------------------- split
 
 
-def segments_of(pairs: list[tuple[int, int]]) -> list[Segment]:
+def segments_of(pairs: list[tuple[int, int]]) -> list[SegmentRow]:
     """(speaker, file) pairs; speaker 0 is no speaker, but a sound."""
     return [
-        Segment.model_validate(
+        SegmentRow.model_validate(
             row(
                 n,
                 file=f"f{file}.wav",
@@ -291,7 +291,7 @@ def test_neither_a_speaker_nor_a_file_is_on_both_sides(
     segments = segments_of(pairs)
     folder = tmp_path_factory.getbasetemp()
     (folder / "s.jsonl").touch()
-    config = Config.model_validate(
+    config = ComposeConfig.model_validate(
         {"segments": str(folder / "s.jsonl"), "split": "group", "test_share": share, "seed": seed}
     )
     if len(set(connected(segments))) < 2:
@@ -335,7 +335,7 @@ def test_the_bulk_is_trained_on(tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").touch()
     segments = segments_of([(1, n) for n in range(95)] + [(n - 90, n) for n in range(95, 100)])
     for seed in range(20):
-        config = Config.model_validate(
+        config = ComposeConfig.model_validate(
             {"segments": str(tmp_path / "s.jsonl"), "split": "group", "seed": seed}
         )
         divided = split_segments(segments, config, context(tmp_path))

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pipelines.annotate.execution.worker import Item, StepWorker
+from pipelines.annotate.execution.worker import StepWorker, WorkItem
 from pipelines.annotate.step import Given, Recording, Resources
 from pipelines.execution.engine import Pool, Worker
 from pipelines.execution.ledger import Outcome
 from pipelines.execution.local_pool import LocalProcesses
 
-ITEM = Item("a.wav", Given(), None, {})
+ITEM = WorkItem("a.wav", Given(), None, {})
 
 
 class Forked:
@@ -28,7 +28,7 @@ class Forked:
             raise OSError("no such model")
         self.set_up_in = os.getpid()
 
-    def process(self, step: str, items: Sequence[Item]) -> list[Outcome]:
+    def process(self, step: str, items: Sequence[WorkItem]) -> list[Outcome]:
         return [Outcome({"set_up_in": self.set_up_in, "process": os.getpid()})] * len(items)
 
 

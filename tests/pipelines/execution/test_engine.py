@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.execution.engine import Backend, Call, EngineError, Outcome, Pool, Walk, run_walks
+from pipelines.execution.engine import Call, EngineError, Outcome, Pool, Walk, WorkerBackend, run_walks
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
@@ -72,7 +72,7 @@ def _half(number: int, found: dict[int, Any]) -> Walk:
     return []
 
 
-def _run(folder: Path, numbers: Sequence[int], backend: Backend, **more: Any) -> dict[int, Any]:
+def _run(folder: Path, numbers: Sequence[int], backend: WorkerBackend, **more: Any) -> dict[int, Any]:
     found: dict[int, Any] = {}
     with Ledger(folder / "ledger.sqlite") as ledger:
         walks = (_walk(number, found) for number in numbers)

@@ -18,7 +18,7 @@ from audiollm.files.atomic import read_json, write_json, write_jsonl
 from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context, StageResult
 from audiollm.recipe.stages import Recipe, load_recipe
-from pipelines.report.settings import Config
+from pipelines.report.settings import ReportConfig
 
 RATE = 24_000
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -67,7 +67,7 @@ class Run:
         """The page and the summary; a section that could not be made fails the test."""
         output = io.StringIO()
         context = Context(self.folder("report"), self.recipe, Console(file=output), self.results)
-        self.recipe.stages[-1].stage.run(Config(**settings), context)
+        self.recipe.stages[-1].stage.run(ReportConfig(**settings), context)
         assert "could not be made" not in output.getvalue(), output.getvalue()
         html = (self.folder("report") / "report.html").read_text(encoding="utf-8")
         return html, read_json(self.folder("report") / "summary.json")

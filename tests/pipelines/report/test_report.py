@@ -15,7 +15,7 @@ from audiollm.files.atomic import read_json, write_jsonl
 from audiollm.recipe.runner import Context, run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.report import page as page_module
-from pipelines.report.settings import Config
+from pipelines.report.settings import ReportConfig
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, annotated, judged, spoken, whole_run
 
 
@@ -134,7 +134,7 @@ def test_a_section_that_breaks_does_not_take_the_page_with_it(
     monkeypatch.setattr(page_module, "scores_section", broken)
     run, output = Run(tmp_path), io.StringIO()
     context = Context(run.folder("report"), run.recipe, Console(file=output), {})
-    page_module.write_report(Config(), context)
+    page_module.write_run_report(ReportConfig(), context)
     html = (run.folder("report") / "report.html").read_text(encoding="utf-8")
     assert "This section could not be made: KeyError: 'sets'" in Page(html).text
     assert "could not be made" in output.getvalue()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audiollm.evaluate.listening.asr import Recording, evaluate_asr
+from audiollm.evaluate.listening.asr import TranscribedRecording, evaluate_asr
 from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
 from audiollm.evaluate.listening.replies import Reply
-from audiollm.evaluate.listening.stage import figures
+from audiollm.evaluate.listening.stage import listening_figures
 from audiollm.files.atomic import write_json, write_jsonl
 from pipelines.report.answers import answers_section
 from pipelines.report.material import Material
@@ -94,7 +94,9 @@ def answered(run: Run, stage: str, replies: dict[str, str]) -> None:
     write_jsonl(run.folder("compose") / "samples.jsonl", samples)
     run.done("compose", {"train_samples": 0, "test_samples": len(samples)})
     told = {id: Reply(text) for id, text in replies.items()}
-    said = [Recording(id, Path(), text, "en") for id, text in wanted.items() if id.startswith("said")]
+    said = [
+        TranscribedRecording(id, Path(), text, "en") for id, text in wanted.items() if id.startswith("said")
+    ]
     asked = [
         Question(id=id, audio_id="a", question=WHO, choices=choices, answer=answer)
         for id, answer in wanted.items()
@@ -117,7 +119,7 @@ def answered(run: Run, stage: str, replies: dict[str, str]) -> None:
         for question in asked
     ]  # fmt: skip
     write_jsonl(run.folder(stage) / "audio-qa" / "rows.jsonl", rows)
-    run.done(stage, figures({name: outcome.result for name, outcome in outcomes.items()}))
+    run.done(stage, listening_figures({name: outcome.result for name, outcome in outcomes.items()}))
 
 
 REPLIES = {

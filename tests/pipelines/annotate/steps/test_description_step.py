@@ -27,7 +27,7 @@ from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.losses import token_losses
-from pipelines.annotate.measurements.description_gate import ClapGate, SelfGate, Verdict, labels_of, others
+from pipelines.annotate.measurements.description_gate import ClapGate, GateResult, SelfGate, labels_of, others
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.description import Description, DescriptionConfig, joined
 
@@ -287,8 +287,8 @@ class Picky:
     def __init__(self, word: str) -> None:
         self._word = word
 
-    def judge(self, sound: Waveform, asked: Any, text: str, values: Any) -> Verdict:
-        return Verdict(1.0, 0.5, None) if self._word in text else Verdict(0.1, 0.5, "poor")
+    def judge(self, sound: Waveform, asked: Any, text: str, values: Any) -> GateResult:
+        return GateResult(1.0, 0.5, None) if self._word in text else GateResult(0.1, 0.5, "poor")
 
 
 def described(

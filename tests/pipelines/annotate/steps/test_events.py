@@ -19,7 +19,13 @@ from pydantic import ValidationError
 
 from audiollm.audio import Waveform, save
 from audiollm.errors import ConfigError
-from pipelines.annotate.measurements.taggers import AskedTagger, Heard, listed, probabilities, read_labels
+from pipelines.annotate.measurements.taggers import (
+    AskedTagger,
+    WindowScores,
+    listed,
+    probabilities,
+    read_labels,
+)
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.events import (
     GROUPS,
@@ -38,8 +44,8 @@ SHARED = Path(
 RATE = 16000
 
 
-def heard(labels: Sequence[str], *rows: Sequence[float]) -> Heard:
-    return Heard(list(labels), np.array(rows, np.float32))
+def heard(labels: Sequence[str], *rows: Sequence[float]) -> WindowScores:
+    return WindowScores(list(labels), np.array(rows, np.float32))
 
 
 def segment(folder: Path, samples_N: np.ndarray, start_s: float = 0.0, end_s: float | None = None) -> Segment:

@@ -17,7 +17,13 @@ from scipy.signal import butter, sosfilt
 from audiollm.audio import load, save
 from pipelines.annotate.step import Given, Listener, Recording
 from pipelines.annotate.steps.separate import MdxConfig, Separate, SeparateConfig
-from pipelines.annotate.voice.separation import MDX_MODELS, MdxModel, Separator, load_separator, overlap_add
+from pipelines.annotate.voice.separation import (
+    MDX_MODELS,
+    MdxModel,
+    Separator,
+    load_separator,
+    process_crossfaded,
+)
 
 onnx = pytest.importorskip("onnx", reason="the package onnx makes the small models of these tests")
 Signal = NDArray[np.float32]
@@ -87,7 +93,7 @@ def test_pieces_that_are_left_alone_add_up_to_the_sound(
         lengths.add(len(piece_N))
         return piece_N
 
-    made_N = np.concatenate(list(overlap_add(in_pieces(samples_N, sizes), piece, fade, process)))
+    made_N = np.concatenate(list(process_crossfaded(in_pieces(samples_N, sizes), piece, fade, process)))
     assert made_N == pytest.approx(samples_N, abs=1e-6)
     assert lengths == {piece}
 

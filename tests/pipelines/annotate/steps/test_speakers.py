@@ -26,7 +26,7 @@ from pipelines.annotate.voice.diarization import (
     join_turns,
     place_windows,
 )
-from pipelines.annotate.voice.linking import Voice, group, link
+from pipelines.annotate.voice.linking import FileSpeaker, group, link
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[5] / "shared" / "data"
@@ -57,7 +57,7 @@ def _bands(windows: Sequence[Array]) -> Array:
     return np.array(voices, np.float32)
 
 
-def _marked(turns: Sequence[diarization.Turn], speaker: int, at_s: float) -> bool:
+def _marked(turns: Sequence[diarization.SpeakerTurn], speaker: int, at_s: float) -> bool:
     return any(turn.speaker == speaker and turn.start_s <= at_s < turn.end_s for turn in turns)
 
 
@@ -82,8 +82,8 @@ def test_turns_and_overlap_of_tones_are_found() -> None:
 def test_one_tone_is_one_speaker_and_silence_is_none() -> None:
     found = diarize(_bands, [_tone(0, 12)], [[0.0, 5.0], [6.0, 12.0]], threshold=0.85)
     assert found.turns == [
-        diarization.Turn(0.0, pytest.approx(5.0), 0, False),
-        diarization.Turn(6.0, pytest.approx(12.0), 0, False),
+        diarization.SpeakerTurn(0.0, pytest.approx(5.0), 0, False),
+        diarization.SpeakerTurn(6.0, pytest.approx(12.0), 0, False),
     ]
     assert diarize(_bands, [_tone(0, 3)], [], threshold=0.85).turns == []
 
@@ -210,7 +210,7 @@ def test_speakers_are_counted(speakers: int, windows: int) -> None:
 @settings(max_examples=30, deadline=None)
 def test_link_joins_across_files_whatever_the_order(order: list[int]) -> None:
     voices = [
-        Voice(
+        FileSpeaker(
             f"file{file}", f"S{person}", _around(person, 1, 0.3, 10 * file + person)[0].tolist(), 1.0 + file
         )
         for file in range(4)
@@ -222,7 +222,11 @@ def test_link_joins_across_files_whatever_the_order(order: list[int]) -> None:
 
 def test_link_never_joins_two_of_one_file() -> None:
     same = np.eye(4)[0].tolist()
-    voices = [Voice("a", "S0", same, 1), Voice("a", "S1", same, 1), Voice("b", "S0", same, 1)]
+    voices = [
+        FileSpeaker("a", "S0", same, 1),
+        FileSpeaker("a", "S1", same, 1),
+        FileSpeaker("b", "S0", same, 1),
+    ]
     names = link(voices)
     assert names[("a", "S0")] != names[("a", "S1")]
     assert names[("b", "S0")] in (names[("a", "S0")], names[("a", "S1")])
@@ -242,7 +246,9 @@ def test_link_is_average_linkage(seed: int, threshold: float) -> None:
         np.float64
     )
     voices_WD /= np.linalg.norm(voices_WD, axis=1, keepdims=True)
-    names = link([Voice(f"{at:02d}", "S0", row.tolist(), 1.0) for at, row in enumerate(voices_WD)], threshold)
+    names = link(
+        [FileSpeaker(f"{at:02d}", "S0", row.tolist(), 1.0) for at, row in enumerate(voices_WD)], threshold
+    )
     distance_WW = np.clip(1 - voices_WD @ voices_WD.T, 0, None)
     np.fill_diagonal(distance_WW, 0)
     tree = linkage(squareform(distance_WW, checks=False), "average")
