@@ -18,7 +18,7 @@ OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "
 """Columns that say what a segment is, and not what is in it."""
 
 
-class DescriptionConfig(StageConfig):
+class DescribeConfig(StageConfig):
     """Settings of `describe`."""
 
     segments: InputPath
@@ -46,7 +46,7 @@ class DescriptionConfig(StageConfig):
         return columns
 
 
-def run_description(config: DescriptionConfig, context: Context) -> dict[str, Any]:
+def run_description(config: DescribeConfig, context: Context) -> dict[str, Any]:
     """Write `segments.jsonl` with the columns, and who answered in `described_by`; what failed has no answer."""
     from audiollm.evaluate.listening.replies import Inquiry, ask_all, by_answerer
     from audiollm.evaluate.report.store import RowStore
@@ -91,7 +91,7 @@ def run_description(config: DescriptionConfig, context: Context) -> dict[str, An
     return {"segments": len(segments), "answers": answered, "not_answered": len(failed)}
 
 
-def plan_description(config: DescriptionConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_description(config: DescribeConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     """Counts of the segments' stage; nothing of their audio changes."""
     facts = next((p.facts for p in plans.values() if config.segments in p.artifacts.values()), {})
     questions = facts.get("clips", 0.0) * len(config.columns)
@@ -109,7 +109,7 @@ def _value(segment: SegmentRow, name: str) -> Any:
 
 STAGE = Stage(
     kind="describe",
-    config=DescriptionConfig,
+    config=DescribeConfig,
     run=run_description,
     artifacts={"segments": "segments.jsonl", "set_aside": "set_aside.jsonl"},
     help="write a model's answers about segments into their columns",

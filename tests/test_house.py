@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = sorted((ROOT / "audiollm").rglob("*.py"))
+PACKAGES = ("audiollm", "tokenizer", "pipelines")
+MAX_MODULES_PER_FOLDER = 16
+SHARED_NAMES: dict[str, str] = {}
+"""Public names with more than one definition, and the reason why each means the same everywhere."""
+FORBIDDEN_IMPORTS = {
+    "between packages": ("audiollm/codec.py", "from tokenizer.native import model"),
+    "up the layers": ("audiollm/data/packing.py", "from audiollm.models import attention"),
+    "in a circle of modules": ("audiollm/files/atomic.py", "from audiollm.files import set_aside"),
+    "in a circle of folders": (
+        "pipelines/annotate/voice/pitch.py",
+        "from pipelines.annotate.steps import prosody",
+    ),
+    "for a type, in a circle": (
+        "pipelines/execution/ledger.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipelines.execution import engine",
+    ),
+}
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
@@ -63,3 +83,69 @@ def test_no_folder_of_transformers_is_opened_with_its_own_code() -> None:
     for place, call in calls:
         named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         assert named.get(None) == "OFFLINE" or named.get("trust_remote_code") == "False", place
+
+
+def contracts(folder: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter on the packages below `folder`."""
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as l; l()",
+        "--no-cache",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def copied_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert contracts(folder).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("kind", FORBIDDEN_IMPORTS)
+def test_a_forbidden_import_breaks_a_contract(copied_packages: Path, kind: str) -> None:
+    name, added = FORBIDDEN_IMPORTS[kind]
+    path = copied_packages / name
+    before = path.read_text(encoding="utf-8")
+    path.write_text(f"{before}\n{added}\n", encoding="utf-8")
+    try:
+        result = contracts(copied_packages)
+    finally:
+        path.write_text(before, encoding="utf-8")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "BROKEN" in result.stdout
+
+
+def modules_by_folder() -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            found[path.parent.relative_to(ROOT).as_posix()] += path.name != "__init__.py"
+    return dict(found)
+
+
+def test_no_folder_is_crowded() -> None:
+    assert {folder: n for folder, n in modules_by_folder().items() if n > MAX_MODULES_PER_FOLDER} == {}
+
+
+def test_the_design_lists_every_folder() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)` \| (.+?) \| (\d+) \|$", text, flags=re.M)
+    assert {folder: int(number) for folder, _, number in rows} == modules_by_folder()
+    assert all(len(subject) > 10 for _, subject, _ in rows)
+
+
+def test_no_two_public_definitions_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(shared) == set(SHARED_NAMES), shared

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 from pipelines.execution.ledger import Ledger, Outcome
 
+WORKER_FILE = "AUDIOLLM_WORKER_FILE"
+"""Names the file of a pickled worker for the process that others are forked from."""
 MAX_DEATHS = 2
 """A call is set aside when this many workers have died over it alone."""
 

@@ -15,8 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from audiollm.processes import end_with_parent
-from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
-from pipelines.execution.shared_setup import WORKER_FILE
+from pipelines.execution.engine import WORKER_FILE, EngineError, Pool, Worker, WorkerReply
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
@@ -133,9 +132,7 @@ class LocalProcesses:
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """The life of a worker process."""
-    from pipelines.execution.shared_setup import (
-        worker_of,  # which imports this module, and sets up when it is imported
-    )
+    from pipelines.execution.shared_setup import worker_of  # sets up the worker when it is imported
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run

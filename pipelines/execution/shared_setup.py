@@ -10,10 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from pipelines.execution.engine import Worker
-
-WORKER_FILE = "AUDIOLLM_WORKER_FILE"
-"""Names the file of a pickled worker for the process that others are forked from."""
+from pipelines.execution.engine import WORKER_FILE, Worker
 
 
 @runtime_checkable

@@ -131,7 +131,8 @@ def _clip(part: AudioPart | None, gallery: Gallery) -> PageClip:
 
 def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
     """Of the samples that the stage read, as far as they are still there."""
-    from audiollm.data.records.manifest import Manifest, audio_address
+    from audiollm.data.records.manifest import Manifest
+    from audiollm.data.records.storage import audio_address
     from audiollm.errors import BadSample, ConfigError
 
     path = Path(str(stage.result.settings.get("samples"))) if stage.result is not None else Path()

@@ -231,7 +231,7 @@ def test_a_trained_stage_with_a_damaged_result_is_not_begun_again(
 
 SMALL_DISK = """
 import resource, sys
-from audiollm import cli
+from audiollm.commands import cli
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 sys.argv = ["audiollm", *{arguments!r}]
 cli.main()

@@ -6,15 +6,13 @@ Shapes: N samples.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
-from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.records.storage import is_url, join_address, parent, read_blocks, read_range
+from audiollm.data.records.storage import audio_address, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
 from audiollm.files.atomic import write_jsonl
 
@@ -78,53 +76,6 @@ class Manifest:
         # the j-th empty line e_j has e_j - j samples before it
         before = np.searchsorted(self._empty - np.arange(len(self._empty)), index, side="right")
         return index + int(before)
-
-
-class ManifestSource:
-    """A manifest as a `Source`.
-
-    The path of an audio part is relative to the manifest's folder; where there is no such file, to the working
-    directory, as stages write them.
-    """
-
-    bad: tuple[BadSample, ...] = ()
-
-    def __init__(self, url: str | Path) -> None:
-        self._manifest = Manifest(url)
-        self._folder = parent(self._manifest.url)
-
-    @property
-    def name(self) -> str:
-        return self._manifest.url
-
-    @property
-    def digest(self) -> str:
-        return self._manifest.digest
-
-    def __len__(self) -> int:
-        return len(self._manifest)
-
-    def __getitem__(self, index: int) -> LoadedSample:
-        sample = self._manifest[index]
-        place = self._manifest.place(index)
-        clips = tuple(
-            AudioClip(
-                f"{place} {part.path}",
-                sample.id,
-                audio_address(self._folder, part.path),
-                part.start_s,
-                part.end_s,
-            )
-            for part in sample.audio_parts()
-        )
-        return LoadedSample(sample, [], clips)
-
-
-def audio_address(folder: str, path: str) -> str:
-    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
-    beside = join_address(folder, path)
-    is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
-    return beside if is_there else path
 
 
 def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:

@@ -151,3 +151,10 @@ def _patiently(read: Callable[[], bytes]) -> bytes:
         except Exception:  # a package has exceptions of its own for a connection that broke
             time.sleep(wait_s)
     return read()
+
+
+def audio_address(folder: str, path: str) -> str:
+    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
+    beside = join_address(folder, path)
+    is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
+    return beside if is_there else path

@@ -17,7 +17,7 @@ from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
-from audiollm.evaluate.subjects import protocols as subjects
+from audiollm.evaluate.subjects import loading as subjects
 from audiollm.evaluate.subjects.own_model import OwnModel
 from audiollm.evaluate.subjects.protocols import Conversant, Subject
 from audiollm.files.atomic import read_json, read_jsonl

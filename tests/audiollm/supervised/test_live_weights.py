@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import config, context_of
-from test_packed_decoder import BOOKS, SIZE, greedy_request, model_of, template
 from torch import Tensor, nn
 
 from audiollm.data.packing import PackedBatch, pack
@@ -22,6 +20,8 @@ from audiollm.supervised.adapt import add_lora, merge_adapter
 from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update, train
 from audiollm.train.options import LoRASettings
+from tests.audiollm.models.test_packed_decoder import BOOKS, SIZE, greedy_request, model_of, template
+from tests.audiollm.train.test_loop import config, context_of
 
 
 class Speaking:

@@ -41,7 +41,7 @@ from rich.console import Console
 
 from audiollm.recipe.stages import Recipe, RecipeStage, Stage, StageConfig
 from audiollm.recipe.runner import StageError, run_recipe
-from audiollm.recipe.ranks import join, launch, leave
+from audiollm.recipe.ranks import join_ranks, launch, leave
 
 folder, fails = Path(sys.argv[1]), sys.argv[2]
 
@@ -62,7 +62,7 @@ stages = []
 for name, all_ranks in (("prepare", False), ("train", True), ("report", False)):
     stage = Stage(name, StageConfig, note(name), {}, "notes", reads_run=name == "report", all_ranks=all_ranks)
     stages.append(RecipeStage(name, stage, StageConfig(), folder / name, (), ()))
-ranks = join()
+ranks = join_ranks()
 recipe = Recipe("demo", Path("demo.yaml"), "tiny", 0, folder, tuple(stages), {})
 try:
     run_recipe(recipe, Console(quiet=True), ranks=ranks)
