@@ -62,7 +62,7 @@ def segments(tmp_path: Path) -> Path:
 
 
 def described(segments: Path, **settings: Any) -> dict[str, dict[str, Any]]:
-    config = describe.DescriptionConfig.model_validate(
+    config = describe.DescribeConfig.model_validate(
         {
             "segments": str(segments),
             "model": str(segments.parent),
@@ -99,7 +99,7 @@ def test_answers_are_kept_and_can_replace(listener: Counter, segments: Path) -> 
 def test_what_a_segment_is_cannot_be_an_answer(segments: Path) -> None:
     for columns in ({"path": "Where?"}, {"a b": "What?"}, {"scene": " "}, {}):
         with pytest.raises(ValidationError):
-            describe.DescriptionConfig.model_validate(
+            describe.DescribeConfig.model_validate(
                 {"segments": str(segments), "model": str(segments.parent), "columns": columns}
             )
 
