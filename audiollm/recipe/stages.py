@@ -63,8 +63,8 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
-def chosen(value: Value | None) -> Value:
-    """A setting that is optional in a recipe and that the stage's rules of `size` have filled in."""
+def required(value: Value | None) -> Value:
+    """The setting's value: optional in a recipe, and filled in by the stage's rules of `size`."""
     assert value is not None
     return value
 

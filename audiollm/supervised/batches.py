@@ -13,19 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import ConfigDict
 from torch import Tensor
 
 from audiollm.data.chat.conditions import corrupt, hide_conditions
-from audiollm.data.chat.fitting import Policy, fit_stream
+from audiollm.data.chat.fitting import fit_stream
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
-from audiollm.data.packing import AudioReduction, Normalization, Pack, PackedBatch, idle_pack, pack, plan_step
+from audiollm.data.packing import Pack, PackedBatch, idle_pack, pack, plan_step
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
+from audiollm.supervised.settings import PackingSettings
 from audiollm.supervised.survey import SourceSurvey
 from audiollm.train.loop.task import step_generator
 
@@ -38,27 +40,19 @@ EVALUATED = 256
 """Held-out samples of a task that an evaluation looks at, at most."""
 
 
-@dataclass(frozen=True)
-class Batching:
-    """What a step holds, and how it is shown and packed."""
+class Batching(PackingSettings):
+    """The samples of a step, and how they are shown and packed."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     batch_size: int
     """Samples of an optimizer step, over all ranks and packs."""
     max_tokens: int
-    """Positions of a pack: what is in memory at a time."""
     max_length: int
-    """Positions of a sample."""
-    too_long: Policy = "cut"
-    packing: str = "packed"
-    normalization: Normalization = "sequence"
-    audio_reduction: AudioReduction = "mean"
-    text_dropout: float = 0.0
-    speaker_dropout: float = 0.0
-    corrupt_codes: float = 0.0
     encoder: FeatureShape | None = None
     """What is heard is given as features for the model's audio encoder; None: as codes."""
     augment: tuple[Augmentation | None, ...] = ()
-    """Of each source, how features are varied in training; evaluations hear what there is."""
+    """How features are varied in training, for each source; evaluations hear what there is."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import is_language_model, read_config
 from audiollm.models.layouts import config_of
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.stages import chosen
+from audiollm.recipe.stages import required
 from audiollm.supervised.settings import AudioEncoderSettings, TrainConfig
 
 DEFAULT_WINDOW_S = 30
@@ -39,7 +39,7 @@ def encoder_of(config: TrainConfig) -> AudioEncoderConfig | None:
             "leave model.audio_encoder out, but for `trained`",
             2,
         )
-    return own or _from_settings(chosen(settings), config)
+    return own or _from_settings(required(settings), config)
 
 
 def add_encoder(model: DualFFN, config: TrainConfig) -> None:
@@ -102,13 +102,13 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
         others["max_source_positions"] = round(settings.window_s * a_second)
     elif settings.path is None:
         others["max_source_positions"] = int(DEFAULT_WINDOW_S * a_second) // stride * stride
-    hidden = settings.hidden_size or chosen(config.model.hidden_size)
+    hidden = settings.hidden_size or required(config.model.hidden_size)
     try:
         if settings.path is not None:
             return encoder_config(settings.path, **others)
         return AudioEncoderConfig(
             d_model=hidden,
-            encoder_layers=settings.num_layers or max(2, 2 * chosen(config.model.num_layers) // 3),
+            encoder_layers=settings.num_layers or max(2, 2 * required(config.model.num_layers) // 3),
             encoder_attention_heads=settings.num_heads or max(1, hidden // 64),
             encoder_ffn_dim=settings.intermediate_size or 4 * hidden,
             num_mel_bins=settings.num_mel_bins or 80,

@@ -18,7 +18,7 @@ from audiollm.models.audio_stem import stem_values
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import transformers_config
-from audiollm.recipe.stages import StagePlan, chosen
+from audiollm.recipe.stages import StagePlan, required
 from audiollm.supervised.adapt import adapt
 from audiollm.supervised.flops import encoder_multiplications
 from audiollm.supervised.settings import TrainConfig
@@ -69,7 +69,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
     """
     shape = planned_shape(config, plans)
     data = _data(config, plans, _rows_a_second(shape))
-    batch = chosen(config.batch_size)
+    batch = required(config.batch_size)
     steps = config.steps_for(data.samples / batch) if data.samples else config.steps
     tokens = (steps or 0) * batch * data.length
     seconds = config.minutes * 60 if config.minutes else None
@@ -151,7 +151,7 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: fl
     if not known or not samples:
         return Data(None, ASSUMED_CLIP_S * rows_a_second + TEXT_ROWS)
     rows = frames / samples * rows_a_second / FRAME_RATE
-    return Data(samples, min(rows + TEXT_ROWS, chosen(config.max_length)))
+    return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)))
 
 
 def _counts(path: Path) -> tuple[float, float] | None:
@@ -187,7 +187,7 @@ def _memory_mb(
         held = (half or 4) * counts.total + (states + 4 * counts.trained) / devices
     else:
         held = (weights + states) / devices + (half or 4) * counts.largest_unit
-    rows = min(rows_a_step / devices, chosen(config.max_tokens))
+    rows = min(rows_a_step / devices, required(config.max_tokens))
     value = half or 4
     activations = rows * _kept(shape.num_layers, shape.hidden_size, value, again)
     if shape.audio_encoder is not None:

@@ -38,13 +38,13 @@ from audiollm.models.hub import is_language_model, read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import chosen
+from audiollm.recipe.stages import required
 from audiollm.supervised.adapt import adapt, merge_adapter, save_adapter
 from audiollm.supervised.batches import Batching, BatchMaker, evaluation_packs, evenly, read_usable
 from audiollm.supervised.encoder import add_encoder, encoder_of, freeze_encoder
 from audiollm.supervised.listening import Listening
 from audiollm.supervised.losses import TokenLosses
-from audiollm.supervised.settings import SIZES, TrainConfig
+from audiollm.supervised.settings import SIZES, PackingSettings, TrainConfig
 from audiollm.supervised.sft import SFTTask
 from audiollm.supervised.shape import shape_from_settings
 from audiollm.supervised.start import (
@@ -97,9 +97,8 @@ def _train(
 ) -> dict[str, Any]:
     samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
     loop = config.loop_config(
-        config.steps_for(samples / chosen(config.batch_size)),
-        50 if config.size == "tiny" else 1000,
-        evaluations=config.evaluations,
+        config.steps_for(samples / required(config.batch_size)),
+        default_warmup_steps=50 if config.size == "tiny" else 1000,
         best=_best(config) if config.keep_best else "",
     )
     figures = train(task, loop, context.folder, context, task.device)
@@ -195,7 +194,7 @@ def _survey(
     if context.ranks.first and not _is_whole_survey(path, context):
         with context.progress("measuring samples", sum(map(len, sources))) as bar:
             found = survey_sources(
-                sources, template, chosen(config.max_length), config.too_long, set_aside,
+                sources, template, required(config.max_length), config.too_long, set_aside,
                 lambda: bar.advance(bar.task_ids[0]), _features(config),
             )  # fmt: skip
         save_survey(path, found)
@@ -317,7 +316,7 @@ def _listening(
     if not spoken:
         return None
     picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.listen)]
-    codec = load_codec(model_folder(chosen(config.codec)))
+    codec = load_codec(model_folder(required(config.codec)))
     digest = codec_of(sources, config.start).get("digest")
     if digest is not None and codec_digest(codec) != digest:
         problem = f"codec: {config.codec} is another codec than that of the shards"
@@ -392,7 +391,9 @@ def _check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
     wanted, device = config.model.attention, default_device()
     dtype = compute_dtype(config.precision, device) or torch.float32
     if head_dim is None:  # that of `start` is not known yet
-        head_dim = 64 if config.start else chosen(config.model.hidden_size) // chosen(config.model.num_heads)
+        head_dim = (
+            64 if config.start else required(config.model.hidden_size) // required(config.model.num_heads)
+        )
     try:
         attention_backend(device, dtype, head_dim, wanted)
     except ValueError as error:
@@ -404,16 +405,14 @@ def _best(config: TrainConfig) -> str:
 
 
 def _batching(config: TrainConfig) -> Batching:
-    same = (
-        "too_long", "packing", "normalization", "audio_reduction", "text_dropout", "speaker_dropout", "corrupt_codes",
-    )  # fmt: skip
+    shared = {name: getattr(config, name) for name in PackingSettings.model_fields}
     return Batching(
-        batch_size=chosen(config.batch_size),
-        max_tokens=chosen(config.max_tokens),
-        max_length=chosen(config.max_length),
-        encoder=_features(config),
-        augment=config.augmentations,
-        **{name: getattr(config, name) for name in same},
+        **{
+            **shared,
+            "batch_size": config.batch_size,
+            "encoder": _features(config),
+            "augment": config.augmentations,
+        }
     )
 
 

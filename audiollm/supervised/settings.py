@@ -19,6 +19,7 @@ from pydantic import (
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.records.storage import is_url
 from audiollm.recipe.stages import InputPath, check_input
+from audiollm.train.options import LoopSettings
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -133,15 +134,8 @@ class ShardsConfig(BaseModel):
     """Of this source, in place of the stage's `augment`."""
 
 
-class TrainConfig(ModelTrainingConfig):
-    """Settings of `train`. What is None follows from `size`."""
-
-    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
-        "workers",
-        "listen",
-        "codec",
-        "max_codes_mb",
-    }
+class SourceSettings(LoopSettings):
+    """What is trained on, and the model to begin from."""
 
     shards: list[ShardsConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
@@ -155,6 +149,17 @@ class TrainConfig(ModelTrainingConfig):
     """What is heard is given to the model as codes, or as features through an audio encoder: then it needs no codes."""
     augment: Augmentation | None = None
     """How what is heard is varied in training (`audio_in: features`): `{}`, or `{shift: 1, ...}`; None: not at all."""
+
+    @field_validator("shards", mode="before")
+    @classmethod
+    def _one_or_many(cls, given: Any) -> Any:
+        each = given if isinstance(given, list) else [given]
+        return [{"path": one} if isinstance(one, (str, Path)) else one for one in each]
+
+
+class PackingSettings(LoopSettings):
+    """How samples are shown, and packed into the steps of a training."""
+
     max_tokens: int | None = Field(None, ge=64)
     """Positions of a pack, which is what is in memory at a time; a step has as many packs as it takes."""
     max_length: int | None = Field(None, ge=16)
@@ -173,6 +178,18 @@ class TrainConfig(ModelTrainingConfig):
     """Share of the spoken samples whose speaker is hidden, so that speaker guidance works."""
     corrupt_codes: float = Field(0.16, ge=0, lt=1)
     """Up to this share of a sample's input codes is replaced at random (targets are not)."""
+
+
+class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
+    """Settings of `train`. What is None follows from `size`."""
+
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "workers",
+        "listen",
+        "codec",
+        "max_codes_mb",
+    }
+
     text_weight: float = Field(0.1, ge=0)
     audio_weight: float = Field(1.0, ge=0)
     max_codes_mb: float = Field(64, gt=0)
@@ -189,12 +206,6 @@ class TrainConfig(ModelTrainingConfig):
     """Of the held-out samples, evenly over the steps."""
     keep_best: bool = False
     """End with the weights of the best evaluation, and not of the last step."""
-
-    @field_validator("shards", mode="before")
-    @classmethod
-    def _one_or_many(cls, given: Any) -> Any:
-        each = given if isinstance(given, list) else [given]
-        return [{"path": one} if isinstance(one, (str, Path)) else one for one in each]
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:

@@ -10,7 +10,7 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.hub import read_config
 from audiollm.models.layouts import LANGUAGE_MODELS, config_of, language_model_config
 from audiollm.models.pretrained import model_folder
-from audiollm.recipe.stages import StagePlan, chosen
+from audiollm.recipe.stages import StagePlan, required
 from audiollm.supervised.encoder import encoder_of
 from audiollm.supervised.settings import SIZES, TrainConfig
 
@@ -24,23 +24,23 @@ def shape_from_settings(
         codebook_size: of one codebook, BOS and EOS included.
     """
     model = config.model
-    heads = chosen(model.num_heads)
+    heads = required(model.num_heads)
     return DualFFNConfig(
         vocab_size=vocab_size,
         num_codebooks=num_codebooks,
         codebook_size=codebook_size,
-        hidden_size=chosen(model.hidden_size),
-        num_layers=chosen(model.num_layers),
+        hidden_size=required(model.hidden_size),
+        num_layers=required(model.num_layers),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=chosen(model.hidden_size) // heads,
-        intermediate_size=chosen(model.intermediate_size),
+        head_dim=required(model.hidden_size) // heads,
+        intermediate_size=required(model.intermediate_size),
         dropout=model.dropout,
         qk_norm=model.qk_norm,
         sliding_window=model.sliding_window,
         sliding_window_layers=model.sliding_window_layers,
         audio_ffn_layers=model.audio_ffn_layers,
-        max_position_embeddings=chosen(config.max_length),
+        max_position_embeddings=required(config.max_length),
     )
 
 
@@ -81,7 +81,7 @@ def planned_shape(
 
 def _description(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Mapping[str, Any] | None:
     """The config.json of what is started from: as an earlier stage will write it, or as it lies there."""
-    start = chosen(config.start)
+    start = required(config.start)
     for plan in plans.values():
         if start in plan.artifacts.values():
             return plan.model

@@ -1,10 +1,12 @@
-"""The settings of the loop, as plain data: stages read them without loading torch."""
+"""The settings of the training loop, each declared once: stages inherit them, flat in YAML. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
@@ -18,11 +20,11 @@ class ParameterRule:
     """How parameters of some names are optimised; the first rule that fits a name decides."""
 
     pattern: str
-    """As of file names (`*`, `?`), for the whole of `module.parameter`: `model.*audio_mlp*`."""
+    """Shell pattern (`*`, `?`) that fits the whole of `module.parameter`: `model.*audio_mlp*`."""
     rate_factor: float = 1.0
     """Factor on the learning rate."""
     weight_decay: float | None = None
-    """In place of the loop's, for vectors too; None: the loop's on matrices, 0 on vectors."""
+    """Weight decay of these parameters, vectors included; None: the loop's on matrices, 0 on vectors."""
     frozen: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` for matrices (not embeddings or heads): attention learns to look things up in fewer steps."""
@@ -42,61 +44,84 @@ class LoRASettings:
     """Modules that are trained whole and saved with the adapter (new embeddings, a head), by the end of their names."""
 
 
-@dataclass(frozen=True)
-class LoopConfig:
-    """How to optimise. The budget is one of `steps`, `minutes` and `cpu_minutes`.
+class LoopSettings(BaseModel):
+    """Base of the groups below."""
 
-    Minutes become a number of steps by a short calibration at the start; they count the training steps
-    alone (calibration, evaluation and checkpoints come on top).
-    """
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
-    seed: int
-    steps: int | None
-    minutes: float | None
-    learning_rate: float
-    cpu_minutes: float | None = None
-    """CPU time of this process, all threads together: fair where other programs share the machine."""
-    rate_factors: Mapping[str, float] = field(default_factory=dict)
-    """By optimizer: a factor on `learning_rate`, 1 where not given."""
-    rules: tuple[ParameterRule, ...] = ()
-    """By pattern of names (`module.parameter`): other rates and decays, or no training at all."""
-    schedule: ScheduleName = "cosine"
-    """After the warm-up: `cosine`, `wsd` (at the peak, and down in the last fifth), `constant`."""
-    warmup_steps: int | None = None
-    """Fewer than the steps; None: `default_warmup_steps`, and a tenth of the steps at most."""
-    default_warmup_steps: int = 100
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
-    clip_norm: float = 1.0
-    ema_decay: float = 0.0
-    """0 for no averaging; otherwise the averaged weights are what the run ends with."""
+
+class TimeBudget(LoopSettings):
+    """A budget of time. A short calibration at the start turns it into a number of steps."""
+
+    minutes: float | None = Field(None, gt=0)
+    """Minutes of training steps; calibration, evaluations and checkpoints come on top."""
+    cpu_minutes: float | None = Field(None, gt=0)
+    """As `minutes`, in CPU time of all threads: fair where other programs share the machine. Not for GPUs."""
+
+
+class RunSettings(LoopSettings):
+    """How the steps are computed and kept."""
+
     precision: Precision = "auto"
+    """`auto`: bf16 on a GPU and on CPUs that compute it (AMX, AVX512_BF16), else fp32. fp16 scales its losses."""
+    checkpoint_seconds: float = Field(20.0, ge=0)
+    """Least time between checkpoints; never less than 20 times what writing one takes. 0: one after every step."""
+    seed: int = 0
+
+
+class OptimizerSettings(LoopSettings):
+    """How weights are optimised, on any number of ranks."""
+
+    rules: tuple[ParameterRule, ...] = ()
+    """By pattern of names: `{pattern, rate_factor, weight_decay, frozen, optimizer}`; the first to fit decides."""
+    schedule: ScheduleName = "cosine"
+    """Learning rate after the warm-up: `cosine`, `wsd` (at the peak, then down in the last fifth), `constant`."""
+    warmup_steps: int | None = Field(None, ge=1)
+    """Steps of the warm-up; None: by the size, and a tenth of the steps at most."""
+    weight_decay: float = Field(0.01, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient of an optimizer's parameters."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Decay of the averaged weights that the run ends with; 0: no averaging."""
     strategy: StrategyName = "auto"
-    """How several ranks train together; `auto` is `ddp`. One process needs none, whatever is set."""
+    """How several ranks train: `ddp` (`auto`), `fsdp2`, `zero2`, `zero3`. One process needs none."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, a third more work."""
+    compile: bool = False
+    """Train through `torch.compile`."""
+    spike_deviations: float = Field(0.0, ge=0)
+    """Skip a step whose loss is this many standard deviations above its moving mean; 0: skip none."""
+    rollbacks: int = Field(3, ge=0)
+    """Steps that may be skipped, as a spike or not finite, before the run stops; raised, a stopped run goes on."""
+    report_to: tuple[Reporter, ...] = ("tensorboard",)
+
+
+class LoopConfig(OptimizerSettings, RunSettings, TimeBudget):
+    """The loop's settings: those above, and what the stage decides. One of `steps`, `minutes`, `cpu_minutes` is set."""
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: int | None = None
+    learning_rate: float
+    rate_factors: Mapping[str, float] = Field(default_factory=dict)
+    """Factors on `learning_rate` by name of the optimizer; 1 where not given."""
+    default_warmup_steps: int = 100
+    """Steps of the warm-up where `warmup_steps` is None; a tenth of the steps at most."""
+    betas: tuple[float, float] = (0.9, 0.98)
     unused_parameters: bool = False
     """Some steps leave some parameters without a gradient; DDP must then look for them at every step. Otherwise a
     trained parameter without a gradient in the first step ends the run."""
-    activation_checkpointing: bool = False
-    """Activations are computed again in the backward pass; a module offers `gradient_checkpointing_enable`."""
-    compile: bool = False
-    """Trained modules go through `torch.compile`."""
     log_every: int = 20
     evaluate_every: int = 0
     """Steps between evaluations; the last step is always followed by one."""
     evaluations: int = 0
-    """In place of `evaluate_every`: so many, evenly over the steps however many these are."""
+    """Number of evaluations, evenly over the steps, in place of `evaluate_every`."""
     best: str = ""
     """A figure of the evaluation: its best weights are kept in `best`, and are what the run ends with."""
     best_is: Literal["lower", "higher"] = "lower"
-    checkpoint_seconds: float = 20.0
-    """At least so long between checkpoints, and 20 times as long as writing one takes; 0: after every step."""
-    spike_deviations: float = 0.0
-    """A loss that is so many standard deviations above its moving mean spoils the step; 0: none does."""
-    rollbacks: int = 3
-    """So many steps at most are left out, when they are not finite or a spike, before the run stops."""
-    report_to: tuple[Reporter, ...] = ("tensorboard",)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> LoopConfig:
         if sum(budget is not None for budget in (self.steps, self.minutes, self.cpu_minutes)) != 1:
             raise ValueError("give one of steps, minutes and cpu_minutes")
         if self.evaluate_every and self.evaluations:
@@ -105,9 +130,10 @@ class LoopConfig:
             raise ValueError(
                 f"best is {self.best!r}, but evaluate_every and evaluations are 0: only the end is evaluated"
             )
+        return self
 
     def warmup(self, steps: int) -> int:
-        """The steps of the warm-up in a run of so many."""
+        """The steps of the warm-up in a run of `steps`."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return min(self.default_warmup_steps, max(1, steps // 10))

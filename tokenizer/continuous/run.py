@@ -13,8 +13,8 @@ from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import chosen
-from audiollm.train.loop.loop import LoopConfig, train
+from audiollm.recipe.stages import required
+from audiollm.train.loop.loop import train
 from tokenizer.clips import find_clips
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig
@@ -42,22 +42,12 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
         "train": StereoStore(clips.train, shape.sample_rate),
         "test": StereoStore(clips.test, shape.sample_rate),
     }
-    step_s = chosen(config.batch_size) * config.crop_frames / LATENT_RATE
+    step_s = required(config.batch_size) * config.crop_frames / LATENT_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)
     model = AudioVAE(shape).to(device)
     task = VAETask(model, stores["train"], stores["test"], _task_config(config))
-    loop = LoopConfig(
-        seed=config.seed,
-        steps=steps,
-        minutes=config.minutes,
-        cpu_minutes=config.cpu_minutes,
-        learning_rate=chosen(config.learning_rate),
-        ema_decay=0.99,
-        precision=config.precision,
-        evaluations=8,
-        checkpoint_seconds=config.checkpoint_seconds,
-    )
+    loop = config.loop_config(steps, ema_decay=0.99, evaluations=8)
     figures = train(task, loop, context.folder, context, device)
     model.measure_latents(stores["train"].picked(MEASURED_CLIPS))
     figures |= evaluate_vae(model, stores["test"], ReconstructionLoss(model.sample_rate).to(device))
@@ -70,11 +60,11 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
 
 
 def _shape(config: TrainVAEConfig) -> VAEConfig:
-    blocks = chosen(config.blocks)
+    blocks = required(config.blocks)
     return VAEConfig(
         latent_dim=config.latent_dim,
-        mel_hidden_size=chosen(config.mel_hidden_size),
-        hidden_size=chosen(config.hidden_size),
+        mel_hidden_size=required(config.mel_hidden_size),
+        hidden_size=required(config.hidden_size),
         encoder_layers=blocks[:2],
         decoder_layers=blocks[2:],
     )
@@ -83,7 +73,7 @@ def _shape(config: TrainVAEConfig) -> VAEConfig:
 def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
     return VAETaskConfig(
         seed=config.seed,
-        batch_size=chosen(config.batch_size),
+        batch_size=required(config.batch_size),
         crop_frames=config.crop_frames,
         kl_weight=config.kl_weight,
         adversary_share=config.adversary_share,

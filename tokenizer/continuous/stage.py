@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StagePlan, chosen
+from audiollm.recipe.stages import Stage, StagePlan, required
 from tokenizer.continuous.settings import LATENT_RATE, TrainVAEConfig
 
 
@@ -32,12 +32,12 @@ def vae_parameters(
 
 def _plan(config: TrainVAEConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     mel_hidden, hidden, blocks = (
-        chosen(config.mel_hidden_size),
-        chosen(config.hidden_size),
-        chosen(config.blocks),
+        required(config.mel_hidden_size),
+        required(config.hidden_size),
+        required(config.blocks),
     )
     parameters = vae_parameters(mel_hidden, hidden, blocks, config.latent_dim)
-    frames = chosen(config.batch_size) * config.crop_frames
+    frames = required(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     steps = config.steps_for(audio_s * LATENT_RATE / frames)
     widths = 4 * mel_hidden * (blocks[0] + blocks[3]) + hidden * (blocks[1] + blocks[2])

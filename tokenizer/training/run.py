@@ -22,8 +22,8 @@ from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import chosen
-from audiollm.train.loop.loop import LoopConfig, step_generator, train
+from audiollm.recipe.stages import required
+from audiollm.train.loop.loop import step_generator, train
 from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_clips, load_levelled
 from tokenizer.corpus.encoding import begin_set_aside
 from tokenizer.higgs import HiggsTokenizer, new_higgs
@@ -47,24 +47,14 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
             2,
         )
     stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
-    step_s = chosen(config.batch_size) * config.crop_frames / FRAME_RATE
+    step_s = required(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
     model = _model(config, teacher).to(device)
     task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher)
-    loop = LoopConfig(
-        seed=config.seed,
-        steps=steps,
-        minutes=config.minutes,
-        cpu_minutes=config.cpu_minutes,
-        learning_rate=chosen(config.learning_rate),
-        ema_decay=0.99,
-        precision=config.precision,
-        unused_parameters=True,  # the quantizer joins after the plain autoencoder
-        evaluations=8,
-        checkpoint_seconds=config.checkpoint_seconds,
-    )
+    # the quantizer joins after the plain autoencoder
+    loop = config.loop_config(steps, ema_decay=0.99, evaluations=8, unused_parameters=True)
     figures = train(task, loop, context.folder, context, device)
     task.refit_codebooks()
     model.cpu().save_pretrained(context.folder / "model")
@@ -87,7 +77,7 @@ def _teacher(
     if config.teacher == "none":
         return None
     if config.teacher != "own":
-        teacher = load_teacher(chosen(config.teacher))
+        teacher = load_teacher(required(config.teacher))
         if not teacher.is_fitted:
             context.say("measuring the teacher's features")
             fit_statistics(teacher.to(device), stores["train"], config.seed)
@@ -130,11 +120,11 @@ def _model(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> Aud
 
 
 def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:
-    blocks = chosen(config.blocks)
+    blocks = required(config.blocks)
     return TokenizerConfig(
         quantizer=config.quantizer,
-        mel_hidden_size=chosen(config.mel_hidden_size),
-        hidden_size=chosen(config.hidden_size),
+        mel_hidden_size=required(config.mel_hidden_size),
+        hidden_size=required(config.hidden_size),
         encoder_layers=blocks[:2],
         decoder_layers=blocks[2:],
         semantic_dim=teacher.feature_dim if teacher else 0,
@@ -144,7 +134,7 @@ def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> Tok
 def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
     return TokenizerTaskConfig(
         seed=config.seed,
-        batch_size=chosen(config.batch_size),
+        batch_size=required(config.batch_size),
         crop_frames=config.crop_frames,
         trained_codebooks=config.start is not None,
         commitment_weight=config.commitment_weight,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import Stage, StagePlan, chosen
+from audiollm.recipe.stages import Stage, StagePlan, required
 from tokenizer.training.settings import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
 
 HIGGS_PARAMETERS = 200_343_777
@@ -41,14 +41,14 @@ def tokenizer_parameters(
 
 def _plan_train(config: TrainTokenizerConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     mel_hidden, hidden, blocks = (
-        chosen(config.mel_hidden_size),
-        chosen(config.hidden_size),
-        chosen(config.blocks),
+        required(config.mel_hidden_size),
+        required(config.hidden_size),
+        required(config.blocks),
     )
     parameters = tokenizer_parameters(mel_hidden, hidden, blocks)
     if config.preset == "higgs":
         parameters, mel_hidden, hidden = HIGGS_PARAMETERS, 1024, 2048  # widths: what its activations come to
-    frames = chosen(config.batch_size) * config.crop_frames
+    frames = required(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
     steps = config.steps_for(audio_s * FRAME_RATE / frames)
     widths = 4 * mel_hidden * (blocks[0] + blocks[3]) + hidden * (blocks[1] + blocks[2])
