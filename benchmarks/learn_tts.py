@@ -81,7 +81,13 @@ def recipe_of(recordings: Path) -> dict[str, Any]:
         {"tokenize": {"samples": samples, "codec": codec}},
     ]
     for seed in SEEDS:
-        train = {"shards": "${tokenize.shards}", "codec": codec, "seed": seed, "passes": PASSES, "listen": 0}
+        train = {
+            "shards": "${tokenize.shards}",
+            "codec": codec,
+            "seed": seed,
+            "passes": PASSES,
+            "eval_audio_samples": 0,
+        }
         speak = {"model": f"${{train_{seed}.checkpoint}}", "codec": codec, "samples": samples, "seed": seed}
         judge = {"audio": f"${{generate_{seed}.audio}}", "samples": samples, "suite": "tts"}
         stages += [

@@ -191,7 +191,7 @@ def _train(
     sources: list[dict[str, Any]] = [{"path": paths[task], "weight": batch[task]} for task in batch]
     for source, task in zip(sources, batch, strict=True):
         source |= {"augment": VARIED[task]} if task in VARIED else {}
-    budget = {"steps": STEPS[name], "batch_size": sum(batch.values()), "listen": 0}
+    budget = {"steps": STEPS[name], "batch_size": sum(batch.values()), "eval_audio_samples": 0}
     return {"name": name, "train": {"shards": sources, **budget, **settings}}
 
 

@@ -49,7 +49,7 @@ from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text import tokenizer as tokens
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.batches import ROWS_MULTIPLE
+from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
 from audiollm.supervised.flops import training_flops
 from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.monitor import peak_flops

@@ -19,10 +19,10 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.layouts import transformers_config
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.supervised.adapt import adapt
+from audiollm.supervised.decoder.adapt import adapt
+from audiollm.supervised.decoder.shape import planned_shape
 from audiollm.supervised.flops import encoder_multiplications
 from audiollm.supervised.settings import TrainConfig
-from audiollm.supervised.shape import planned_shape
 from audiollm.train.loop.optim import freeze
 
 FRAME_RATE = 25

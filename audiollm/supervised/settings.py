@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -185,7 +186,7 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
 
     incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
         "workers",
-        "listen",
+        "eval_audio_samples",
         "codec",
         "max_codes_mb",
     }
@@ -199,11 +200,11 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     strict: bool = False
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
     codec: InputPath | None = None
-    """Of the shards: with it, the same few held-out prompts are spoken at every evaluation."""
-    listen: int = Field(4, ge=0)
-    """How many."""
+    """The codec of the shards; with it, held-out prompts are synthesized at every evaluation."""
+    eval_audio_samples: int = Field(4, ge=0, validation_alias=AliasChoices("eval_audio_samples", "listen"))
+    """Held-out prompts to synthesize at each evaluation; 0: none."""
     evaluations: int = Field(12, ge=1)
-    """Of the held-out samples, evenly over the steps."""
+    """Evaluations on the held-out samples, evenly over the steps."""
     keep_best: bool = False
     """End with the weights of the best evaluation, and not of the last step."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from audiollm.data.packing import AudioReduction, PackedBatch
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.supervised.batches import StepBatch
+from audiollm.supervised.corpus.batches import StepBatch
 from audiollm.supervised.flops import encoder_flops, training_flops
 from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update

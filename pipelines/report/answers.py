@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.report.formats import percent
+from pipelines.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace, pick_evenly
 from pipelines.report.media import Gallery, PageClip, shares
 from pipelines.report.scores import heat
@@ -66,9 +66,9 @@ def _stage(stage: Trace, gallery: Gallery, count: int) -> Row:
 
 
 def _brief(words: Sequence[Row], score: Row | None) -> str:
-    parts = [f"word error rate {percent(row['rate'])} ({row['language']})" for row in words]
+    parts = [f"word error rate {percent_or_dash(row['rate'])} ({row['language']})" for row in words]
     if score is not None:
-        parts.append(f"{percent(score['accuracy'])} right, chance {percent(score['chance'])}")
+        parts.append(f"{percent_or_dash(score['accuracy'])} right, chance {percent_or_dash(score['chance'])}")
     return " · ".join(parts)
 
 

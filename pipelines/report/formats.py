@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def percent(value: float | None) -> str:
+def percent_or_dash(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 

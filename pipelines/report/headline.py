@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.report.formats import duration, megabytes, percent
+from pipelines.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
 
 
@@ -41,8 +41,10 @@ def _voice_tiles(figures: Row) -> list[Row | None]:
         tiles.append(_text_tile(figures, "pocketsphinx", "pocketsphinx_", "pocketsphinx_relative"))
     voice = figures.get("speaker_generated_accuracy")
     if voice is not None:
-        real = percent(figures.get("speaker_real_accuracy"))
-        tiles.append(_tile(percent(voice), "right voice", f"classifier of the voices: {real} on real takes"))
+        real = percent_or_dash(figures.get("speaker_real_accuracy"))
+        tiles.append(
+            _tile(percent_or_dash(voice), "right voice", f"classifier of the voices: {real} on real takes")
+        )
     return tiles
 
 
@@ -50,8 +52,8 @@ def _text_tile(figures: Row, judge: str, prefix: str, relative: str) -> Row | No
     if figures.get(relative) is None:
         return None
     real, generated = figures.get(f"{prefix}real_accuracy"), figures.get(f"{prefix}generated_accuracy")
-    note = f"{judge}: {percent(generated)} generated, {percent(real)} real"
-    return _tile(percent(figures[relative]), "right text, relative to real", note)
+    note = f"{judge}: {percent_or_dash(generated)} generated, {percent_or_dash(real)} real"
+    return _tile(percent_or_dash(figures[relative]), "right text, relative to real", note)
 
 
 def _voice_tile(name: str, figures: Row) -> Row | None:
@@ -60,7 +62,7 @@ def _voice_tile(name: str, figures: Row) -> Row | None:
     if tile is None:
         return None
     voice = figures.get("speaker_generated_accuracy")
-    note = tile["note"] + (f"; right voice {percent(voice)}" if voice is not None else "")
+    note = tile["note"] + (f"; right voice {percent_or_dash(voice)}" if voice is not None else "")
     return tile | {"title": f"{name}: {tile['title']}", "note": note}
 
 
@@ -69,13 +71,13 @@ def _answer_tiles(figures: Row, name: str) -> list[Row]:
     before = f"{name}: " if name else ""
     tiles = []
     if figures.get("accuracy") is not None:
-        interval = f"{percent(figures.get('low'))} to {percent(figures.get('high'))}"
-        note = f"{figures.get('questions') or 0:,} questions: {interval}; chance {percent(figures.get('chance'))}"
-        tiles.append(_tile(percent(figures["accuracy"]), f"{before}right answers", note))
+        interval = f"{percent_or_dash(figures.get('low'))} to {percent_or_dash(figures.get('high'))}"
+        note = f"{figures.get('questions') or 0:,} questions: {interval}; chance {percent_or_dash(figures.get('chance'))}"
+        tiles.append(_tile(percent_or_dash(figures["accuracy"]), f"{before}right answers", note))
     rates = {
         language: rate for language, rate in (figures.get("error_rate") or {}).items() if rate is not None
     }
     for language, rate in rates.items():
         note = f"{language}: {figures.get('recordings') or 0:,} recordings" if len(rates) == 1 else language
-        tiles.append(_tile(percent(rate), f"{before}word error rate", note))
+        tiles.append(_tile(percent_or_dash(rate), f"{before}word error rate", note))
     return tiles

@@ -16,7 +16,7 @@ from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.formats import duration, megabytes, percent
+from pipelines.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
@@ -109,7 +109,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration, "megabytes": megabytes}
+    environment.filters |= {"percent": percent_or_dash, "duration": duration, "megabytes": megabytes}
     html = environment.get_template("page.html").render(
         name=material.recipe.name,
         about=_about(material),

@@ -35,7 +35,7 @@ stages:
   - train:
       shards: a
       codec: codec
-      listen: 1
+      eval_audio_samples: 1
       steps: 10
       batch_size: 3
       precision: fp32

@@ -22,8 +22,8 @@ from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.source import AudioClip
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
-from audiollm.supervised.batches import Batching, BatchMaker, evaluation_packs
-from audiollm.supervised.survey import survey_sources
+from audiollm.supervised.corpus.batches import Batching, BatchMaker, evaluation_packs
+from audiollm.supervised.corpus.survey import survey_sources
 from tests.audiollm.supervised.heard_samples import SHAPE, asked, small_template, sound
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of
 
@@ -169,7 +169,10 @@ def test_each_source_has_its_own_and_evaluations_none(tmp_path: Path) -> None:
     found = survey_sources(sources, template, 200, "cut", aside, lambda: None, SHAPE)
 
     def mels(*augmentations: Augmentation | None) -> list[Tensor]:
-        batching = Batching(4, 400, 200, encoder=SHAPE, augment=augmentations)
+        batching = Batching(
+            batch_size=4, max_tokens=400, max_length=200, text_dropout=0, speaker_dropout=0, corrupt_codes=0,
+            encoder=SHAPE, augment=augmentations,
+        )  # fmt: skip
         maker = BatchMaker(sources, None, found, template, batching, seed=0)
         first = maker(5).packs[0].features
         again = BatchMaker(sources, None, found, template, batching, seed=0)(5).packs[0].features

@@ -22,7 +22,7 @@ from audiollm.data.hearing.features import FeatureShape, FeatureWindow, PackedFe
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
 from audiollm.models.audio_stem import StemName, convolutions, stem_values
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.encoder import encoder_of
+from audiollm.supervised.decoder.encoder import encoder_of
 from audiollm.supervised.flops import encoder_flops
 from audiollm.supervised.planning import plan_training
 from tests.audiollm.supervised.heard_samples import small_model, small_template, sound

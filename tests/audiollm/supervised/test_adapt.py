@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from audiollm.supervised.adapt import adapt, add_lora, merge_adapter, save_adapter, train_only
+from audiollm.supervised.decoder.adapt import adapt, add_lora, merge_adapter, save_adapter, train_only
 from audiollm.train.loop.modules import checkpoint_activations
 from audiollm.train.options import LoRASettings
 

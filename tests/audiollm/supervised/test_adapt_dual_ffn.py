@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from audiollm.data.hearing.features import PackedFeatures, mel_features
 from audiollm.errors import StageError
 from audiollm.models.dual_ffn import DualFFN, through_head
-from audiollm.supervised import run
-from audiollm.supervised.adapt import adapt, add_lora, merge_adapter
+from audiollm.supervised.decoder import building
+from audiollm.supervised.decoder.adapt import adapt, add_lora, merge_adapter
 from audiollm.supervised.losses import linear_cross_entropy
 from audiollm.train.loop import loop
 from audiollm.train.options import LoRASettings
@@ -156,7 +156,7 @@ def test_a_trained_parameter_without_a_gradient_ends_the_run(
         model.model.unused = nn.Parameter(torch.zeros(3))  # type: ignore[union-attr]
         return adapted
 
-    monkeypatch.setattr(run, "adapt", adapt_and_leave_out)
+    monkeypatch.setattr(building, "adapt", adapt_and_leave_out)
     with pytest.raises(
         StageError, match=r"no gradient reaches model\.model\.model\.unused: set to be trained"
     ):

@@ -36,11 +36,11 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.adapt import adapt
-from audiollm.supervised.batches import Batching, BatchMaker, read_usable
-from audiollm.supervised.encoder import add_encoder, encoder_of, freeze_encoder
+from audiollm.supervised.corpus.batches import Batching, BatchMaker, read_usable
+from audiollm.supervised.corpus.survey import survey_sources
+from audiollm.supervised.decoder.adapt import adapt
+from audiollm.supervised.decoder.encoder import add_encoder, encoder_of, freeze_encoder
 from audiollm.supervised.planning import plan_training
-from audiollm.supervised.survey import survey_sources
 from tests.audiollm.supervised.heard_samples import (
     BOOKS,
     ENCODER,
@@ -74,7 +74,9 @@ def test_the_survey_counts_the_rows_that_are_made(tmp_path: Path, template: Temp
     aside = SetAside(tmp_path / "aside.jsonl", "test", [])
     found = survey_sources([source], template, 200, "cut", aside, lambda: None, SHAPE)
     assert not aside.counts
-    batching = Batching(batch_size=7, max_tokens=400, max_length=200, encoder=SHAPE)
+    batching = Batching(
+        batch_size=7, max_tokens=400, max_length=200, text_dropout=0, speaker_dropout=0, corrupt_codes=0, encoder=SHAPE
+    )  # fmt: skip
     maker = BatchMaker([source], None, found, template, batching, seed=0)
     step = maker(0)
     assert not step.bad and sum(len(each.layout.lengths) for each in step.packs) >= 7
@@ -133,7 +135,10 @@ def test_what_is_said_needs_codes_and_what_is_heard_sound(tmp_path: Path, templa
     source, aside = open_source(tmp_path / "shards"), SetAside(tmp_path / "aside.jsonl", "test", [])
     found = survey_sources([source], template, 200, "cut", aside, lambda: None, SHAPE)
     assert aside.counts == {"missing codes": 1, "missing audio": 1}
-    maker = BatchMaker([source], None, found, template, Batching(1, 200, 200, encoder=SHAPE), seed=0)
+    batching = Batching(
+        batch_size=1, max_tokens=200, max_length=200, text_dropout=0, speaker_dropout=0, corrupt_codes=0, encoder=SHAPE
+    )  # fmt: skip
+    maker = BatchMaker([source], None, found, template, batching, seed=0)
     batch = maker(0).packs[0]
     assert batch.features is not None and batch.features.rows[0] == 8  # 0.3 s at 25 rows a second
     assert batch.counts == {"text": 1.0, "audio": 1.0}

@@ -16,7 +16,7 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.supervised.adapt import add_lora, merge_adapter
+from audiollm.supervised.decoder.adapt import add_lora, merge_adapter
 from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update, train
 from audiollm.train.options import LoRASettings

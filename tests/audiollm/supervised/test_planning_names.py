@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from audiollm.errors import ConfigError
+from audiollm.supervised.decoder.shape import planned_shape
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.planning import LOOP_PREFIX, count_parameters, plan_training
 from audiollm.supervised.settings import TrainConfig
-from audiollm.supervised.shape import planned_shape
 from audiollm.train.loop.optim import freeze
 from tests.audiollm.supervised.train_samples import model_of, small_template
 

@@ -17,8 +17,8 @@ from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
+from audiollm.supervised.decoder.start import start_vocabulary
 from audiollm.supervised.planning import plan_training
-from audiollm.supervised.start import start_vocabulary
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of, write_shards
 
 transformers = pytest.importorskip("transformers")

@@ -24,11 +24,11 @@ from audiollm.generation.engine.request import Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
-from audiollm.supervised.adapt import merge_adapter
-from audiollm.supervised.listening import Listening, reply_request
+from audiollm.supervised.decoder.adapt import merge_adapter
+from audiollm.supervised.decoder.start import COPIED_STD, start_from_codebooks, start_heads_from_embeddings
+from audiollm.supervised.eval_audio import EvalAudio, reply_request
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.settings import SIZES, TrainConfig
-from audiollm.supervised.start import COPIED_STD, start_from_codebooks, start_heads_from_embeddings
 from tests.audiollm.supervised.train_samples import (
     SMALL,
     model_of,
@@ -274,12 +274,12 @@ def test_the_stage_on_two_ranks_is_the_stage_on_one(tmp_path: Path) -> None:
     assert tokens[0] > 0 and tokens[1] > 0
 
 
-def test_listening_speaks_the_same_prompts_every_time(tmp_path: Path, template: Template) -> None:
+def test_the_same_prompts_are_synthesized_every_time(tmp_path: Path, template: Template) -> None:
     folder, model = write_shards(tmp_path / "shards", 4), model_of(template).eval()
     samples = [(loaded, loaded.encodings[0]) for loaded in (open_source(folder)[i] for i in (1, 2))]
-    listening = Listening(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())
+    eval_audio = EvalAudio(model, Tones(), template, samples, tmp_path / "out", SamplingConfig())
     for step in (5, 10):
-        listening(step)
+        eval_audio(step)
     first, second = (sorted((tmp_path / "out").glob(f"step-0000{step}/*")) for step in ("05", "10"))
     assert [path.name for path in first] == ["s1.wav", "s2.wav"]
     for one, other in zip(first, second, strict=True):

@@ -16,7 +16,7 @@ from audiollm.data.records.opening import open_source
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
-from audiollm.supervised.survey import load_survey, save_survey, survey_sources
+from audiollm.supervised.corpus.survey import load_survey, save_survey, survey_sources
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 
 

@@ -16,10 +16,10 @@ from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.records.shards import ShardWriter
 from audiollm.files.set_aside import SetAside
-from audiollm.supervised.batches import Batching, BatchMaker, StepBatch, evaluation_packs
+from audiollm.supervised.corpus.batches import Batching, BatchMaker, StepBatch, evaluation_packs
+from audiollm.supervised.corpus.survey import survey_sources
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask
-from audiollm.supervised.survey import survey_sources
 from tests.audiollm.supervised.train_samples import SAMPLE, WEIGHTS, model_of, small_template, write_shards
 
 
@@ -70,9 +70,9 @@ def test_corruption_touches_spoken_inputs_alone(template: Template) -> None:
 
 
 def batching(**changes: Any) -> Batching:
-    return Batching(
-        **{"batch_size": 3, "max_tokens": 256, "max_length": changes.get("max_tokens", 256), **changes}
-    )
+    nothing_hidden = {"text_dropout": 0.0, "speaker_dropout": 0.0, "corrupt_codes": 0.0}
+    sizes = {"batch_size": 3, "max_tokens": 256, "max_length": changes.get("max_tokens", 256)}
+    return Batching(**{**nothing_hidden, **sizes, **changes})
 
 
 def maker_of(folder: Path, template: Template, batching: Batching, **ranks: int) -> BatchMaker:

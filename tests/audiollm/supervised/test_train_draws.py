@@ -16,8 +16,8 @@ from audiollm.data.records.shards import ShardWriter
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised import run
-from audiollm.supervised.batches import Batching, BatchMaker
-from audiollm.supervised.survey import survey_sources
+from audiollm.supervised.corpus.batches import Batching, BatchMaker
+from audiollm.supervised.corpus.survey import survey_sources
 from audiollm.train.loop.task import step_generator
 from tests.audiollm.supervised.train_samples import SAMPLE, SMALL, run_stage, small_template, write_shards
 
@@ -136,7 +136,9 @@ def _maker(
     found = survey_sources(
         [source], template, 128, "cut", SetAside(folder / "aside.jsonl", "train"), lambda: None
     )
-    batching = Batching(batch_size=batch_size, max_tokens=128, max_length=128, **changes)
+    nothing_hidden = {"text_dropout": 0.0, "speaker_dropout": 0.0, "corrupt_codes": 0.0}
+    sizes = {"batch_size": batch_size, "max_tokens": 128, "max_length": 128}
+    batching = Batching(**{**nothing_hidden, **sizes, **changes})
     return BatchMaker([source], None, found, template, batching, seed)
 
 

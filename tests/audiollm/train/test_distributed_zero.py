@@ -20,10 +20,10 @@ from audiollm.files.set_aside import SetAside
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.supervised.batches import Batching, evaluation_packs
+from audiollm.supervised.corpus.batches import Batching, evaluation_packs
+from audiollm.supervised.corpus.survey import load_survey
 from audiollm.supervised.losses import TokenLosses
 from audiollm.supervised.sft import SFTTask
-from audiollm.supervised.survey import load_survey
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import Update, step_generator
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, write_shards
@@ -195,7 +195,9 @@ def test_the_stage_in_parts_ends_with_one_model(decoders: Path, tmp_path: Path, 
     stage, source = decoders / f"stage-{name}", open_source(decoders / "shards")
     template = Template(load_text_tokenizer(stage / "model"), 4, 32)
     aside, found = SetAside(tmp_path / "set_aside.jsonl", "train"), load_survey(stage / "survey.safetensors")
-    packs = evaluation_packs([source], found, template, Batching(12, 8192, 8192), aside)
+    packs = evaluation_packs(
+        [source], found, template, Batching(batch_size=12, max_tokens=8192, max_length=8192), aside
+    )
     task = SFTTask(TokenLosses(DualFFN.from_pretrained(stage)), [], packs, {"text": 0.1, "audio": 1.0}, aside)
     logged = {f"evaluation/{key}": value for key, value in task.evaluate(0).items()}
     rows = [row for row in read_jsonl(stage / "metrics.jsonl") if "evaluation/audio_loss" in row]

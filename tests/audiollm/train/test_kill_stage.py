@@ -30,7 +30,7 @@ from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.runner import read_result, run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.supervised import run
-from audiollm.supervised.batches import StepBatch
+from audiollm.supervised.corpus.batches import StepBatch
 from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop import checkpoint
 from audiollm.train.loop.checkpoint import read_state

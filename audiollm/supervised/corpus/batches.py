@@ -27,8 +27,8 @@ from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
+from audiollm.supervised.corpus.survey import SourceSurvey
 from audiollm.supervised.settings import PackingSettings
-from audiollm.supervised.survey import SourceSurvey
 from audiollm.train.loop.task import step_generator
 
 ROWS_MULTIPLE = 128

@@ -11,7 +11,7 @@ from audiollm.models.hub import read_config
 from audiollm.models.layouts import LANGUAGE_MODELS, config_of, language_model_config
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.supervised.encoder import encoder_of
+from audiollm.supervised.decoder.encoder import encoder_of
 from audiollm.supervised.settings import SIZES, TrainConfig
 
 

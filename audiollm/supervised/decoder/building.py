@@ -1,0 +1,89 @@
+"""The decoder of a training: built or started, and what of it is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from audiollm.data.chat.template import Template
+from audiollm.devices import default_device
+from audiollm.errors import StageError
+from audiollm.models.attention import attention_backend
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import is_language_model
+from audiollm.recipe.stages import required
+from audiollm.supervised.decoder.adapt import adapt
+from audiollm.supervised.decoder.encoder import add_encoder, freeze_encoder
+from audiollm.supervised.decoder.shape import shape_from_settings
+from audiollm.supervised.decoder.start import (
+    read_codebooks,
+    start_from_codebooks,
+    start_heads_from_embeddings,
+    start_model,
+)
+from audiollm.supervised.settings import TrainConfig
+from audiollm.train.loop.optim import compute_dtype
+
+
+def build_decoder(config: TrainConfig, template: Template) -> DualFFN:
+    """The decoder that a training begins with, on the CPU: from `start`, or random by the shape in the settings.
+
+    Where a source lies beside its codec's code vectors, new code embeddings begin from these.
+
+    Raises:
+        ConfigError, StageError: `start` is no model, or does not go with the settings or the template.
+    """
+    if config.start is not None:
+        model = start_model(config.start, template, config.model.audio_ffn_layers)
+    else:
+        vocabulary = template.tokenizer.get_vocab_size()
+        shape = shape_from_settings(config, vocabulary, template.num_codebooks, template.codebook_size + 2)
+        model = DualFFN(shape)
+    if config.start is None or is_language_model(config.start):
+        for source in config.shards:
+            vectors = Path(source.path) / "codebooks.safetensors"
+            if vectors.exists():
+                start_from_codebooks(model, read_codebooks(vectors, template))
+                break
+        if config.model.code_heads == "embeddings":
+            start_heads_from_embeddings(model)
+    add_encoder(model, config)
+    model.attention = config.model.attention
+    return model
+
+
+def choose_trained(model: DualFFN, config: TrainConfig) -> nn.Module:
+    """Freeze, in place, what is not trained; with `trained: adapter` the returned module holds the adapter.
+
+    Raises:
+        StageError: a pattern of `trained` or `lora` fits nothing.
+    """
+    try:
+        adapted = adapt(model, config.trained, config.lora)
+    except ValueError as error:
+        raise StageError(str(error), "see `trained` and `lora`", 2) from error
+    freeze_encoder(model, config)
+    return adapted
+
+
+def check_attention(config: TrainConfig, head_dim: int | None = None) -> None:
+    """Check that the attention that is asked for can run here.
+
+    Args:
+        head_dim: the model's; None: by the settings, before any model is read.
+
+    Raises:
+        StageError: it cannot.
+    """
+    wanted, device = config.model.attention, default_device()
+    dtype = compute_dtype(config.precision, device) or torch.float32
+    if head_dim is None:  # that of `start` is not known yet
+        head_dim = (
+            64 if config.start else required(config.model.hidden_size) // required(config.model.num_heads)
+        )
+    try:
+        attention_backend(device, dtype, head_dim, wanted)
+    except ValueError as error:
+        raise StageError(f"model.{error}", exit_code=2) from error

@@ -1,0 +1,139 @@
+"""The same few held-out prompts, synthesized at every evaluation: what a curve does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from audiollm.audio import save
+from audiollm.codec import Codec, codec_digest, load_codec
+from audiollm.data.chat.conditions import is_spoken
+from audiollm.data.chat.template import Template
+from audiollm.data.hearing.features import PartAudio
+from audiollm.data.records.sample import Sample
+from audiollm.data.records.source import LoadedSample, Source
+from audiollm.errors import StageError
+from audiollm.files.atomic import safe_name, write_jsonl
+from audiollm.files.set_aside import SetAside
+from audiollm.generation.engine.defaults import guidance_of
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import required
+from audiollm.supervised.corpus.batches import evenly, read_usable
+from audiollm.supervised.corpus.sources import codec_facts
+from audiollm.supervised.corpus.survey import SourceSurvey, frames_of
+from audiollm.supervised.settings import TrainConfig
+
+MAX_SPEECH_S = 10.0
+"""An untrained model does not stop by itself."""
+
+
+class EvalAudio:
+    """Synthesizes held-out prompts into `folder/step-000100/<name>.wav` and into TensorBoard.
+
+    `folder/prompts.jsonl` says what they are: the `name` of each one's files, its sample's `id`, `text`, `speaker`.
+
+    Args:
+        samples: spoken ones, with what their audio parts are given as; the last turn of each is what is to be said.
+        sampling: how codes are drawn.
+    """
+
+    def __init__(
+        self,
+        model: DualFFN,
+        codec: Codec,
+        template: Template,
+        samples: Sequence[tuple[LoadedSample, Sequence[PartAudio]]],
+        folder: Path,
+        sampling: SamplingConfig,
+    ) -> None:
+        self._model, self._codec, self._template, self._folder = model, codec, template, folder
+        self._samples = [loaded.sample for loaded, _ in samples]
+        longest = max(sum(frames_of(loaded)) for loaded, _ in samples)
+        limits = Limits(max_frames=min(2 * longest, round(MAX_SPEECH_S * codec.frame_rate)))
+        self._requests = [
+            reply_request(loaded.sample, audio, seed, sampling, limits)
+            for seed, (loaded, audio) in enumerate(samples)
+        ]
+        write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
+
+    def __call__(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        engine = Engine.sized_for(self._model, self._template, self._requests)
+        writer = SummaryWriter(str(self._folder / "tensorboard"))
+        for sample, each in zip(self._samples, engine.run(self._requests), strict=True):
+            samples_1N = self._codec.decode(each.codes_KT).cpu()
+            name = safe_name(sample.id)
+            save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
+            writer.add_audio(name, samples_1N, step, sample_rate=self._codec.sample_rate)
+        writer.close()
+
+
+def _described(sample: Sample) -> dict[str, str]:
+    """By the metadata where it tells, else what the user wrote, and nobody."""
+    text = str(sample.metadata.get("text", " ".join(sample.texts("user"))))
+    speaker = str(sample.metadata.get("speaker") or "")
+    return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
+
+
+def reply_request(
+    sample: Sample, audio: Sequence[PartAudio], seed: int, sampling: SamplingConfig, limits: Limits
+) -> Request:
+    """To say the last turn: what comes before it, with the codes of the recordings in it, or their features."""
+    messages = sample.messages[:-1]
+    before = sum(part.type == "audio" for message in messages for part in message.content)
+    return Request(messages, seed, audio[:before], sampling, limits)
+
+
+def make_eval_audio(
+    config: TrainConfig,
+    model: DualFFN,
+    sources: Sequence[Source],
+    template: Template,
+    found: SourceSurvey,
+    set_aside: SetAside,
+    context: Context,
+) -> EvalAudio | None:
+    """The held-out prompts to synthesize; None on all ranks but the first, and where it cannot be done.
+
+    The reason is then told.
+
+    Raises:
+        StageError: `codec` is not the codec of the sources.
+    """
+    obstacle = _obstacle(config, context)
+    spoken: list[tuple[LoadedSample, list[PartAudio]]] = []
+    encoder = model.config.audio_encoder
+    if not obstacle and context.ranks.first:
+        for place, source in enumerate(sources):
+            some = evenly(found.used(place, held_out=True), 4 * config.eval_audio_samples)
+            usable = read_usable(source, some, encoder.features if encoder else None, set_aside)
+            spoken += [(loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)]
+        obstacle = "" if spoken else "no held-out sample is spoken"
+    if obstacle and config.eval_audio_samples:
+        context.say(f"no prompts are synthesized at evaluations: {obstacle}")
+    if not spoken:
+        return None
+    picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.eval_audio_samples)]
+    codec = load_codec(model_folder(required(config.codec)))
+    digest = codec_facts(sources, config.start).get("digest")
+    if digest is not None and codec_digest(codec) != digest:
+        problem = f"codec: {config.codec} is another codec than that of the shards"
+        raise StageError(problem, "give the folder of the codec that the shards were tokenized with", 2)
+    sampling = SamplingConfig(**guidance_of(config.text_dropout, config.speaker_dropout))
+    return EvalAudio(model, codec, template, picked, context.folder / "listening", sampling)
+
+
+def _obstacle(config: TrainConfig, context: Context) -> str:
+    if context.ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
+        return f"with {config.strategy} no rank has the whole model"
+    if config.codec is None:
+        return "set `codec` to that of the shards"
+    return "" if config.eval_audio_samples else "eval_audio_samples is 0"

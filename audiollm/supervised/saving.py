@@ -1,0 +1,82 @@
+"""The folder that a training ends with: the model with its vocabulary, card, and what generation needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from audiollm.data.chat.template import Template
+from audiollm.data.records.source import Source
+from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
+from audiollm.files.atomic import write_json
+from audiollm.models.hub import read_config, save_pretrained
+from audiollm.models.model_card import ModelCard
+from audiollm.models.pretrained import model_folder
+from audiollm.supervised.corpus.sources import codec_facts
+from audiollm.supervised.corpus.survey import SourceSurvey
+from audiollm.supervised.decoder.adapt import adapt, merge_adapter, save_adapter
+from audiollm.supervised.decoder.building import build_decoder
+from audiollm.supervised.decoder.start import start_generation
+from audiollm.supervised.settings import TrainConfig
+from audiollm.train.loop.checkpoint import trained_weights
+
+
+def save_trained(
+    config: TrainConfig,
+    stage: str,
+    template: Template,
+    sources: Sequence[Source],
+    found: SourceSurvey,
+    folder: Path,
+) -> None:
+    """Write the weights that the loop left in `folder` to `folder/model`, in Hugging Face layout.
+
+    An adapter is written to `folder/adapter`, and merged into `model`. Called on the first rank alone.
+    """
+    model = build_decoder(config, template)
+    adapted = adapt(model, config.trained, config.lora)
+    weights = trained_weights(folder, "model")
+    model.load_state_dict({key.removeprefix("model."): value for key, value in weights.items()})
+    if config.trained == "adapter":
+        save_adapter(adapted, folder / "adapter")  # type: ignore[arg-type]
+        model = merge_adapter(adapted)  # type: ignore[arg-type, assignment]
+    card, generation = _card(config, stage, sources, found), start_generation(config.start)
+    save_pretrained(
+        model,
+        folder / "model",
+        template.tokenizer,
+        card,
+        generation=generation,
+        codec=_codec_folder(config, sources),
+    )
+    write_json(folder / "model" / SPEAKERS_FILE, list(found.speakers))
+    longest = max(int(rows.max(initial=0)) for rows in found.rows)
+    trained = {
+        "longest_positions": longest,
+        "text_dropout": config.text_dropout,
+        "speaker_dropout": config.speaker_dropout,
+        "codec_digest": codec_facts(sources, config.start).get("digest"),
+    }
+    write_json(folder / "model" / TRAINED_FILE, trained)
+
+
+def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None:
+    """The codec's folder, by the settings, the shards or the model to begin from; None: none of them tells."""
+    if config.codec is not None:
+        return model_folder(config.codec)
+    told = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
+    if config.start is not None:
+        told.append(read_config(model_folder(config.start)).get("audio_tokenizer_id"))
+    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
+
+
+def _card(config: TrainConfig, stage: str, sources: Sequence[Source], found: SourceSurvey) -> ModelCard:
+    codec = codec_facts(sources, config.start)
+    samples = sum(len(found.used(place, held_out=False)) for place in range(len(sources)))
+    return ModelCard(
+        codec=f"{codec['num_codebooks']} codebooks of {codec['codebook_size']} codes"
+        + (f", SHA-256 of its folder {codec['fingerprint']}" if "fingerprint" in codec else ""),
+        data=f"{samples:,} samples of {', '.join(sorted({Path(source.name).name for source in sources}))}",
+        recipe=f"stage `{stage}`, {config.budget_text()}, {config.batch_size} sequences a step, seed {config.seed}",
+        base=Path(config.start).name if config.start else "random weights",
+    )

@@ -1,0 +1,111 @@
+"""Each setting is declared once: what a recipe says is what the loop and the batches get, and finished runs stay done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiollm.supervised.corpus.batches import Batching
+from audiollm.supervised.run import _batching
+from audiollm.supervised.settings import PackingSettings, TrainConfig
+from audiollm.train.options import LoopConfig, OptimizerSettings, ParameterRule, RunSettings, TimeBudget
+
+CHANGED: dict[str, Any] = {
+    "minutes": 7.0, "precision": "fp32", "checkpoint_seconds": 3.0, "seed": 5,
+    "rules": (ParameterRule("model.*", rate_factor=2.0),), "schedule": "wsd", "warmup_steps": 11,
+    "weight_decay": 0.3, "clip_norm": 0.5, "ema_decay": 0.5, "strategy": "fsdp2", "activation_checkpointing": True,
+    "compile": True, "spike_deviations": 4.0, "rollbacks": 9, "report_to": ("wandb",),
+    "max_tokens": 640, "max_length": 320, "too_long": "refuse", "packing": "sorted", "normalization": "token",
+    "audio_reduction": "sum", "text_dropout": 0.25, "speaker_dropout": 0.35, "corrupt_codes": 0.45,
+}  # fmt: skip
+SAVED = [
+    "size",
+    "steps",
+    "passes",
+    "minutes",
+    "cpu_minutes",
+    "batch_size",
+    "learning_rate",
+    "precision",
+    "checkpoint_seconds",
+    "seed",
+    "trained",
+    "lora",
+    "rules",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "clip_norm",
+    "ema_decay",
+    "strategy",
+    "activation_checkpointing",
+    "compile",
+    "spike_deviations",
+    "rollbacks",
+    "report_to",
+    "shards",
+    "model",
+    "start",
+    "text_tokenizer",
+    "audio_in",
+    "augment",
+    "max_tokens",
+    "max_length",
+    "too_long",
+    "packing",
+    "normalization",
+    "audio_reduction",
+    "text_dropout",
+    "speaker_dropout",
+    "corrupt_codes",
+    "text_weight",
+    "audio_weight",
+    "max_codes_mb",
+    "workers",
+    "strict",
+    "codec",
+    "eval_audio_samples",
+    "evaluations",
+    "keep_best",
+]
+"""The order in which settings are saved; the fingerprints of finished runs were taken in it."""
+
+
+def changed(folder: Path) -> TrainConfig:
+    return TrainConfig(shards=[str(folder)], **CHANGED)
+
+
+def test_the_loop_gets_every_setting_of_the_recipe(tmp_path: Path) -> None:
+    config = changed(tmp_path)
+    loop = config.loop_config(None)
+    declared = [*TimeBudget.model_fields, *RunSettings.model_fields, *OptimizerSettings.model_fields]
+    assert {name for name in declared if name != "cpu_minutes"} <= CHANGED.keys()
+    for name in declared:
+        assert getattr(loop, name) == getattr(config, name), name
+    for name in CHANGED.keys() & set(declared):
+        assert getattr(loop, name) != LoopConfig(steps=1, learning_rate=1.0).model_dump().get(name), name
+    assert loop.evaluations == config.evaluations == 12
+
+
+def test_the_batches_get_every_setting_of_the_recipe(tmp_path: Path) -> None:
+    batching = _batching(changed(tmp_path))
+    default = Batching(batch_size=1, max_tokens=64, max_length=64)
+    assert PackingSettings.model_fields.keys() <= CHANGED.keys()
+    for name in PackingSettings.model_fields:
+        assert getattr(batching, name) == CHANGED[name] != getattr(default, name), name
+
+
+def test_settings_are_saved_in_the_order_of_before(tmp_path: Path) -> None:
+    assert list(TrainConfig(shards=[str(tmp_path)]).model_dump()) == SAVED
+
+
+def test_the_older_name_of_a_setting_still_works(tmp_path: Path) -> None:
+    assert TrainConfig.model_validate({"shards": [str(tmp_path)], "listen": 2}).eval_audio_samples == 2
+    assert TrainConfig(shards=[str(tmp_path)]).incidental >= {"eval_audio_samples"}
+
+
+def test_an_unknown_setting_of_the_loop_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="evaluationz"):
+        changed(tmp_path).loop_config(None, evaluationz=3)
