@@ -1,4 +1,4 @@
-"""Each setting is declared once: what a recipe says is what the loop and the batches get, and finished runs stay done."""
+"""Each setting is declared once: the loop and the batches get what a recipe says, and finished runs stay done."""
 
 from __future__ import annotations
 
@@ -21,55 +21,14 @@ CHANGED: dict[str, Any] = {
     "audio_reduction": "sum", "text_dropout": 0.25, "speaker_dropout": 0.35, "corrupt_codes": 0.45,
 }  # fmt: skip
 SAVED = [
-    "size",
-    "steps",
-    "passes",
-    "minutes",
-    "cpu_minutes",
-    "batch_size",
-    "learning_rate",
-    "precision",
-    "checkpoint_seconds",
-    "seed",
-    "trained",
-    "lora",
-    "rules",
-    "schedule",
-    "warmup_steps",
-    "weight_decay",
-    "clip_norm",
-    "ema_decay",
-    "strategy",
-    "activation_checkpointing",
-    "compile",
-    "spike_deviations",
-    "rollbacks",
-    "report_to",
-    "shards",
-    "model",
-    "start",
-    "text_tokenizer",
-    "audio_in",
-    "augment",
-    "max_tokens",
-    "max_length",
-    "too_long",
-    "packing",
-    "normalization",
-    "audio_reduction",
-    "text_dropout",
-    "speaker_dropout",
-    "corrupt_codes",
-    "text_weight",
-    "audio_weight",
-    "max_codes_mb",
-    "workers",
-    "strict",
-    "codec",
-    "eval_audio_samples",
-    "evaluations",
-    "keep_best",
-]
+    "size", "steps", "passes", "minutes", "cpu_minutes", "batch_size", "learning_rate", "precision",
+    "checkpoint_seconds", "seed", "trained", "lora", "rules", "schedule", "warmup_steps", "weight_decay",
+    "clip_norm", "ema_decay", "strategy", "activation_checkpointing", "compile", "spike_deviations",
+    "rollbacks", "report_to", "shards", "model", "start", "text_tokenizer", "audio_in", "augment", "max_tokens",
+    "max_length", "too_long", "packing", "normalization", "audio_reduction", "text_dropout", "speaker_dropout",
+    "corrupt_codes", "text_weight", "audio_weight", "max_codes_mb", "workers", "strict", "codec",
+    "eval_audio_samples", "evaluations", "keep_best",
+]  # fmt: skip
 """The order in which settings are saved; the fingerprints of finished runs were taken in it."""
 
 
