@@ -1,4 +1,4 @@
-"""What `audiollm` needs of a codec, and how it gets one without knowing the package that makes it."""
+"""The codec interface: protocols, the shape of the default codec, and loading by entry point."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import read_json_file
+
+SAMPLE_RATE = 24_000
+"""Samples per second of the default codec, as of Higgs Audio V2's."""
+FRAME_RATE = 25
+"""Code frames per second of the default codec."""
+FRAME_SAMPLES = SAMPLE_RATE // FRAME_RATE
+"""Samples per code frame of the default codec: 960."""
+NUM_CODEBOOKS, CODEBOOK_SIZE = 8, 1024
+"""Codebooks of the default codec, and codes per codebook. Assumed only where no codec is known yet."""
 
 
 @runtime_checkable

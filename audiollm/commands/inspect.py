@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample, Source
 
-FRAME_RATE, NUM_CODEBOOKS, CODEBOOK_SIZE = 25.0, 8, 1024
-"""The tokenizer's, where samples have no codes yet."""
-VOCABULARY, VOCABULARY_SAMPLES = 1024, 2000
-"""Of the vocabulary that is trained where none is given, and how many samples it is trained on."""
+VOCABULARY_SIZE, VOCABULARY_SAMPLES = 1024, 2000
+"""Size of the vocabulary that is trained where no tokenizer is given, and number of samples it is trained on."""
 ON, OFF = "●", "·"
 
 
@@ -222,15 +220,17 @@ def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokeni
     notes.append(
         "no --tokenizer is given: the text is shown in a vocabulary that was trained on these samples"
     )
-    return train_text_tokenizer(texts, VOCABULARY)
+    return train_text_tokenizer(texts, VOCABULARY_SIZE)
 
 
 def _codec(source: Source, loaded: LoadedSample) -> dict[str, Any]:
-    """What the shards say of their codec, else what the codes show, else the tokenizer's."""
+    """The codec's shape: recorded in the shards, else read off the codes, else that of the default codec."""
+    from audiollm.codec import CODEBOOK_SIZE, FRAME_RATE, NUM_CODEBOOKS
+
     facts = getattr(source, "facts", {}).get("codec") or {}
     books = [codes_KT.shape[0] for row in loaded.encodings for codes_KT in row]
     known = {"num_codebooks": books[0] if books else NUM_CODEBOOKS}
-    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": FRAME_RATE, **known, **facts}
+    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": float(FRAME_RATE), **known, **facts}
 
 
 def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) -> list[Tensor]:

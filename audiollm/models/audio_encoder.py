@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from audiollm.data.hearing.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
+from audiollm.data.hearing.features import FRAMES_PER_SECOND, FeatureShape, PackedFeatures
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
@@ -88,7 +88,7 @@ class AudioEncoderConfig:
 
     @property
     def window_s(self) -> float:
-        return self.max_source_positions * self.frames_per_position / FRAMES_A_SECOND
+        return self.max_source_positions * self.frames_per_position / FRAMES_PER_SECOND
 
 
 class EncoderAttention(nn.Module):

@@ -26,11 +26,11 @@ from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, ro
 from audiollm.models.dual_ffn import DualFFN, Head
 from audiollm.models.kernels import RMSNorm
 
-MOST_BYTES = 2**31
-"""Of weights: they are kept twice. In larger models the products take the time, and not what is around them."""
-WORTH_A_THREAD = 11_000_000
-"""Multiply-adds that take one thread about 0.1 ms, and two of them half of it; to wake a thread takes about as long."""
-READING = 15
+MAX_WEIGHT_BYTES = 2**31
+"""Largest model that gets a packed copy, which doubles its memory; a larger one gains little from it."""
+MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD = 11_000_000
+"""Work below which one thread is faster: it takes about 0.1 ms; two threads save half, but waking one costs as much."""
+MULTIPLY_ADDS_PER_NUMBER_READ = 15
 """Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
 
 
@@ -61,7 +61,7 @@ class PackedDecoder:
         self._audio_head, self._text_head = Product.of(model.audio_lm_head), Product.of(model.text_lm_head)
         fed = model.config.hidden_size * model.config.intermediate_size
         attended = sum(weight.numel() for weight in _layers(model)[0].self_attn.parameters())
-        self._weights_of_a_layer = attended + 3 * fed
+        self._weights_per_layer = attended + 3 * fed
 
     def is_current(self) -> bool:
         """The model's weights are still those that were copied."""
@@ -113,7 +113,8 @@ class PackedDecoder:
         """Of one of the six products of a layer on average (attention counts as one), in multiply-adds."""
         config = self._model.config
         cached = rows * span * 2 * config.num_kv_heads * config.head_dim
-        return (self._weights_of_a_layer * (rows + READING) + cached * READING) // 6
+        reading = MULTIPLY_ADDS_PER_NUMBER_READ
+        return (self._weights_per_layer * (rows + reading) + cached * reading) // 6
 
 
 def packed_decoder(model: DualFFN) -> PackedDecoder | None:
@@ -128,7 +129,7 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
         and not weight.is_inference()  # whose changes cannot be told
         for weight in weights
     )
-    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
+    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MAX_WEIGHT_BYTES
     can = hasattr(_one_dnn(), "_linear_pointwise") and hasattr(_one_dnn(), "_reorder_linear_weight")
     return PackedDecoder(model) if plain and fits and can else None
 
@@ -273,7 +274,7 @@ class PackedLayer:
 def _threads_for(work: int) -> Iterator[None]:
     """One thread for what is little work, those that there are for what is more."""
     threads = torch.get_num_threads()
-    if threads == 1 or work > WORTH_A_THREAD:
+    if threads == 1 or work > MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD:
         yield
         return
     torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from audiollm.codec import FRAME_SAMPLES, SAMPLE_RATE
 from audiollm.data.text import tokenizer as tokens
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json, write_text
@@ -20,7 +21,6 @@ from audiollm.models.layouts import delay_token, special_ids
 
 CODEC_KIND = "higgs_audio_v2_tokenizer"
 """`model_type` of the codecs that transformers' processor can load."""
-SAMPLE_RATE, HOP_SAMPLES = 24_000, 960
 _PART = (
     "{%- if part is string %}{{ part }}"
     "{%- elif part['type'] == 'text' %}{{ part['text'] }}"
@@ -79,7 +79,7 @@ def save_processor(
             "processor_class": "HiggsAudioV2Processor",
             "feature_size": 1,
             "sampling_rate": SAMPLE_RATE,
-            "hop_length": HOP_SAMPLES,
+            "hop_length": FRAME_SAMPLES,
             "padding_value": 0.0,
             "padding_side": "right",
             "return_attention_mask": True,

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from transformers import WhisperFeatureExtractor
 
 SAMPLE_RATE = 16_000
-FRAMES_A_SECOND = 100
-SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_A_SECOND
+FRAMES_PER_SECOND = 100
+SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_PER_SECOND
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
 
@@ -69,8 +69,8 @@ class FeatureShape:
         return SAMPLES_PER_FRAME * self.frames_per_row
 
     @property
-    def rows_a_second(self) -> float:
-        return FRAMES_A_SECOND / self.frames_per_row
+    def rows_per_second(self) -> float:
+        return FRAMES_PER_SECOND / self.frames_per_row
 
     def rows(self, num_samples: int) -> int:
         """Rows that so many samples at 16 kHz take: `ceil(seconds * 25)` with a stride of 2, at least one."""

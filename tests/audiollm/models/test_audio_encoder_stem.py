@@ -128,7 +128,7 @@ def test_rows_are_those_of_the_duration(samples: int, stride: int, mean: bool) -
     """12.5 a second with a stride of 1."""
     config = replace(CONFIG, stride=stride, reduction="mean" if mean else "concat", encoder_layers=0)
     found = mel_features(torch.zeros(1, samples), config.features)
-    assert found.rows == -(-samples // (1280 * stride)) and config.features.rows_a_second == 12.5 / stride
+    assert found.rows == -(-samples // (1280 * stride)) and config.features.rows_per_second == 12.5 / stride
     features = PackedFeatures.of(found.windows)
     assert features is not None and config.window_s == 0.96
     with torch.no_grad():
