@@ -39,7 +39,7 @@ def inspect(
             show_default=False,
         ),
     ],
-    sample: Annotated[str, typer.Option(help="Its id, or its number from 0.")] = "0",
+    sample: Annotated[str, typer.Option(help="Id of the sample, or its number, counted from 0.")] = "0",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -48,11 +48,11 @@ def inspect(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Show the first so many rows only.", show_default="all")
+        int | None, typer.Option(min=1, help="Number of rows to show, from the first.", show_default="all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a row, the summary last.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")] = False,
 ) -> None:
-    """Show what is trained on, row by row: kind, token, target or masked, weight.
+    """Show a training sample row by row: kind, token, target or masked, weight.
 
     The table leaves out the middle of long audio and counts it; --json has every row.
     Weights are those of the sample packed alone: text adds up to 1, and so does audio.
@@ -123,9 +123,9 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
 
 
 def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
-    """Where the samples of `target` are, and of a train stage its vocabulary (even if cut short) and what it hears.
+    """Locate the samples of `target`, and for a train stage its vocabulary (even if unfinished) and its features.
 
-    The last is None where what is heard is given as codes.
+    The features are None where heard audio is given as codes.
     """
     import yaml
 
@@ -149,7 +149,7 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
 
 
 def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
-    """What the audio encoder of a train stage takes: by its model, by what it began from, or by its settings."""
+    """Feature shape of a train stage's audio encoder: read from its model, from its start, or from its settings."""
     from audiollm.data.hearing.features import FeatureShape
     from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
     from audiollm.models.hub import read_config

@@ -76,7 +76,7 @@ def model_folder(folder: Path) -> Path:
 
 @contextmanager
 def made_of(folder: Path) -> Iterator[None]:
-    """What goes wrong while a model is built of the files in `folder` is told as their fault.
+    """Report an error during the building of a model as an error of the files in `folder`.
 
     Raises:
         ConfigError: sizes that no model has, or weights that are not those of config.json.
@@ -116,7 +116,7 @@ class StoredWeights:
         return list(self._shapes[name])
 
     def read(self, name: str) -> Tensor:
-        """In memory of its own. The file is closed again: while it is mapped, what was read of it counts as used."""
+        """Read a tensor into separate memory and close the file, because the pages of a mapped file count as used memory."""
         with safe_open(str(self._files[name]), framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor.clone()
@@ -229,7 +229,7 @@ def fill(
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its extremes, through which NaN goes; unlike `isfinite` that needs no memory beside the tensor."""
+    """Return whether all values are finite, by the extremes, which pass NaN on; unlike `isfinite` this needs no copy."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))

@@ -30,7 +30,7 @@ _PART = (
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    """As transformers' `AutoTokenizer` reads it."""
+    """Save a tokenizer in the files that transformers' `AutoTokenizer` reads."""
     write_text(folder / tokens.FILE_NAME, tokenizer.to_str(pretty=True))
     ids = special_ids(tokenizer, tokenizer.get_vocab_size())
     words = {
@@ -55,7 +55,7 @@ def save_processor(
         codec: the folder of the codec that the model was trained with, where it is known.
 
     Returns:
-        What names the codec in config.json.
+        The entry of config.json that names the codec.
     """
     processor: dict[str, Any] = {
         "processor_class": "HiggsAudioV2Processor",

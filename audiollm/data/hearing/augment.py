@@ -1,7 +1,7 @@
-"""What is heard, varied in training: level, tilt, place in time, and masks of time and of mel bins.
+"""Augmentation of heard audio in training: level, tilt, shift in time, and masks over time and mel bins.
 
-Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. What is
-drawn depends on the generator alone.
+Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. The
+draws depend on the generator alone.
 
 Shapes: M mel bins, F mel frames of a clip.
 """
@@ -54,7 +54,7 @@ def _moved(sound_MF: Tensor, config: Augmentation, generator: torch.Generator) -
 
 
 def _mask(mel_MF: Tensor, sound: int, config: Augmentation, generator: torch.Generator) -> None:
-    """In place; all masks with one value, the mean of the sound."""
+    """Fill random masks in place, all with one value: the mean of the sound."""
     mean = mel_MF[:, :sound].mean()
     widest = min(config.time_mask_s * FRAMES_PER_SECOND, config.time_mask_share * sound)
     for _ in range(config.time_masks):

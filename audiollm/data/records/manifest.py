@@ -121,14 +121,14 @@ class ManifestSource:
 
 
 def audio_address(folder: str, path: str) -> str:
-    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
+    """Resolve the audio path of a manifest in `folder`: relative to the manifest, else to the working directory."""
     beside = join_address(folder, path)
     is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
     return beside if is_there else path
 
 
 def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """Where each line ends (behind its newline), the numbers of the empty ones, and a digest of the content."""
+    """Scan for the end of each line (behind its newline), the numbers of empty lines, and a digest of the content."""
     digest = hashlib.sha256()
     ends: list[np.ndarray] = []
     empty: list[int] = []
@@ -184,7 +184,7 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """One JSON object a line; the file is whole or absent."""
+    """Write one JSON object per line; the file is whole or absent."""
     write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 

@@ -22,7 +22,7 @@ WAITS_S = (0.2, 1.0)
 
 
 def is_url(address: str) -> bool:
-    """Whether fsspec is asked for it; anything without `://` is a local path, whatever its name."""
+    """Return whether an address is a URL for fsspec; any address without `://` is a local path."""
     return "://" in address
 
 
