@@ -387,7 +387,7 @@ class SegmentLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
-        """Build a layout for these sequence lengths; row r of the pack is position `order_S[r]` of the concatenation."""
+        """Build a layout of these sequence lengths; row r of the pack is position `order_S[r]` end to end."""
         ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
 

@@ -47,7 +47,7 @@ class AudioEncoderConfig:
     padded: bool = False
     """Windows are filled up with silence to their full length, as published weights expect it."""
     stride: int = 2
-    """Encoder positions merged into one decoder row: 25 rows/s for 2 with stem `conv1d`, 12.5 rows/s for 1 with `conv2d`."""
+    """Encoder positions merged into one decoder row: 2 of stem `conv1d` give 25 rows/s, 1 of `conv2d` 12.5 rows/s."""
     reduction: Literal["concat", "mean"] = "concat"
     """Merging of positions: concatenation after the last norm, or the mean before it (Qwen2-Audio, Boson)."""
     projector_size: int | None = None

@@ -162,7 +162,7 @@ def config_of(data: Values, where: str) -> DualFFNConfig:
         AttributeError,
     ) as error:  # of whatever is missing or of another type
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"no model can be made of it: {said}", where, REMEDY) from error
+        raise ConfigError(f"invalid model config: {said}", where, REMEDY) from error
     _check_numbers(config, where)
     return config
 
