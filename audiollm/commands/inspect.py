@@ -50,7 +50,9 @@ def inspect(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Number of rows to show, from the first.", show_default="all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")
+    ] = False,
 ) -> None:
     """Show a training sample row by row: kind, token, target or masked, weight.
 

@@ -33,7 +33,9 @@ RecipeArgument = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to the recipe: key=value, stage.key=value.", metavar="[KEY=VALUE]...", show_default=False
+        help="Changes to the recipe: key=value, stage.key=value.",
+        metavar="[KEY=VALUE]...",
+        show_default=False,
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")]

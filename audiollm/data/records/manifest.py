@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.records.storage import is_url, join_address, parent, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
-from audiollm.files.atomic import write_jsonl
 
 _NEWLINE = 10
 _SHORT_BYTES = 64
@@ -181,11 +179,6 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
         seen[sample.id] = place
         samples.append(_with_addresses(sample, path.parent))
     return samples, bad
-
-
-def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write one JSON object per line; the file is whole or absent."""
-    write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 
 def _with_addresses(sample: Sample, folder: Path) -> Sample:

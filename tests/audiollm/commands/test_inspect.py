@@ -17,8 +17,7 @@ from audiollm.commands.cli import build_app
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.inspection import elide, readable_token, stream_rows, summarize_stream, target_weights
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import FILE_NAME, train_text_tokenizer
 from audiollm.errors import ConfigError

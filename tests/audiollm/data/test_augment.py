@@ -16,9 +16,8 @@ from audiollm.audio import save
 from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, clip_features, mel_features
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.sample import AudioPart, Sample, write_samples
 from audiollm.data.records.source import AudioClip
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside

@@ -19,10 +19,9 @@ import torch
 
 from audiollm.audio import encode_bytes
 from audiollm.data.records.loader import Loader
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample

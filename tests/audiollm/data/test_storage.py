@@ -13,8 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from audiollm.data.records import storage
-from audiollm.data.records.manifest import ManifestSource, write_samples
-from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.manifest import ManifestSource
+from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import Shards, ShardWriter
 from audiollm.data.records.source import Source
 
