@@ -63,8 +63,8 @@ TOGETHER: dict[str, Any] = {
     "rules": [{"pattern": f"*{part}*", "rate_factor": 4.0} for part in OF_SPEECH],
     "text_weight": 2.0,
 }
-"""Of `all`: what speech needs learns as fast as it does in the model that speaks alone, and answers, which are half of
-the texts beside the marks around speech, weigh as much as they do alone."""
+"""Settings of the task mix `all`. Parts that speech needs learn as fast as in the model that only speaks.
+Answers, half of the texts beside the marks around speech, weigh as much as they do alone."""
 VARIED: dict[str, dict[str, Any]] = {"digits": {}, "sounds": {"shift": 1.0}}
 """Augmentation of the clips of each source in training."""
 BARS = {"digits": 0.99, "sounds": 0.75}

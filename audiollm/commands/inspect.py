@@ -180,7 +180,9 @@ def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
     from audiollm.errors import BadSample
 
     if not len(source):
-        raise ConfigError("there is no sample in it", source.name, "; ".join(str(bad) for bad in source.bad))
+        raise ConfigError(
+            "the source has no usable sample", source.name, "; ".join(str(bad) for bad in source.bad)
+        )
     try:
         if wanted.isdecimal() and int(wanted) < len(source):
             return int(wanted), source[int(wanted)]
@@ -251,7 +253,7 @@ def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) ->
         codes.append(torch.zeros(codec["num_codebooks"], frames, dtype=torch.long))
     if codes:
         rate, books = codec["frame_rate"], codec["num_codebooks"]
-        notes.append(f"no codes yet: audio is counted at {rate:g} frames a second of {books} codebooks")
+        notes.append(f"no codes yet: audio is counted at {rate:g} frames per second of {books} codebooks")
     return codes
 
 

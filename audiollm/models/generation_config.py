@@ -40,7 +40,9 @@ def read_generation(folder: Path) -> dict[str, Any]:
             continue
         if not _fits(name, value):
             raise ConfigError(
-                f"{name}: {value!r} cannot be drawn with", str(path), "mend it, or remove it from the file"
+                f"{name}: {value!r} is not a valid sampling setting",
+                str(path),
+                "correct it, or remove it from the file",
             )
         found[name] = value
     if data.get("do_sample") is False:

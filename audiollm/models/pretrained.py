@@ -137,7 +137,7 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise ConfigError(
-                f"{name!r} is no name of a file in this folder", str(folder / INDEX), "do not trust it"
+                f"{name!r} is not a file name in this folder", str(folder / INDEX), "do not trust it"
             )
     absent = [name for name in names if not (folder / name).exists()]
     if not absent:

@@ -146,7 +146,9 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
                 written += 1
             if not written:
                 reason = f": {bad[0]}" if bad else ""
-                raise ConfigError(f"no sample in it{reason}", str(request.source), "check KIND and SOURCE")
+                raise ConfigError(
+                    f"the source has no usable sample{reason}", str(request.source), "check KIND and SOURCE"
+                )
     except OSError as error:
         raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error
     finally:
@@ -188,7 +190,9 @@ def _columns(given: str | None) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in (given or "").split(",") if pair.strip()]
     for field, equals, column in pairs:
         if not (field.strip() and equals and column.strip()):
-            raise ConfigError(f"{field}: no field=column", "--columns", "like text=sentence,audio=clip")
+            raise ConfigError(
+                f"{field}: expected field=column", "--columns", "example: text=sentence,audio=clip"
+            )
     return {field.strip(): column.strip() for field, _, column in pairs}
 
 

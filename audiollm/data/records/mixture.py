@@ -93,7 +93,7 @@ class Mixture:
             ValueError: a negative number, or a range that ends before it starts.
         """
         if not 0 <= start <= stop:
-            raise ValueError(f"items are counted from 0: {start} to {stop} is no range of them")
+            raise ValueError(f"invalid range of items: {start} to {stop}; items are counted from 0")
         blocks = range(start // self.block, -(-stop // self.block))
         drawn = [self._block(block) for block in blocks]
         none = np.zeros(0, np.int64)

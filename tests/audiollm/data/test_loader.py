@@ -51,7 +51,7 @@ def write_sources(folder: Path) -> list[str]:
 
 @dataclass
 class Batches:
-    """What a worker does: read, decode, and make tensors."""
+    """Work of a loader process: read, decode, and make tensors."""
 
     sources: list[Source]
     mixture: Mixture
