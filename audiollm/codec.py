@@ -1,4 +1,4 @@
-"""What `audiollm` needs of a codec, and how it gets one without knowing the package that makes it."""
+"""The codec interface: protocols, the shape of the default codec, and loading by entry point."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from torch import Tensor
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.files.json_files import read_json_file
+
+SAMPLE_RATE = 24_000
+"""Samples per second of the default codec, as of Higgs Audio V2's."""
+FRAME_RATE = 25
+"""Code frames per second of the default codec."""
+FRAME_SAMPLES = SAMPLE_RATE // FRAME_RATE
+"""Samples per code frame of the default codec: 960."""
+NUM_CODEBOOKS, CODEBOOK_SIZE = 8, 1024
+"""Codebooks of the default codec, and codes per codebook. Assumed only where no codec is known yet."""
 
 
 @runtime_checkable
@@ -29,7 +38,7 @@ class Codec(Protocol):
     def sample_rate(self) -> int: ...
     @property
     def codebook_vectors_KVD(self) -> Tensor:
-        """What each code stands for in the latent space, float32 `[num_codebooks, codebook_size, dim]`."""
+        """Latent vector of each code, float32 `[num_codebooks, codebook_size, dim]`."""
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """float32 `[1, samples]` at `sample_rate` to codes `[num_codebooks, frames]`, frames rounded up."""
@@ -39,43 +48,45 @@ class Codec(Protocol):
 
 
 class CodeStream(Protocol):
-    """Codes to sound, piece by piece."""
+    """A decoder from codes to samples, piece by piece."""
 
     @property
     def latency_s(self) -> float:
-        """The longest time from a frame's codes to the end of its sound, in the time of the sound."""
+        """Longest delay from a frame's codes to the end of its samples, in seconds of audio."""
 
     def push(self, codes_KT: Tensor) -> Tensor:
-        """Codes `[K, t]` to the samples `[1, n]` that they complete."""
+        """Take codes `[K, t]`; return the samples `[1, n]` that they complete."""
 
     def flush(self) -> Tensor:
-        """The rest of the sound; then begin anew."""
+        """Return the remaining samples and reset the stream."""
 
 
 @runtime_checkable
 class StreamedCodec(Protocol):
-    """What a codec has besides, where it can decode piece by piece; the pieces are together what `decode` gives."""
+    """A codec that can also decode piece by piece; the joined pieces equal the output of `decode`."""
 
     def code_stream(self) -> CodeStream: ...
 
 
 @runtime_checkable
 class ProjectedCodec(Protocol):
-    """What a codec has besides, where its code vectors are products: the last bits of one differ with the machine and
-    the number of threads, those of what it is made of do not."""
+    """A codec whose code vectors are products of stored tensors.
+
+    The last bits of a product depend on the machine and the number of threads; those of the stored factors do not.
+    """
 
     @property
     def codebook_tensors(self) -> Sequence[Sequence[Tensor]]:
-        """What makes up each codebook of `codebook_vectors_KVD`, as it is stored."""
+        """Stored tensors from which each codebook of `codebook_vectors_KVD` is computed."""
 
 
 def codec_digest(codec: Codec, num_codebooks: int | None = None) -> str:
-    """What tells the codes of one codec from those of another of the same shape: 16 hexadecimal digits of SHA-256.
+    """Digest that distinguishes codecs of the same shape: 16 hexadecimal digits of SHA-256.
 
-    Of the shapes and float32 bytes of the code vectors, or of what they are made of (`ProjectedCodec`).
+    It covers the shapes and float32 bytes of the code vectors, or of the stored factors of a `ProjectedCodec`.
 
     Args:
-        num_codebooks: the first ones only; None: all.
+        num_codebooks: number of leading codebooks to include; None: all.
     """
     vectors: Sequence[Sequence[Tensor]] = (
         codec.codebook_tensors
@@ -101,7 +112,7 @@ def load_codec(folder: Path) -> Codec:
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError(
-            f"no codec in {folder}: config.json is missing", str(folder), "give a codec's folder"
+            f"no codec in {folder}: config.json is missing", str(folder), "give the folder of a saved codec"
         )
     kind = str(read_json_file(path, dict).get("model_type"))
     known = {entry.name: entry for entry in entry_points(group="audiollm.codecs")}

@@ -15,7 +15,7 @@ def default_device() -> torch.device:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For clips taken singly: on such small work threads wait for one another more than they do."""
+    """Limit torch to one thread while single clips are processed: on so little work more threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -55,5 +55,5 @@ class BadSample(Exception):
         return f"{self.place}: {self.id and f'sample {self.id!r}: '}{self.reason}"
 
     def row(self) -> dict[str, str]:
-        """Its four texts by name; `set_aside.row_of` adds who could not use it."""
+        """Return the four texts by name; `set_aside.row_of` adds the stage that set the item aside."""
         return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}

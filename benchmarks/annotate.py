@@ -1,4 +1,4 @@
-"""What the annotation costs: engine over its steps, one worker against two, hours by step, memory of a long file.
+"""Cost of the annotation: engine over its steps, one worker against two, hours by step, memory of a long file.
 
     make annotate-speed DATA=shared/data
 
@@ -41,7 +41,7 @@ LONG_S = 3 * 3600.0
 STEPS: dict[str, Any] = {"recognizers": ["pocketsphinx"], "steps": {"quality": {}}}
 """Beside those of the preset."""
 PR_SET_CHILD_SUBREAPER = 36
-"""Of Linux: a process becomes the parent of what its children leave behind."""
+"""Linux's prctl option by which a process adopts its orphaned descendants."""
 PLAIN = {"quality_sample": 0, "grammar": "open"}
 
 
@@ -122,7 +122,7 @@ def report_workers(clips: Sequence[str], folder: Path, pairs: int) -> None:
 
 
 def side_by_side(runs: Sequence[tuple[Sequence[str], int]], folder: Path) -> tuple[float, float]:
-    """Of `audiollm annotate` over recordings with so many workers: the slowest's wall-clock, CPU-seconds of all."""
+    """Run several `audiollm annotate` at once; return the slowest run's wall-clock, and the CPU-seconds of all."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     used, processes = cpu_seconds(), []
     folders = [Path(f"{folder}-{number}") for number in range(len(runs))]
@@ -179,7 +179,7 @@ def annotate(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those below it that have ended."""
+    """Return the CPU-seconds of this process and of its descendants that have ended."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(used.ru_utime + used.ru_stime for used in both)
 

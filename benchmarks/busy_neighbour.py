@@ -1,4 +1,4 @@
-"""What a training costs in CPU-seconds, alone on the machine and beside one busy process.
+"""CPU-seconds of a training, alone on the machine and beside a busy process.
 
     python benchmarks/busy_neighbour.py [--steps 60] [--pairs 3] [--waiting passive active]
 

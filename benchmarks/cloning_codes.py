@@ -27,15 +27,15 @@ OWN_FRAMES = 0.5
 
 
 class RandomCodes(NamedTuple):
-    """What samples of random codes are like."""
+    """Shape of a data set of random codes."""
 
     samples: int
     words: tuple[int, int]
-    """Of a reference, at least and at most: n with a chance of 1 / n."""
+    """Least and largest number of words of a reference; n has a chance of 1 / n."""
     said: int
-    """Words of those."""
+    """Number of the reference's words that are spoken."""
     frames: tuple[int, int]
-    """Of a word, at least and at most."""
+    """Least and largest number of frames of a word."""
     by_heart: float = 0.0
     """Share of samples without a reference."""
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, resample, save, to_mono
+from audiollm.codec import FRAME_RATE
 from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.input.synthetic import Synthesizer
 
@@ -33,17 +34,17 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 DIGITS = 3
 """Words of an utterance of a real speaker."""
 WORDS_SAID = 2
-"""Words of an utterance of a made voice, at most, for each one of its reference, which has n with a chance of 1 / n."""
+"""Largest ratio of spoken words to reference words for a made voice; a reference has n words with a chance of 1 / n."""
 TEST_TAKES = 5
 OTHER_SPEECH = ("read_speech_en", "librispeech_speakers", "ljspeech_32", "speech_zh", "speech_other_lang")
 GAP_S = 0.06
-FRAME = SAMPLE_RATE // 25
-"""Samples of a frame of the tokenizer."""
+FRAME = SAMPLE_RATE // FRAME_RATE
+"""Samples per code frame at this benchmark's sample rate."""
 LEVEL_DBFS = -23.0
 PITCH, FORMANTS = (0.65, 1.6), (0.84, 1.2)
-"""Factors between which those of a made voice are drawn."""
+"""Ranges of the pitch and formant factors of made voices."""
 TILT_DB, NOISE_DBFS = (-9.0, 9.0), (-75.0, -45.0)
-"""Of a made voice: from the lowest to the highest frequency, and white noise in the same colour."""
+"""Ranges for a made voice: tilt from the lowest to the highest frequency, and level of noise of the same colour."""
 SYNTHETIC = tuple(
     (f"{accent}+{variant}", pitch)
     for variant, pitch in itertools.product(("m1", "m3", "m5", "m7", "f1", "f2", "f4"), (25, 50, 75))
@@ -51,18 +52,18 @@ SYNTHETIC = tuple(
 )
 """Voices of espeak-ng, and their pitch of 0 to 100."""
 REAL_UTTERANCES, TEST_UTTERANCES = 60, 30
-"""Of each speaker. A made voice has one."""
+"""Training and test utterances per speaker; a made voice has one."""
 MADE_VOICES, SYNTHETIC_VOICES = 700, 28
-"""Of a real speaker, and of a voice of espeak-ng."""
+"""Made voices per real speaker, and per voice of espeak-ng."""
 DELIVERIES = 5
-"""Of each word by a voice of espeak-ng, at various rates and pitches."""
+"""Recordings of each word by a voice of espeak-ng, at various rates and pitches."""
 
 Sound = NDArray[np.float32]
 Matrix = NDArray[np.float64]
 
 
 class Manner(NamedTuple):
-    """How a made voice differs from the one that it is made of."""
+    """Changes by which a made voice differs from its original."""
 
     pitch: float
     formants: float
@@ -249,7 +250,7 @@ def _after_words(words: Iterable[str], recordings: Mapping[str, dict[str, Any]])
 
 
 def _fitted(sound_N: Sound) -> Sound:
-    """At the level of all others, with a gap after it that ends on a frame."""
+    """Bring a clip to the common level, and append a gap that ends on a frame."""
     level_N = normalize_rms(torch.from_numpy(sound_N)[None], LEVEL_DBFS)[0].numpy()
     gap = round(GAP_S * SAMPLE_RATE)
     gap += -(len(level_N) + gap) % FRAME

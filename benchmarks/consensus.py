@@ -45,7 +45,7 @@ KNOWN = {
     "lhotse/test/fixtures/ljspeech/storage/LJ002-0020.wav": "in eighteen thirteen",
     "lhotse/test/fixtures/ljspeech/storage/LJ002-0035.wav": "eight the press yard",
 }
-"""Of read_speech_en; the texts are those of its README and of the manifests in it."""
+"""Texts of files of read_speech_en, from its README and manifests."""
 VOTES = {
     "votes alone": None,
     "confidences, alpha 0.8": Confidences(),
@@ -132,7 +132,7 @@ def read_sentences(data: Path, count: int) -> list[str]:
 def simulate(
     sentences: Sequence[str], rates: tuple[float, float, float], alike: bool, seed: int
 ) -> list[Hypothesis]:
-    """What a recognizer with errors at these rates hears."""
+    """Simulate the output of a recognizer with errors at these rates."""
     words = sorted({word for sentence in sentences for word in sentence.split()})
     generator = random.Random(seed)
     substitution, deletion, insertion = rates
@@ -173,7 +173,7 @@ def read_clips(data: Path) -> list[tuple[Path, str]]:
 
 
 def decode(paths: Sequence[Path]) -> list[list[Hypothesis]]:
-    """What Pocketsphinx hears of each recording at each speed."""
+    """Transcribe each recording at each speed with Pocketsphinx."""
     recognizer = PocketsphinxRecognizer()
     heard: list[list[Hypothesis]] = [[] for _ in SPEEDS]
     for path in paths:

@@ -1,4 +1,4 @@
-"""What a second feed-forward costs: a training step of DualFFN over that of the same decoder with one.
+"""Cost of the second feed-forward: a training step of DualFFN over that of the same decoder with one.
 
     OMP_WAIT_POLICY=passive python benchmarks/dual_ffn_overhead.py --data DATA [--sizes 256x6] [--steps 4] [--rounds 5]
 

@@ -21,7 +21,7 @@ RESTRIDED_RATIOS = (8, 6, 5, 4)
 """Hop 960, 25 Hz, with as many stages as the stock one."""
 DIMENSION = 128
 OUTPUT_DEVIATION = 0.05
-"""Of the waveform at the start of training, about that of speech."""
+"""Standard deviation of the output at the start of training, about that of speech."""
 
 
 class EncodecBaseline(nn.Module):

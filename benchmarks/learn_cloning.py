@@ -46,7 +46,7 @@ from audiollm.recipe.stages import load_recipe
 from tokenizer.native.model import AudioTokenizer
 
 REAL_CLIPS = 30
-"""Of each speaker, that show what the judge makes of the voice itself."""
+"""Real recordings per speaker, whose scores are the judge's upper bound."""
 CLONE = {
     "clone": {
         "about": "say a text word by word in the voice of a recording, of which the words are known",
@@ -61,7 +61,7 @@ CLONE = {
     }
 }
 NUM_CODEBOOKS = 3
-"""Of the tokenizer's: the others refine what the judge hardly hears, and are hard to learn."""
+"""Leading codebooks used: the others refine details that the judge hardly hears, and are hard to learn."""
 TRAINING: dict[str, Any] = {
     "batch_size": 16,
     "learning_rate": 1e-3,
@@ -102,7 +102,7 @@ CODES = {
 TEMPERATURE = 0.3
 """Set beforehand: what is looked up leaves little to draw."""
 TOKENIZER_MINUTES = 36
-"""Of CPU time."""
+"""Training budget of the tokenizer in minutes of CPU time."""
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def write_corpus(data: Path, folder: Path) -> list[str]:
 
 
 def train_tokenizer(folder: Path) -> None:
-    """On other speech; its first codebooks are the codec of everything that follows."""
+    """Train the tokenizer on other speech; its first codebooks are the codec of all later steps."""
     settings = {
         "audio": str(folder / "speech"),
         "preset": "native",
@@ -236,7 +236,7 @@ def report(folder: Path, names: list[str], processes: ProcessPoolExecutor) -> No
 
 
 def listen(folder: Path, names: list[str], name: str) -> dict[str, Heard]:
-    """What the judges make of a speaker's clones and recordings; in a process of its own."""
+    """Score a speaker's clones and recordings with the judges, in a separate process."""
     torch.set_num_threads(1)
     judge = SpeakerJudge()
     listener = PocketsphinxRecognizer([" ".join(words) for words in itertools.product(WORDS, repeat=3)])
@@ -258,10 +258,10 @@ def listen(folder: Path, names: list[str], name: str) -> dict[str, Heard]:
 
 @dataclass
 class Heard:
-    """What the judges made of some clips."""
+    """Scores of the judges for several clips."""
 
     voices: list[bool] = field(default_factory=list)
-    """Nearest to the own speaker."""
+    """For each clip, whether the nearest speaker is its own."""
     words: list[bool] = field(default_factory=list)
 
 
@@ -289,19 +289,19 @@ class SpeakerJudge:
         self._encoder = VoiceEncoder("cpu", verbose=False)
 
     def embed(self, path: Path) -> Tensor:
-        """Unit length, `[256]`."""
+        """Return the voice embedding of a recording, unit length, `[256]`."""
         wave = load(path)
         samples_1N = resample(to_mono(wave.samples_CN), wave.sample_rate, SAMPLE_RATE)
         return torch.from_numpy(self._encoder.embed_utterance(samples_1N[0].numpy()))
 
     def mean(self, paths: list[Path]) -> Tensor:
-        """Of several recordings, unit length."""
+        """Return the mean embedding of several recordings, scaled to unit length."""
         summed_D = torch.stack([self.embed(path) for path in paths]).sum(dim=0)
         return summed_D / summed_D.norm()
 
 
 def words_right(listener: PocketsphinxRecognizer, path: Path, text: str) -> list[bool]:
-    """Of each word, whether it is heard where it belongs."""
+    """Return for each word whether it is recognized at its place."""
     wave = load(path)
     heard = listener.recognize(wave.samples_CN, wave.sample_rate).split()
     return [right == said for right, said in itertools.zip_longest(text.split(), heard[: len(text.split())])]

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from audiollm.codec import FRAME_SAMPLES
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.runner import Context
 from audiollm.train.loop.loop import LoopConfig, step_generator, train
@@ -49,11 +50,11 @@ LEARNING_RATE = {"native": 1.5e-3, "encodec": 2e-4}
 AUTOENCODER_SHARE = {"native": 0.06, "encodec": 0.15}
 """Share of the steps before the codebooks begin: until the latent follows the audio."""
 WAVEFORM_WEIGHT = {"native": 0.1, "encodec": 1.0}
-"""Of L1 on the waveform, beside mel and STFT. EnCodec's decoder, which makes waveforms by convolutions, learns little
-of the spectral losses alone in the time that it has. What was tried for it: RESULTS.md."""
+"""Weight of L1 on the waveform, beside mel and STFT. EnCodec's decoder, which makes waveforms by convolutions,
+learns little from the spectral losses alone in the given time. RESULTS.md lists the variants tried."""
 TEACHER_SHARE = 0.1
-"""Of `native`'s time."""
-CROP_SAMPLES = 24 * 960
+"""The teacher's share of the time of `native`."""
+CROP_SAMPLES = 24 * FRAME_SAMPLES
 CPU = torch.device("cpu")
 
 

@@ -25,7 +25,7 @@ from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 
 SEEDS = (1, 2, 3)
-"""Of the models. What is set below was chosen with a model of seed 0, which is not among them."""
+"""Seeds of the models. The settings below were chosen with a model of seed 0, which is not among them."""
 TOKENIZER: dict[str, Any] = {
     "preset": "native",
     "teacher": "own",
@@ -40,7 +40,7 @@ the voice is recognized in 0.967, after 3,600 steps; without the teacher in 0.96
 PASSES = 18
 """Over the clips: held-out loss is lowest after 12."""
 SETTING: dict[str, Any] = {"text_guidance": 3.0, "speaker_guidance": 3.0, "temperature": 0.7, "top_p": 0.9}
-"""Of the stage `generate`: how codes are drawn."""
+"""Sampling settings of the stage `generate`."""
 TEXT, VOICE = "what is said, relative to real takes", "the asked voice"
 BARS = {TEXT: 0.97, VOICE: 0.92}
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}

@@ -55,17 +55,18 @@ HEARING: dict[str, Any] = {
     "text_weight": 1.0,
     "learning_rate": 5e-4,
 }
-"""Of what listens. The default of the size, four times the learning rate, is too much for an encoder from scratch."""
+"""Settings of models that listen. The size's default learning rate, four times
+as high, is too much for an encoder from scratch."""
 OF_SPEECH = ("audio_mlp", "audio_lm_head", "embed_audio_tokens", "model.layers.*.self_attn")
 TOGETHER: dict[str, Any] = {
     **HEARING,
     "rules": [{"pattern": f"*{part}*", "rate_factor": 4.0} for part in OF_SPEECH],
     "text_weight": 2.0,
 }
-"""Of `all`: what speech needs learns as fast as it does in the model that speaks alone, and answers, which are half of
-the texts beside the marks around speech, weigh as much as they do alone."""
+"""Settings of the task mix `all`. Parts that speech needs learn as fast as in the model that only speaks.
+Answers, half of the texts beside the marks around speech, weigh as much as they do alone."""
 VARIED: dict[str, dict[str, Any]] = {"digits": {}, "sounds": {"shift": 1.0}}
-"""How the clips of each source are varied in training."""
+"""Augmentation of the clips of each source in training."""
 BARS = {"digits": 0.99, "sounds": 0.75}
 MOST_LOST = 0.03
 TEXT, VOICE = "what is said, relative to real takes", "the asked voice"

@@ -20,12 +20,12 @@ HELD_OUT_FILES = ("LJ001-0023", "LJ001-0024", "sorohanro", "Karissa_Hobbs", "voc
 HEARD_SPEAKER = "2033"
 """A LibriSpeech test speaker of whom an utterance is among the training files: not used."""
 PIECE_S = 60.0
-"""Of a training clip: longer files are cut to pieces."""
+"""Longest training clip: longer files are cut to pieces."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One clip, its kind, and a label for the probe where it has one."""
+    """A clip, its kind, and a label for the probe where it has one."""
 
     clip: Clip
     kind: Kind

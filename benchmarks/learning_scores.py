@@ -25,14 +25,14 @@ from tokenizer.clips import load_levelled
 from tokenizer.quantizers.residual import Quantizer, perplexity
 
 SCORED_S = 20.0
-"""Of a held-out clip: the middle of longer ones is scored."""
+"""Scored length of a held-out clip: the middle of longer ones."""
 SEGMENTS = 4
 """A clip's frames are averaged over as many equal parts for the probe, so that a digit's order counts."""
 PROBES = ("digit", "speaker", "sound")
 
 
 class Scored(Protocol):
-    """What scoring needs of a codec."""
+    """Codec interface that the scoring needs."""
 
     sample_rate: int
     codebook_size: int

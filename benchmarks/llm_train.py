@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from audiollm.audio import AudioError, probe
+from audiollm.codec import FRAME_RATE
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.packing import PackedBatch, pack
@@ -63,9 +64,9 @@ COMPARISONS = (("packed", "padded", 2.0), ("packed", "sorted", None), ("sorted",
 TOLERANCE = 1e-4
 FOLDERS = ("librispeech_speakers", "ljspeech_32", "read_speech_en")
 SUFFIXES = (".flac", ".wav", ".mp3", ".ogg")
-FRAME_RATE, CHARACTERS_A_SECOND, VOCABULARY = 25, 15, 1024
+CHARACTERS_PER_SECOND, VOCABULARY = 15, 1024
 PROSE = Path(__file__).parents[1] / "LICENSE"
-"""What is said, in pieces: the file that is certainly there."""
+"""Source of the samples' text: a file that every checkout has."""
 
 
 def main() -> None:
@@ -160,7 +161,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of all steps of a round: medians over the rounds."""
+    """Time of all steps of a round: medians over the rounds."""
 
     cpu: float
     clock: float
@@ -186,7 +187,7 @@ def in_turns(
 def optimizer_step(
     loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, precision: Precision, device: torch.device
 ) -> None:
-    """As the training loop takes it."""
+    """Take an optimizer step as the training loop does."""
     optimizer.zero_grad(set_to_none=True)
     with autocast(precision, device):
         value = loss()
@@ -222,14 +223,14 @@ def loss_of_peer(peer: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def packed(group: Sequence[TokenStream]) -> PackedBatch:
-    """As the stage `train` packs, with the weights of targets that transformers' loss has."""
+    """Pack as the stage `train` does, with the target weights of transformers' loss."""
     return pack(group, ROWS_MULTIPLE, "token", "sum")
 
 
 def padded_inputs(
     group: Sequence[TokenStream], template: Template, device: torch.device
 ) -> dict[str, Tensor]:
-    """As a padding collator makes them of the same samples."""
+    """Build the inputs of a padding collator from the same samples."""
     spoken = [stream.kinds_S != Kind.TEXT for stream in group]
     idle = template.tokenizer.token_to_id(tokens.PAD)
     assert idle is not None
@@ -304,7 +305,7 @@ def speech(durations: Sequence[float], template: Template) -> list[TokenStream]:
     prose = " ".join(PROSE.read_text().split()) * 2
     streams, place = [], 0
     for index in torch.randperm(len(durations), generator=generator).tolist():
-        characters, frames = (round(durations[index] * rate) for rate in (CHARACTERS_A_SECOND, FRAME_RATE))
+        characters, frames = (round(durations[index] * rate) for rate in (CHARACTERS_PER_SECOND, FRAME_RATE))
         text, place = prose[place : place + characters], (place + characters) % (len(prose) // 2)
         shape = (template.num_codebooks, max(1, frames))
         codes_KT = torch.randint(template.codebook_size, shape, generator=generator)
@@ -318,7 +319,7 @@ def speech(durations: Sequence[float], template: Template) -> list[TokenStream]:
 
 
 def in_order(streams: Sequence[TokenStream]) -> list[list[TokenStream]]:
-    """One step after the other, each of at most so many positions of samples; what is left over is no step."""
+    """Group samples in order into steps of at most `STEP_TOKENS` positions; the remainder is dropped."""
     steps: list[list[TokenStream]] = []
     group: list[TokenStream] = []
     for stream in streams:
@@ -330,7 +331,7 @@ def in_order(streams: Sequence[TokenStream]) -> list[list[TokenStream]]:
 
 
 def by_length(streams: Sequence[TokenStream], steps: int) -> list[list[TokenStream]]:
-    """As many steps of about as many positions of samples each, all of similar length."""
+    """Group samples of similar length into `steps` steps of about equal size."""
     groups: list[list[TokenStream]] = [[] for _ in range(steps)]
     total, before = sum(map(len, streams)), 0
     for stream in sorted(streams, key=len):
@@ -340,7 +341,7 @@ def by_length(streams: Sequence[TokenStream], steps: int) -> list[list[TokenStre
 
 
 def positions(group: Sequence[TokenStream]) -> int:
-    """What a padded batch of them computes."""
+    """Return the number of positions that a padded batch computes."""
     return len(group) * max(map(len, group))
 
 

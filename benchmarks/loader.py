@@ -148,7 +148,7 @@ def compare_shards(folder: Path, rounds: int, case: str) -> None:
 
 
 def compare_manifests(path: Path, count: int) -> None:
-    """Both as a user would meet them: a fresh process that opens the file."""
+    """Compare both readers as a user meets them: in a fresh process that opens the file."""
     write_manifest(path, count)
     (ours_s, ours_mb), (peer_s, peer_mb) = (in_a_process(way, path) for way in (open_by_number, read_by_line))
     thousand_s, _ = in_a_process(read_a_thousand, path)

@@ -87,7 +87,7 @@ def problem(books: int, vocabulary: int, rows: int, hidden: int) -> tuple[Tensor
 
 
 def warm_up(side: str) -> None:
-    """What a first call costs once and for all is not the loss's memory."""
+    """Run once, so that one-time allocations do not count as the loss's memory."""
     SIDES[side](*problem(2, 8, 4, 8)).backward()
 
 
@@ -105,7 +105,7 @@ SIDES = {"chunked": chunked, "dense": dense}
 
 
 def status_mb(field: str) -> float:
-    """Of this process alone (getrusage would count the process that began it)."""
+    """Return a memory figure of this process alone (getrusage would count its parent)."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) / 1024
 

@@ -1,4 +1,4 @@
-"""How right the estimates of `quality` are on speech whose noise, bandwidth and room are known, and what they cost.
+"""Accuracy and cost of the estimates of `quality`, on speech whose noise, bandwidth and room are known.
 
     python benchmarks/quality.py [--data ../shared/data] [--fit]
 
@@ -321,7 +321,7 @@ def _in_room(samples_N: Signal, response_N: Signal) -> Signal:
 
 
 def _rt60_s(response_N: Signal) -> float:
-    """From the line through -5 to -25 dB of Schroeder's backward integral (ISO 3382)."""
+    """Return the reverberation time from a line through -5 to -25 dB of Schroeder's backward integral (ISO 3382)."""
     energy_N = np.cumsum(response_N[np.abs(response_N).argmax() :][::-1].astype(float) ** 2)[::-1]
     level_N = 10 * np.log10(energy_N / energy_N[0] + 1e-12)
     inside = np.flatnonzero((level_N < -5) & (level_N > -25))

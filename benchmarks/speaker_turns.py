@@ -1,4 +1,4 @@
-"""Who speaks when: diarization error of the step `speakers` on mixtures whose turns are known, and on a meeting.
+"""Diarization error of the step `speakers` on mixtures whose turns are known, and on a meeting.
 
     python benchmarks/speaker_turns.py [--data ../shared/data] [--tuning] [--hours 3]
 
@@ -153,7 +153,7 @@ def score(name: str, cases: list[Case]) -> None:
 
 
 def turns_of(case: Case, spans: list[list[float]], config: SpeakersConfig) -> list[Turn]:
-    """What the step finds."""
+    """Return the turns that the step finds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "mixture.flac"
         save_stream(path, [torch.from_numpy(case.samples_N)[None]], RATE)
@@ -214,7 +214,7 @@ def test_speakers(data: Path) -> Clips:
 
 
 def tuning_speakers(data: Path) -> Clips:
-    """One utterance of each of 40 speakers of train-clean-100."""
+    """Return an utterance of each of 40 speakers of train-clean-100."""
     root = data / "librispeech_speakers" / "librispeech_train-clean-100"
     return {path.stem: [_load(path)] for path in sorted(root.rglob("*.flac"))}
 
@@ -262,7 +262,7 @@ def mix(clips: Clips, seed: int, duration_s: float) -> Case:
 
 
 def speech(clip_N: NDArray[np.float32]) -> list[tuple[float, float]]:
-    """Where a clean clip is loud: within 30 dB of its loud frames; pauses below 0.3 s belong to it."""
+    """Return the spans of a clean clip within 30 dB of its loud frames; pauses below 0.3 s belong to them."""
     frames_FN = clip_N[: len(clip_N) // 160 * 160].reshape(-1, 160).astype(np.float64)
     level_F = 10 * np.log10(np.mean(frames_FN**2, axis=1) + 1e-10)
     loud = np.flatnonzero(level_F > np.percentile(level_F, 95) - 30)
@@ -288,7 +288,7 @@ def _piece(clips: list[NDArray[np.float32]], dice: np.random.Generator) -> NDArr
 
 
 def spans_of(cases: Iterable[Case]) -> list[list[float]]:
-    """Where Silero VAD hears speech, cases end to end; each is heard once."""
+    """Return Silero VAD's speech spans, cases end to end; each case is processed once."""
     known: dict[int, list[list[float]]] = {}
     result: list[list[float]] = []
     clock_s = 0.0
@@ -324,7 +324,7 @@ def _recording(path: Path, spans: list[list[float]]) -> Recording:
 
 
 def _overlapped(turns: list[Turn]) -> NDArray[np.bool_]:
-    """By hundredth of a second."""
+    """Measure overlap in steps of 10 ms."""
     voices_F = np.zeros(round(100 * max((turn.end_s for turn in turns), default=0)) + 1, int)
     for turn in turns:
         voices_F[round(100 * turn.start_s) : round(100 * turn.end_s)] += 1

@@ -1,4 +1,4 @@
-"""How much recognized text is kept, how much of it is wrong, and how often foreign speech and sounds keep text.
+"""Trust in recognized text: the kept share, its errors, and how often foreign speech and sounds keep text.
 
     python benchmarks/text_trust.py [--data ../shared/data] [--half choose|report|both]
 
@@ -48,7 +48,7 @@ _TEXTS = {
     "2412-153948-0000.flac": "if the reader will excuse me i will say nothing of my antecedents nor of the "
     "circumstances which led me to leave my native country the narrative would be tedious to him and painful to myself",
 }
-"""Of files whose text is in the pack's README or manifests; of 1272-141231-0002 LibriSpeech's own, because the README
+"""Texts of files, from the pack's README or manifests; of 1272-141231-0002 LibriSpeech's own, because the README
 gives the text of another utterance."""
 _ENGLISH_AMONG_OTHERS = ("bria", "loona", "SimulEval")
 """English speech in the pack of other languages."""

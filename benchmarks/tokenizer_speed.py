@@ -36,7 +36,7 @@ CASES = {"mimi": ("native", "mimi"), "higgs": ("native", "higgs"), "higgs-preset
 
 @dataclass(frozen=True)
 class Side:
-    """How to call one tokenizer."""
+    """Calls of a tokenizer."""
 
     encode: Callable[[Tensor], Tensor]
     """`[B, 1, N]` to codes `[B, K, T]`."""

@@ -46,7 +46,7 @@ Block: TypeAlias = "tuple[NDArray[np.float32], int]"
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What a file's header says. Lengths are None where it does not say; `duration_s` is an estimate from
+    """Format facts from a file's header. A length is None where the header has none; `duration_s` is an estimate from
     the bit rate in streams without a length (ADTS, MP3 without a Xing header)."""
 
     sample_rate: int
@@ -59,7 +59,7 @@ class AudioInfo:
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """What to read: a span of `source` (the path of a file, or its content), called `name` in errors.
+    """A read request: a span of `source` (the path of a file, or its content), called `name` in errors.
 
     `block_frames` is about how many samples of every channel a block holds.
     """
@@ -110,7 +110,7 @@ def open_soundfile(source: str | bytes) -> soundfile.SoundFile:
 
 
 def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
-    """What was requested, as libsndfile decodes it.
+    """Decode the requested span with libsndfile, block by block.
 
     Raises:
         AudioError: the request does not fit the file.
@@ -136,7 +136,7 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
 
 
 def soundfile_info(source: str | bytes) -> AudioInfo:
-    """What the header says by libsndfile, which raises for what it does not read."""
+    """Read the header with libsndfile, which raises for formats that it does not read."""
     with open_soundfile(source) as handle:
         known = handle.frames < _UNKNOWN_FRAMES
         num_samples = handle.frames if known else None
@@ -150,9 +150,9 @@ def soundfile_info(source: str | bytes) -> AudioInfo:
 
 
 def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
-    """What was requested, as FFmpeg decodes it: seek to a little before the span, throw that away, stop behind it.
+    """Decode the requested span with FFmpeg: seek to shortly before the span, drop the surplus, stop after the span.
 
-    An empty block comes now and then of what is thrown away.
+    Blocks of dropped samples are yielded empty.
 
     Raises:
         AudioError: it cannot be read, or the request does not fit the file.
@@ -196,7 +196,7 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
 
 
 def av_info(source: str | bytes, name: str | Path) -> AudioInfo:
-    """What the header says by FFmpeg.
+    """Read the header with FFmpeg.
 
     Raises:
         AudioError: it cannot be read.

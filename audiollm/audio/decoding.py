@@ -1,4 +1,4 @@
-"""How `audiollm.audio.files` gets from a file, or the bytes of one, to a waveform or to what its header says.
+"""Decoding behind `audiollm.audio.files`: a file, or the bytes of one, to a waveform or to header facts.
 
 libsndfile comes first; whatever it has against a file, FFmpeg decides. Plain WAV and FLAC are decoded here, everything
 else in a process that a crash of the decoder may cost. Everything that goes wrong becomes an `AudioError`.
@@ -74,7 +74,7 @@ def decoded_blocks(request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
 
 
 def read_info(source: str | bytes, name: str | Path) -> AudioInfo:
-    """What the header of a file, or of the content of one, says; nothing is decoded.
+    """Read the header of a file, or of its content, without decoding samples.
 
     Raises:
         AudioError: it is not audio.
@@ -97,7 +97,7 @@ def _soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
 
 
 def _joined(blocks: Iterable[Block]) -> tuple[Tensor, int]:
-    """One contiguous tensor; there is at least one block."""
+    """Join one or more blocks into one contiguous tensor."""
     blocks_CN, rates = zip(*blocks, strict=True)
     joined_CN = blocks_CN[0] if len(blocks_CN) == 1 else np.concatenate(blocks_CN, axis=1)
     return torch.from_numpy(np.ascontiguousarray(joined_CN)), rates[0]

@@ -49,7 +49,7 @@ START_S = 120.0
 """So long may a process take to start; on an idle machine it takes some 0.3 s."""
 
 Task: TypeAlias = "tuple[Literal['soundfile', 'av', 'info'], DecodeRequest]"
-"""What is wanted: blocks by one of the two decoders, or what the header says."""
+"""A task for the decoding process: blocks by one of the two decoders, or the facts of the header."""
 
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[3:]
@@ -59,7 +59,7 @@ from audiollm.audio.decoding_process import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))"""
 _OWN_ROOT = str(Path(__file__).parents[1])  # the process must not find another audiollm first
 _DESK_BYTES = 1 << 22
-"""Of the memory that both sides share; a larger block, of more than 16 channels, goes through the connection."""
+"""Size of the shared memory. A larger block (more than 16 channels) is sent through the connection."""
 _NEXT, _CLOSE = "next", "close"
 
 
@@ -78,7 +78,7 @@ def contained_blocks(decoder: Literal["soundfile", "av"], request: DecodeRequest
 
 
 def contained_info(request: DecodeRequest) -> AudioInfo:
-    """What the header of a file says, by libsndfile or else by FFmpeg, in another process.
+    """Read the header of a file in another process, by libsndfile or else by FFmpeg.
 
     Raises:
         AudioError: it is not audio, or a decoder crashes or hangs on it.
@@ -119,12 +119,12 @@ class _Helper:
 
     @property
     def death(self) -> str:
-        """How the process ended, after its end."""
+        """Describe how the decoding process ended; it must have ended."""
         code = self._process.wait()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def results(self, task: Task) -> Iterator[Any]:
-        """One after the other, each made when it is asked for.
+        """Yield the task's results one by one, each computed on demand.
 
         Raises:
             _DeadError: the process has died.
@@ -185,7 +185,7 @@ _idle: list[_Helper] = []
 
 
 _crashes: dict[Any, str] = {}
-"""What is known of files that crashed: one that is drawn again and again costs one process, or one wait."""
+"""Error of each file that crashed or hung the decoder, so that drawing it again costs no further process or wait."""
 
 
 def _results(task: Task) -> Iterator[Any]:
@@ -275,7 +275,7 @@ def serve(connection_descriptor: int, desk_descriptor: int) -> None:
 
 
 def _receive_all(connection: Connection, requests: SimpleQueue[Task | str]) -> None:
-    """In a thread of its own, so that the end of the other side is noticed in the midst of a file."""
+    """Receive all messages in a separate thread, which notices the death of the other side in the middle of a file."""
     with suppress(EOFError, OSError):
         while True:
             requests.put(connection.recv())

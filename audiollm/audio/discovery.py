@@ -1,4 +1,4 @@
-"""Which files are audio, by their names and first bytes, and the error of those that are not. Imports no torch."""
+"""Recognition of audio files by name and first bytes, and the error for other files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUDIO_EXTENSIONS = HEADERLESS_EXTENSIONS | {
 _MAGIC_BYTES = tuple(b"fLaC OggS ID3 NIST_1A .snd caff #!AMR wvpk riff\x2e\x91\xcf\x11".split())
 
 _PLAIN_ENCODINGS = (0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE)
-"""In a WAV header: integers, floats, A-law, mu-law, and "extensible", which is one of these or ADPCM."""
+"""WAV format codes of plain samples: integers, floats, A-law, mu-law, and "extensible" (one of these, or ADPCM)."""
 
 
 class AudioError(Exception):
@@ -33,12 +33,12 @@ class AudioError(Exception):
 
 
 def is_rate(sample_rate: object) -> bool:
-    """Whether it is a sample rate: a positive integer."""
+    """Return whether `rate` is a sample rate: a positive integer."""
     return isinstance(sample_rate, numbers.Integral) and int(sample_rate) > 0
 
 
 def looks_like_audio(path: str | Path) -> bool:
-    """Whether a file is audio by its extension or by its first bytes; reads at most 64, never raises.
+    """Return whether a file is audio by its extension or its first bytes. Reads at most 64 bytes, never raises.
 
     `.raw` and `.pcm` count: they hold audio that `load` refuses with a reason.
     """
@@ -100,7 +100,7 @@ def read_header(path: Path) -> bytes:
 
 
 def is_audio_header(header: bytes) -> bool:
-    """Whether a file that begins with these bytes is audio."""
+    """Return whether a file that begins with these bytes is audio."""
     if header.startswith(_MAGIC_BYTES):
         return True
     if header[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64"):
@@ -123,9 +123,9 @@ def _is_mpeg_frame(header: bytes) -> bool:
 
 
 def is_plain(source: str | bytes) -> bool:
-    """Whether a file, or the content of one, is by its first bytes WAV of plain samples, or FLAC.
+    """Return whether a file, or its content, begins like a WAV of plain samples or like a FLAC.
 
-    That is what corpora are mostly made of, and what libsndfile reads with its simplest and best tested code.
+    Most corpora consist of these formats, and libsndfile reads them with its simplest and best tested code.
 
     Raises:
         OSError: the file cannot be opened.

@@ -48,7 +48,7 @@ class Waveform:
         return Waveform(to_mono(self.samples_CN), self.sample_rate)
 
     def resample(self, sample_rate: int) -> Waveform:
-        """At another rate (see `resample`); overshoots of the filter are clipped to [-1, 1]."""
+        """Resample the waveform (see `resample`); overshoots of the filter are clipped to [-1, 1]."""
         if sample_rate == self.sample_rate:
             return self
         samples_CM = resample(self.samples_CN, self.sample_rate, sample_rate)

@@ -87,7 +87,7 @@ def save_stream(path: str | Path, pieces_1N: Iterable[Tensor], sample_rate: int)
 
 
 def _span(blocks: Iterator[tuple[Tensor, int]], request: DecodeRequest) -> Iterator[tuple[Tensor, int]]:
-    """What lies between the request's start and end."""
+    """Yield the blocks between the request's start and end."""
     position = start = 0
     rate = 1
     for block_CN, rate in blocks:
@@ -111,7 +111,7 @@ def _checked(blocks: Iterator[tuple[Tensor, int]], path: Path) -> Iterator[tuple
 
 
 def _resampled(blocks: Iterator[tuple[Tensor, int]], sample_rate: int) -> Iterator[Tensor]:
-    """At `sample_rate`, ceil(N * sample_rate / rate) samples in all; overshoots are clipped."""
+    """Resample blocks to `sample_rate`, ceil(N * sample_rate / rate) samples in all; overshoots are clipped."""
     resampler: soxr.ResampleStream | None = None
     given = made = 0
     rate = sample_rate

@@ -20,7 +20,7 @@ from audiollm.files.atomic import DamagedFile
 from audiollm.files.disk_errors import disk_error
 
 GROUPS = {"evaluate": "Score codecs and what models make: against references, and with independent judges."}
-"""What a group of commands is for; a group of another package needs no entry here."""
+"""Help text of each command group; a group of another package needs no entry here."""
 
 
 def build_app() -> typer.Typer:

@@ -34,7 +34,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. Only `missing` makes the command fail."""
+    """A line of the table. Only the state `missing` makes the command fail."""
 
     name: str
     state: State
@@ -234,7 +234,7 @@ MACHINE = {"Python": _python, "CPU": _cpu, "memory": _memory, "GPU": _gpu, "disk
 
 
 def _entry_points(group: str) -> Iterator[Check]:
-    """One line for those of a group that load, and one for each that does not."""
+    """Check the entry points of a group: one line for all that load, and one for each that does not."""
     names = []
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name):
         try:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from audiollm.data.inspection import StreamRow
     from audiollm.data.records.source import LoadedSample, Source
 
-FRAME_RATE, NUM_CODEBOOKS, CODEBOOK_SIZE = 25.0, 8, 1024
-"""The tokenizer's, where samples have no codes yet."""
-VOCABULARY, VOCABULARY_SAMPLES = 1024, 2000
-"""Of the vocabulary that is trained where none is given, and how many samples it is trained on."""
+VOCABULARY_SIZE, VOCABULARY_SAMPLES = 1024, 2000
+"""Size of the vocabulary that is trained where no tokenizer is given, and number of samples it is trained on."""
 ON, OFF = "●", "·"
 
 
@@ -41,7 +39,7 @@ def inspect(
             show_default=False,
         ),
     ],
-    sample: Annotated[str, typer.Option(help="Its id, or its number from 0.")] = "0",
+    sample: Annotated[str, typer.Option(help="Id of the sample, or its number, counted from 0.")] = "0",
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -50,11 +48,13 @@ def inspect(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Show the first so many rows only.", show_default="all")
+        int | None, typer.Option(min=1, help="Number of rows to show, from the first.", show_default="all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a row, the summary last.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")
+    ] = False,
 ) -> None:
-    """Show what is trained on, row by row: kind, token, target or masked, weight.
+    """Show a training sample row by row: kind, token, target or masked, weight.
 
     The table leaves out the middle of long audio and counts it; --json has every row.
     Weights are those of the sample packed alone: text adds up to 1, and so does audio.
@@ -125,9 +125,9 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
 
 
 def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
-    """Where the samples of `target` are, and of a train stage its vocabulary (even if cut short) and what it hears.
+    """Locate the samples of `target`, and for a train stage its vocabulary (even if unfinished) and its features.
 
-    The last is None where what is heard is given as codes.
+    The features are None where heard audio is given as codes.
     """
     import yaml
 
@@ -151,7 +151,7 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
 
 
 def _features(folder: Path, stage: dict[str, Any]) -> FeatureShape | None:
-    """What the audio encoder of a train stage takes: by its model, by what it began from, or by its settings."""
+    """Feature shape of a train stage's audio encoder: read from its model, from its start, or from its settings."""
     from audiollm.data.hearing.features import FeatureShape
     from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
     from audiollm.models.hub import read_config
@@ -180,7 +180,9 @@ def _pick(source: Source, wanted: str) -> tuple[int, LoadedSample]:
     from audiollm.errors import BadSample
 
     if not len(source):
-        raise ConfigError("there is no sample in it", source.name, "; ".join(str(bad) for bad in source.bad))
+        raise ConfigError(
+            "the source has no usable sample", source.name, "; ".join(str(bad) for bad in source.bad)
+        )
     try:
         if wanted.isdecimal() and int(wanted) < len(source):
             return int(wanted), source[int(wanted)]
@@ -222,15 +224,17 @@ def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokeni
     notes.append(
         "no --tokenizer is given: the text is shown in a vocabulary that was trained on these samples"
     )
-    return train_text_tokenizer(texts, VOCABULARY)
+    return train_text_tokenizer(texts, VOCABULARY_SIZE)
 
 
 def _codec(source: Source, loaded: LoadedSample) -> dict[str, Any]:
-    """What the shards say of their codec, else what the codes show, else the tokenizer's."""
+    """The codec's shape: recorded in the shards, else read off the codes, else that of the default codec."""
+    from audiollm.codec import CODEBOOK_SIZE, FRAME_RATE, NUM_CODEBOOKS
+
     facts = getattr(source, "facts", {}).get("codec") or {}
     books = [codes_KT.shape[0] for row in loaded.encodings for codes_KT in row]
     known = {"num_codebooks": books[0] if books else NUM_CODEBOOKS}
-    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": FRAME_RATE, **known, **facts}
+    return {"codebook_size": CODEBOOK_SIZE, "frame_rate": float(FRAME_RATE), **known, **facts}
 
 
 def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) -> list[Tensor]:
@@ -249,7 +253,7 @@ def _stand_ins(loaded: LoadedSample, codec: dict[str, Any], notes: list[str]) ->
         codes.append(torch.zeros(codec["num_codebooks"], frames, dtype=torch.long))
     if codes:
         rate, books = codec["frame_rate"], codec["num_codebooks"]
-        notes.append(f"no codes yet: audio is counted at {rate:g} frames a second of {books} codebooks")
+        notes.append(f"no codes yet: audio is counted at {rate:g} frames per second of {books} codebooks")
     return codes
 
 

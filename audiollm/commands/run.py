@@ -20,12 +20,12 @@ from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, StagePlan, find_stage, load_recipe
 
 DEVICE_TFLOPS = {"tiny": 0.14}
-"""What one device reaches in training, by size, in 10^12 operations a second. Two CPU cores with bf16 matrix units:
-as measured on the quickstart."""
+"""Training throughput of one device by model size, in 10^12 operations per second. Measured on the quickstart with two
+CPU cores that have bf16 matrix units."""
 NOTE_WIDTH = 28
 """The narrowest column for what a stage does."""
 H100_TFLOPS = 400.0
-"""Of all other sizes: an H100 in bf16 at 40 % of its peak."""
+"""Throughput assumed for all other sizes, in 10^12 operations per second: an H100 in bf16 at 40 % of its peak."""
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="The recipe, for example recipes/quickstart.yaml.", show_default=False)
@@ -33,10 +33,12 @@ RecipeArgument = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to it: key=value, stage.key=value.", metavar="[KEY=VALUE]...", show_default=False
+        help="Changes to the recipe: key=value, stage.key=value.",
+        metavar="[KEY=VALUE]...",
+        show_default=False,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the run, in place of the recipe's.")]
+Name = Annotated[str | None, typer.Option(help="Name of the run, instead of the recipe's.")]
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 
 
@@ -49,9 +51,9 @@ def run(
     only: Annotated[str | None, typer.Option(help="Run this stage alone.")] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--launch", min=1, help="Train on so many processes of this machine, one a GPU."),
+        typer.Option("--launch", min=1, help="Number of training processes on this machine, one per GPU."),
     ] = None,
-    help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and end.")] = None,
+    help_stage: Annotated[str | None, typer.Option(help="List a stage's settings and exit.")] = None,
 ) -> None:
     """Run a recipe, from its first unfinished stage on.
 
@@ -85,13 +87,13 @@ def plan(
     name: Name = None,
     runs: Runs = Path("runs"),
     devices: Annotated[
-        int, typer.Option("--launch", min=1, help="As for `run`: the devices that train together.")
+        int, typer.Option("--launch", min=1, help="Number of devices that train together, as for `run`.")
     ] = 1,
     tflops: Annotated[
         float | None,
         typer.Option(
             min=1e-3,
-            help="What one of them reaches in training, in 10^12 operations a second.",
+            help="Training throughput of one device, in 10^12 operations per second.",
             show_default="0.14 for tiny (2 CPU cores), else 400 (H100)",
         ),
     ] = None,
@@ -130,11 +132,11 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
 
 
 def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
-    """One row a stage and one of totals.
+    """Build the plan's table: one row per stage, then the totals.
 
     Args:
-        devices: that train together.
-        tflops: operations a second of one of them, in 10^12.
+        devices: number of devices that train together.
+        tflops: throughput of one device, in 10^12 operations per second.
     """
     plans: dict[str, StagePlan] = {}
     table = Table(title=f"{recipe.name} ({recipe.path})", title_justify="left")

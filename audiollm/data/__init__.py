@@ -1,1 +1,1 @@
-"""From annotated recordings to batches: the sample record, text forms, and what builds on them."""
+"""Data: samples on disk, chat templates, text forms, audio features and packed batches."""

@@ -27,7 +27,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class StreamRow:
-    """One position. `is_target` and `weights` have one entry for text and features, and K for audio codes."""
+    """A position of a sample. `is_target` and `weights` have one entry for text and features, and K for audio codes."""
 
     position: int
     kind: str
@@ -38,12 +38,12 @@ class StreamRow:
     """Numbers, `BOS` or `EOS`, one a codebook; empty for text and features."""
     is_target: tuple[bool, ...]
     weights: tuple[float, ...]
-    """Of the target at this position, when the sample is packed alone; 0 where it is masked."""
+    """Weights of the targets at this position when the sample is packed alone; 0 where masked."""
 
 
 @dataclass(frozen=True)
 class KindSummary:
-    """What one kind of rows adds up to."""
+    """Totals over all rows of a kind."""
 
     kind: str
     rows: int

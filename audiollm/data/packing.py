@@ -40,9 +40,9 @@ class PackedBatch:
     """
 
     text_ids_X: Tensor
-    """Of the text rows, which come first."""
+    """Token ids of the text rows, which come first."""
     codes_YK: Tensor
-    """Of the audio rows, in or out."""
+    """Codes of the audio rows, heard or spoken."""
     positions_S: Tensor
     row_of_S: Tensor
     """The row of each position, sequence after sequence: `hidden[row_of_S]` is in reading order."""
@@ -51,13 +51,13 @@ class PackedBatch:
     """Rows whose logits have a text target."""
     text_targets: Tensor
     text_weights: Tensor
-    """float64, one a text target."""
+    """Weights of the text targets, float64."""
     audio_target_index: Tensor
     """Rows whose logits have at least one audio target."""
     audio_targets_XK: Tensor
     audio_weights_XK: Tensor
     counts: Mapping[str, float]
-    """What the weighted sums of `text` and of `audio` are means over, once added up over the whole step."""
+    """Denominators of the losses `text` and `audio`; those of all packs of a step are added up."""
     features: PackedFeatures | None = None
     """Windows of mel frames, whose rows lie between those of text and of audio; None: there are no such rows."""
 
@@ -120,20 +120,20 @@ def plan_step(
     ranks: int = 1,
     strategy: str = "packed",
 ) -> list[list[Pack]]:
-    """Which samples of one optimizer step share a pack, and which rank has it: a function of the lengths alone.
+    """Assign the samples of an optimizer step to packs and ranks, by their lengths alone.
 
     Every rank has the same number of packs and about the same number of positions; the packs of a rank come
     longest first, so that ranks that wait for one another in every pack wait little.
 
     Args:
-        lengths: positions of each sample.
-        capacity: the most positions of a pack.
+        lengths: number of positions of each sample.
+        capacity: largest number of positions in a pack.
         strategy: `packed` (first fit), `sorted` (samples of similar length together, as in LongAlign,
             arXiv 2401.18058) or `in_order` (one after the other); the last two hold no more than `capacity`
             positions even where each sample is padded to the longest of its pack.
 
     Returns:
-        By rank, its packs. Some are empty (`idle_pack`) where there are fewer samples than packs.
+        The packs of each rank. Some are empty (`idle_pack`) where there are fewer samples than packs.
 
     Raises:
         ValueError: a sample is longer than the capacity, or no strategy of that name.
@@ -170,7 +170,7 @@ def sorted_batches(lengths: Sequence[int], capacity: int) -> list[Pack]:
 
 
 def batches_in_order(lengths: Sequence[int], capacity: int) -> list[Pack]:
-    """One sample after the other; padded to its longest, a pack keeps to the capacity."""
+    """Fill packs with samples in order; a pack padded to its longest sample stays within the capacity."""
     _longest_first(lengths, capacity)
     return _consecutive(range(len(lengths)), lengths, capacity)
 
@@ -340,7 +340,7 @@ def _spread(lengths: Sequence[int], capacity: int, wanted: int) -> list[Pack] | 
 
 
 def _split(packs: Sequence[Pack], lengths: Sequence[int], wanted: int) -> list[Pack]:
-    """As many packs as wanted: the fullest are halved; idle ones where no pack has two samples."""
+    """Split packs to the wanted number: halve the fullest, and add idle ones where none has two samples."""
     packs = list(packs)
     while len(packs) < wanted:
         divisible = [each for each in packs if len(each) > 1]
@@ -370,16 +370,16 @@ def _positions(each: Pack, lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where each of B packed sequences lies among the rows of a pack."""
+    """Layout of B packed sequences among the rows of a pack."""
 
     lengths: tuple[int, ...]
-    """On the host: a loop over sequences waits for no device."""
+    """Sequence lengths, kept on the host so that a loop over sequences needs no device sync."""
     cumulative_lengths: Tensor
     """int32 `[B + 1]`, from 0 to S."""
     row_of_S: Tensor
     """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
     order_S: Tensor
-    """Its inverse: the position of each row."""
+    """The position of each row: the inverse of `row_of_S`."""
 
     @property
     def longest(self) -> int:
@@ -387,7 +387,7 @@ class SegmentLayout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
-        """Of sequences of these lengths, where row r of the pack is position `order_S[r]` of their concatenation."""
+        """Build a layout of these sequence lengths; row r of the pack is position `order_S[r]` end to end."""
         ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
 

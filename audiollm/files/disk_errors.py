@@ -25,14 +25,14 @@ _BY_TEXT = {
     "input/output error": errno.EIO,
 }
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors and tokenizers name the system's error, in exceptions of their own."""
+"""Pattern of the system's error number in the exceptions of safetensors and tokenizers."""
 
 
 def disk_error(error: BaseException, where: object = "") -> tuple[str, str] | None:
-    """What went wrong with the disk, and the remedy; None where the error is about something else.
+    """Describe a disk failure and its remedy; None where the error has another cause.
 
     Args:
-        where: what was being written, named where the error itself names no file.
+        where: the file being written; used where the error names no file.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -11,13 +11,13 @@ from audiollm.files.atomic import DamagedFile, read_json
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 REMEDY = "download or write it again"
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""How every folder of transformers is opened: nothing is downloaded, and no code that lies in the folder is run. Where
+"""Arguments for every transformers loader: no download, and no code from the folder is run. Where
 `trust_remote_code` is left out, transformers asks the person at the terminal."""
 _CALLED = {dict: "mapping of settings", list: "list"}
 
 
 def read_json_file(path: Path, kind: type[Kind]) -> Kind:
-    """What a file holds, a `dict` or a `list`.
+    """Read a JSON file that holds a `dict` or a `list`.
 
     Raises:
         ConfigError: it cannot be read, is not JSON, or holds something else.

@@ -24,7 +24,7 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class AttentionBackend(NamedTuple):
-    """What computes attention over packed sequences, and why it was chosen."""
+    """The implementation of attention over packed sequences, and the reason for its choice."""
 
     name: BackendName
     reason: str
@@ -33,7 +33,7 @@ class AttentionBackend(NamedTuple):
 def attention_backend(
     device: torch.device, dtype: torch.dtype, head_dim: int, wanted: BackendName | Literal["auto"] = "auto"
 ) -> AttentionBackend:
-    """Which implementation attends over packed sequences.
+    """Choose the implementation of attention over packed sequences.
 
     `flash_attn` is the package, `varlen` is `torch.nn.attention.varlen`; both are CUDA kernels for half precision.
     `sdpa` is PyTorch's scaled dot product attention, sequence by sequence; float32 and float64 always take it.
@@ -82,7 +82,7 @@ def packed_attention(
 
 
 def attends_by_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """How `cached_attention` computes: as two matrix products on a CPU in full precision, else by SDPA."""
+    """Return whether `cached_attention` uses two matrix products (on a CPU in full precision) and not SDPA."""
     return device.type == "cpu" and dtype not in HALF_PRECISION
 
 
@@ -167,7 +167,7 @@ def _each_segment(
 
 
 def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None) -> Tensor:
-    """One sequence of S positions."""
+    """Attend within a single sequence of S positions."""
     grouped = q_SHD.shape[1] != k_SGD.shape[1]
     if window is None or len(q_SHD) <= window:
         q, k, v = (rows.transpose(0, 1)[None] for rows in (q_SHD, k_SGD, v_SGD))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from audiollm.data.hearing.features import FRAMES_A_SECOND, FeatureShape, PackedFeatures
+from audiollm.data.hearing.features import FRAMES_PER_SECOND, FeatureShape, PackedFeatures
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
@@ -30,7 +30,7 @@ from audiollm.models.attention import attention_backend
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
-"""Where Whisper's, Qwen2-Audio's and Boson's checkpoints, or one of the encoder alone, keep the encoder."""
+"""Key prefixes of the encoder in checkpoints of Whisper, Qwen2-Audio and Boson, or of the encoder alone."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class AudioEncoderConfig:
     padded: bool = False
     """Windows are filled up with silence to their full length, as published weights expect it."""
     stride: int = 2
-    """Positions that become one row: 25 rows a second with 2 and the stem `conv1d`, 12.5 with 1 and `conv2d`."""
+    """Encoder positions merged into one decoder row: 2 of stem `conv1d` give 25 rows/s, 1 of `conv2d` 12.5 rows/s."""
     reduction: Literal["concat", "mean"] = "concat"
-    """They are put side by side after the last norm; or their mean is taken before it (Qwen2-Audio, Boson)."""
+    """Merging of positions: concatenation after the last norm, or the mean before it (Qwen2-Audio, Boson)."""
     projector_size: int | None = None
     """Width of a hidden layer of the projector; None: it is one linear layer."""
     dropout: float = 0.0
     stem: StemName = "conv1d"
-    """What makes positions of mel frames: Whisper's, or `conv2d`, which learns from few recordings."""
+    """Stem from mel frames to positions: Whisper's `conv1d`, or `conv2d`, which learns from few recordings."""
     stem_channels: int = 32
-    """Of the first block of `conv2d`; the two after it have twice and four times as many."""
+    """Channels of the first block of `conv2d`; the next two blocks have twice and four times as many."""
 
     def __post_init__(self) -> None:
         if self.d_model % (2 * self.encoder_attention_heads):
@@ -77,7 +77,7 @@ class AudioEncoderConfig:
 
     @property
     def features(self) -> FeatureShape:
-        """What the encoder is to be given."""
+        """Shape of the features that the encoder takes."""
         return FeatureShape(
             self.num_mel_bins, self.max_source_positions, self.stride, self.padded, self.frames_per_position
         )
@@ -88,7 +88,7 @@ class AudioEncoderConfig:
 
     @property
     def window_s(self) -> float:
-        return self.max_source_positions * self.frames_per_position / FRAMES_A_SECOND
+        return self.max_source_positions * self.frames_per_position / FRAMES_PER_SECOND
 
 
 class EncoderAttention(nn.Module):
@@ -169,7 +169,7 @@ class AudioTower(nn.Module):
         self.layers.apply(_initialize)
 
     def train(self, mode: bool = True) -> AudioTower:
-        """Of a frozen one the mode stays evaluation: it has no dropout."""
+        """Set the training mode; a frozen encoder stays in evaluation mode, without dropout."""
         super().train(mode and self.is_trained)
         return self
 
@@ -182,10 +182,10 @@ class AudioTower(nn.Module):
         self.eval()
 
     def forward(self, features: PackedFeatures) -> Tensor:
-        """What the projector takes of every row, `[R, C]`, or `[R, stride * C]` with `concat`.
+        """Encode windows into the projector's input for every row, `[R, C]`, or `[R, stride * C]` with `concat`.
 
         Raises:
-            ValueError: windows that were made for another encoder.
+            ValueError: the windows were made for another encoder.
         """
         self._check(features)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.is_trained):
@@ -231,7 +231,7 @@ class AudioTower(nn.Module):
     def _positioned(
         self, features: PackedFeatures, frames: tuple[int, ...], positions: tuple[int, ...]
     ) -> Tensor:
-        """What the stem makes of the mel frames, and the sinusoids added: `[P, C]`."""
+        """Apply the stem to the mel frames and add the sinusoids: `[P, C]`."""
         x_PC = (
             self.stem(features)
             if self.config.stem == "conv2d"
@@ -253,7 +253,7 @@ class AudioTower(nn.Module):
 
 
 class Projector(nn.Module):
-    """What the encoder gives to rows of the decoder, by one linear layer or two."""
+    """Projection of encoder outputs to decoder rows, by one linear layer or two."""
 
     def __init__(self, config: AudioEncoderConfig, hidden_size: int) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ def _attend(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, .
 
 
 def _read_tower(folder: Path) -> dict[str, Tensor]:
-    """By their names in the tower, the encoder's weights in a checkpoint of one or several files."""
+    """Read the encoder's weights from a checkpoint of one or several files, keyed by their names in the tower."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(

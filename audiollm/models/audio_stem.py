@@ -1,4 +1,4 @@
-"""What makes positions of mel frames, before the layers of the audio encoder: convolutions over windows end to end.
+"""Stems of the audio encoder: convolutions from mel frames to positions, over windows end to end.
 
 `conv1d` is Whisper's: 50 positions a second, for published weights and for much data. `conv2d` sees patches of time and
 pitch, so that a sound is known wherever it lies in either, and learns from far fewer recordings: three residual blocks,
@@ -26,14 +26,14 @@ from audiollm.data.hearing.features import PackedFeatures
 
 StemName = Literal["conv1d", "conv2d"]
 FRAMES_PER_POSITION: dict[StemName, int] = {"conv1d": 2, "conv2d": 8}
-"""Also the columns of zeros behind each window: one position, so that windows begin where positions do."""
+"""Mel frames per position; also the zero columns behind each window, so that windows begin where positions do."""
 DEFAULT_STRIDE: dict[StemName, int] = {"conv1d": 2, "conv2d": 1}
 """Positions that become one row of the model, where nothing else is said."""
 LAST_GAIN = 4.0
-"""Of the weights of `conv2d`'s last layer as it begins: positions have much in common (no value before it is negative),
-and what tells them apart must not be small beside the sinusoids that are added."""
+"""Initial gain of the weights of `conv2d`'s last layer. Its inputs are not negative, so positions have much in common;
+their differences must not be small beside the sinusoids that are added."""
 BLOCKS = ((7, (4, 4)), (3, (2, 2)), (3, (1, 2)))
-"""Of `conv2d`: kernel of the first convolution, its stride over frames and mel bins."""
+"""Blocks of `conv2d`: kernel of the first convolution, and its stride over frames and mel bins."""
 
 
 class Convolution(NamedTuple):
@@ -43,7 +43,7 @@ class Convolution(NamedTuple):
     outputs: int
     kernel: int
     stride: tuple[int, int]
-    """Of frames, of mel bins."""
+    """Stride over frames and over mel bins."""
     places: int
     """Values of a channel that it gives for a position."""
 
@@ -149,19 +149,19 @@ def convolutions(stem: StemName, num_mel_bins: int, channels: int, width: int) -
 
 
 def stem_multiplications(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
-    """Of a weight and a value, for one position."""
+    """Return the multiplications of a weight by a value per position."""
     area = 1 if stem == "conv1d" else 2
     sizes = convolutions(stem, num_mel_bins, channels, width)
     return sum(each.places * each.inputs * each.outputs * each.kernel**area for each in sizes)
 
 
 def stem_values(stem: StemName, num_mel_bins: int, channels: int, width: int) -> int:
-    """What the convolutions give for one position."""
+    """Return the number of output values of the convolutions per position."""
     return sum(each.places * each.outputs for each in convolutions(stem, num_mel_bins, channels, width))
 
 
 def place_columns(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tuple[Tensor, Tensor]:
-    """Which mel column each of Z takes, and where it is none; a window that is filled up repeats its last one."""
+    """Return the mel column of each of Z columns, and a mask of gaps; a padded window repeats its last column."""
     source, is_real = [], []
     for start, own, full in zip(accumulate((0, *frames)), frames, wanted, strict=False):
         source.append(start + torch.arange(full + gap).clamp_max(own - 1))
@@ -170,7 +170,7 @@ def place_columns(frames: Sequence[int], wanted: Sequence[int], gap: int) -> tup
 
 
 def places(counts: Sequence[int], rooms: Sequence[int], device: torch.device) -> Tensor:
-    """Of rooms that lie end to end, the first `count` places of each."""
+    """Return the first `count` indices within each of several segments that lie end to end."""
     starts = accumulate((0, *rooms))
     found = [start + torch.arange(count) for start, count in zip(starts, counts, strict=False)]
     return torch.cat(found).to(device)

@@ -29,7 +29,7 @@ class Cache:
     keys_NRGDL: Tensor
     values_NRGLD: Tensor
     cosine_LD: Tensor
-    """Of every position that there may be: computed once."""
+    """Rotary cosines of all L positions, computed once."""
     sine_LD: Tensor
     lengths: list[int]
     windows: tuple[int | None, ...]
@@ -91,7 +91,7 @@ class FillCache:
 def fill_cache(
     cache: Cache, batch: PackedBatch, rows: Sequence[int], lengths: Sequence[int], attend: AttendPacked
 ) -> FillCache:
-    """For a pack whose first sequences have these lengths and go into these rows of the cache, from position 0."""
+    """Prepare to fill cache rows from position 0 with the first sequences of a pack, which have these lengths."""
     device, total = batch.row_of_S.device, sum(lengths)
     row_P = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths)).to(device)
     position_P = torch.cat([torch.arange(length) for length in lengths]).to(device)
@@ -102,24 +102,24 @@ def fill_cache(
 
 @dataclass(frozen=True)
 class AttendCached:
-    """One new position in each of the first R rows of a cache, over what that row holds."""
+    """Attention of a new position in each of the first R cache rows over the positions that the row holds."""
 
     position_X: Tensor
     """The new position of each row of the model's batch."""
     new_at: tuple[Any, Any]
-    """Its row and position in the cache: one position for all rows where it is the same."""
+    """Rows and positions of the new entries in the cache; a single position where it is the same for all rows."""
     keys_NRGDL: Sequence[Tensor]
-    """Of each layer, with the rows that go on."""
+    """Cached keys of each layer, for the R rows being extended."""
     values_NRGLD: Sequence[Tensor]
     seen_keys_NBDL: Sequence[Tensor]
-    """The same at the positions that any row may look at, there."""
+    """Keys of each layer at the positions visible to at least one row."""
     seen_values_NBLD: Sequence[Tensor]
     biases_NB1L: Sequence[Tensor | None]
-    """Of each layer, -inf for those of them that a row may not look at, else 0; None where all look at all."""
+    """Attention bias of each layer: -inf where a position is hidden from a row, else 0; None where none is hidden."""
     order_R: Tensor | None
     """The cache row of each row of the model's batch; None where they are in the cache's order."""
     rank_R: Tensor | None
-    """Its inverse."""
+    """Inverse of `order_R`."""
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
         if self.rank_R is not None:
@@ -136,10 +136,10 @@ class AttendCached:
 
 
 def attend_cached(cache: Cache, rows: int, order_R: Tensor | None) -> AttendCached:
-    """For one new position in each of the first `rows` rows, which then counts as filled.
+    """Prepare attention for a new position in each of the first `rows` rows, and count it as filled.
 
     Raises:
-        ValueError: a row is full.
+        ValueError: a row of the cache is full.
     """
     device, lengths = cache.keys_NRGDL.device, cache.lengths[:rows]
     low, high = min(lengths), max(lengths)

@@ -53,7 +53,7 @@ class DualFFNConfig:
     max_position_embeddings: int = 2048
     """Positions of the longest sample in training, as far as known: a statement, nothing is cut there."""
     audio_encoder: AudioEncoderConfig | None = None
-    """For continuous features of what is heard; None: it is heard as codes alone."""
+    """Encoder for continuous features of heard audio; None: audio is heard as codes alone."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rope_scaling, dict):  # from a config.json
@@ -82,7 +82,7 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """What every layer needs to know of the rows that it is given."""
+    """Row information shared by all layers."""
 
     num_text: int
     """The first rows are text, the others audio."""
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class DualFFNLayer(nn.Module):
-    """One decoder layer: what is text takes one norm and feed-forward, what is audio the other."""
+    """A decoder layer with shared attention; text and audio rows have separate norms and feed-forwards."""
 
     def __init__(self, config: DualFFNConfig, index: int) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class Head(nn.Linear):
 
 
 def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
-    """What `use` makes of the hidden states `[X, C]` and the weight `[V, C]` of a head, as it is or adapted by PEFT.
+    """Apply `use` to the hidden states `[X, C]` and the weight `[V, C]` of a head, plain or adapted by PEFT.
 
     A head with a low-rank adapter has the logits `h W' + s A(h) B'`, which are those of `[h, s A(h)]` under the weight
     `[W, B]`: both are handed to `use` side by side, with the adapter's rank as more columns.
@@ -66,7 +66,7 @@ def through_head(head: nn.Module, hidden_XC: Tensor, use: Callable[[Tensor, Tens
 
 
 class AudioEmbedding(nn.Module):
-    """One table for all codebooks; a position's embedding is the sum over its codes."""
+    """A single embedding table for all codebooks; a position's embedding is the sum over its codes."""
 
     def __init__(self, config: DualFFNConfig) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class DualFFN(nn.Module):
         super().__init__()
         self.config = config
         self.attention: BackendName | Literal["auto"] = "auto"
-        """What computes attention over packs in training (see `attention_backend`); elsewhere a kernel that is
+        """Attention backend over packs in training (see `attention_backend`); elsewhere a kernel that is
         asked for may not fit (evaluations in float32), and `auto` takes its place."""
         self.activation_checkpointing = False
-        """In training keep the input of each layer alone, and compute the layer again in the backward pass."""
+        """Keep only each layer's input in training, and recompute the layer in the backward pass."""
         self.weight_changes = 0
-        """How often a change of the weights was announced (`weights_changed`)."""
+        """Number of announced weight changes (`weights_changed`)."""
         self.model = Backbone(config)
         self.text_lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         self.audio_lm_head = Head(config.hidden_size, config.num_codebooks * config.codebook_size, bias=False)
@@ -132,7 +132,7 @@ class DualFFN(nn.Module):
         self.audio_encoder_proj = Projector(config, self.config.hidden_size).to(like)
 
     def embed_rows(self, batch: PackedBatch) -> Tensor:
-        """What the first layer takes, `[S, C]`, in the batch's order of rows.
+        """Embed all rows for the first layer, `[S, C]`, in the batch's order of rows.
 
         Raises:
             ValueError: features for a model without an audio encoder.
@@ -172,7 +172,7 @@ class DualFFN(nn.Module):
     def extend(
         self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
     ) -> Tensor:
-        """One position more in each of the first X + Y rows of a cache; hidden states, text first, then audio.
+        """Extend each of the first X + Y cache rows by a position; return hidden states, text first, then audio.
 
         Args:
             order_R: the cache row of each text id, then of each row of codes; None: rows 0, 1, 2, ...

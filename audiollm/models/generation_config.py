@@ -20,7 +20,7 @@ _SHARES = ("temperature", "top_p")
 
 
 def read_generation(folder: Path) -> dict[str, Any]:
-    """What it says of `temperature`, `top_k`, `top_p`, `ras_win_len` and `ras_win_max_num_repeat`, by these names.
+    """Read `temperature`, `top_k`, `top_p`, `ras_win_len` and `ras_win_max_num_repeat` from generation_config.json.
 
     Nothing else of it is read; what it leaves out or sets to null is left out here, too. `do_sample: false` is a
     temperature of 0.
@@ -40,7 +40,9 @@ def read_generation(folder: Path) -> dict[str, Any]:
             continue
         if not _fits(name, value):
             raise ConfigError(
-                f"{name}: {value!r} cannot be drawn with", str(path), "mend it, or remove it from the file"
+                f"{name}: {value!r} is not a valid sampling setting",
+                str(path),
+                "correct it, or remove it from the file",
             )
         found[name] = value
     if data.get("do_sample") is False:

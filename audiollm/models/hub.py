@@ -150,7 +150,7 @@ def from_language_model(
 
 
 def is_language_model(folder: Path | str) -> bool:
-    """Whether a folder holds a plain language model, for `from_language_model`.
+    """Return whether a folder holds a plain language model, for `from_language_model`.
 
     Raises:
         ConfigError: no model is there.

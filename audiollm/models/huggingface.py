@@ -41,7 +41,7 @@ class DualFFNPreTrainedConfig(PreTrainedConfig):
 
     @classmethod
     def of(cls, config: DualFFNConfig, **special_ids: int | None) -> DualFFNPreTrainedConfig:
-        """Of a DualFFN; `audio_token_id` and the others are of its vocabulary."""
+        """Build the config of a DualFFN; `audio_token_id` and the other ids are those of its vocabulary."""
         return cls(**{**transformers_config(config, None), "model_type": OURS, **special_ids})
 
     @property
@@ -52,12 +52,12 @@ class DualFFNPreTrainedConfig(PreTrainedConfig):
 
 @dataclass
 class DualFFNOutput(ModelOutput):
-    """What `DualFFNForConditionalGeneration` returns; zero at padded positions."""
+    """Output of `DualFFNForConditionalGeneration`; zero at padded positions."""
 
     loss: Tensor | None = None
     """The mean over text targets plus the sum over codebooks of the means over their targets."""
     logits: Tensor | None = None
-    """Of audio codes, `[B, S, K * V]`."""
+    """Logits of audio codes, `[B, S, K * V]`."""
     text_logits: Tensor | None = None
     """`[B, S, vocabulary]`."""
 
@@ -150,7 +150,7 @@ class DualFFNForConditionalGeneration(PreTrainedModel):
             super()._init_weights(module)
 
     def _dual_ffn(self) -> DualFFN:
-        """Of this model's parts as they are now: an adapter or a quantization may have put others in their place."""
+        """Build a DualFFN of this model's current parts, which an adapter or a quantization may have replaced."""
         (network,) = self._network
         for name, module in self.named_children():
             network.add_module(name, module)

@@ -42,7 +42,7 @@ def silu_multiply(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """In which dtype a matrix product with these values is computed: autocast's, where it is on."""
+    """Return the dtype of matrix products with these values: autocast's, where it is on."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -50,7 +50,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 
 def use_liger(x: Tensor) -> bool:
-    """Whether these values go through Liger's kernels: on CUDA, not float64, and the package is installed."""
+    """Return whether Liger's kernels apply: on CUDA, not float64, and the package is installed."""
     return x.is_cuda and x.dtype != torch.float64 and _installed()
 
 

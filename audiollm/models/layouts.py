@@ -1,4 +1,4 @@
-"""How a DualFFN is described on disk: config.json and key names of the layouts that can be loaded and saved.
+"""Layouts of a DualFFN on disk: config.json and key names of those that can be loaded and saved.
 
 `higgs_audio_v2` is transformers' `HiggsAudioV2ForConditionalGeneration`; `audiollm_dual_ffn` has the same field and
 key names and holds what that class cannot; `higgs_audio` is Boson's release (boson-ai/higgs-audio,
@@ -39,7 +39,7 @@ SPECIAL_IDS = {
     "eos_token_id": (tokens.END_OF_TURN, "<|im_end|>"),
     "pad_token_id": (tokens.PAD, "<|endoftext|>"),
 }
-"""Which token's id a field holds: of the first that the vocabulary has."""
+"""Candidate tokens of each id field; the first that the vocabulary has is taken."""
 PUBLISHED_IDS = {
     "audio_token_id": 128016,
     "audio_bos_token_id": 128013,
@@ -63,7 +63,7 @@ _NAMES = {
     "norm_eps": "rms_norm_eps",
     "max_position_embeddings": "max_position_embeddings",
 }
-"""Of `DualFFNConfig`, and in config.json."""
+"""Field names of `DualFFNConfig`, and their names in config.json."""
 _FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -73,7 +73,7 @@ _FIXED = {
     "initializer_range": 0.02,
     "use_cache": True,
 }
-"""What is so in every DualFFN."""
+"""Fields of config.json with the same value in every DualFFN."""
 _OPTIONAL = (
     "sliding_window",
     "sliding_window_layers",
@@ -82,7 +82,7 @@ _OPTIONAL = (
     "qk_norm",
     "audio_encoder",
 )
-"""What transformers' class has no field for."""
+"""Fields of `DualFFNConfig` that transformers' class lacks."""
 _KEYS = (
     (re.compile(r"^audio_codebook_embeddings\."), "model.embed_audio_tokens.embed_audio_tokens."),
     (re.compile(r"^(embed_tokens|layers|norm)\."), r"model.\1."),
@@ -93,7 +93,7 @@ _NO_WEIGHTS = re.compile(r"rotary_emb\.(original_)?inv_freq$|audio_codebook_weig
 
 
 def transformers_config(config: DualFFNConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What goes into config.json: of transformers' Higgs class wherever it can hold the model.
+    """Build the content of config.json, for transformers' Higgs class wherever it can hold the model.
 
     Args:
         tokenizer: gives the ids of the special tokens; without one they are those of the published vocabulary, if
@@ -120,7 +120,7 @@ def transformers_config(config: DualFFNConfig, tokenizer: Tokenizer | None) -> d
 
 
 def fits_higgs(config: DualFFNConfig) -> bool:
-    """Whether transformers' `HiggsAudioV2ForConditionalGeneration` can hold the model."""
+    """Return whether transformers' `HiggsAudioV2ForConditionalGeneration` can hold the model."""
     every = config.audio_ffn_layers is None or len(set(config.audio_ffn_layers)) == config.num_layers
     others = [name for name in _OPTIONAL if name != "audio_ffn_layers" and getattr(config, name, None)]
     return every and not others and config.hidden_size % config.num_heads == 0
@@ -162,7 +162,7 @@ def config_of(data: Values, where: str) -> DualFFNConfig:
         AttributeError,
     ) as error:  # of whatever is missing or of another type
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ConfigError(f"no model can be made of it: {said}", where, REMEDY) from error
+        raise ConfigError(f"invalid model config: {said}", where, REMEDY) from error
     _check_numbers(config, where)
     return config
 
@@ -254,7 +254,7 @@ def _rope_parameters(config: DualFFNConfig) -> dict[str, Any]:
 
 
 def _shape(data: Values, where: str, **others: Any) -> DualFFNConfig:
-    """From fields as transformers names them."""
+    """Build a `DualFFNConfig` from fields as transformers names them."""
     for name, wanted in _FIXED.items():
         if name in ("hidden_act", "attention_bias", "mlp_bias") and data.get(name, wanted) != wanted:
             raise ConfigError(
@@ -269,7 +269,7 @@ def _shape(data: Values, where: str, **others: Any) -> DualFFNConfig:
 
 
 def _rope(data: Values, where: str) -> tuple[float, RopeScaling | None]:
-    """Of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`."""
+    """Read the rotary settings from `rope_parameters`, or from the older `rope_theta` and `rope_scaling`."""
     rope = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -293,7 +293,7 @@ def _with_defaults(data: Values) -> Values:
 
 
 def _boson(data: Values, where: str) -> DualFFNConfig:
-    """Of Boson's release, whose decoder is a Llama in `text_config`."""
+    """Read the config of Boson's release, whose decoder is a Llama in `text_config`."""
     from transformers import LlamaConfig
 
     text = LlamaConfig.from_dict(data.get("text_config") or {}).to_dict()
@@ -342,7 +342,7 @@ def _boson_encoder(data: Values) -> AudioEncoderConfig:
 
 
 def _as_first_written(data: Values, where: str) -> DualFFNConfig:
-    """Of our folders before they had the field names of transformers: those of the dataclass."""
+    """Read the config of older folders of ours, whose field names are those of the dataclass."""
     known = [field.name for field in fields(DualFFNConfig)]
     shape = {key: _frozen(value) for key, value in data.items() if key != "model_type"}
     for key in shape:

@@ -16,10 +16,10 @@ MARK = "<!-- Written by audiollm. Without this line it is kept when the model is
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What is known of a model beyond its shape. What is empty is not known, and the card says so."""
+    """Facts of a model beyond its shape. An empty field is unknown, and the card says so."""
 
     codec: str = ""
-    """What turns its codes into sound."""
+    """Name of the codec that decodes the model's codes."""
     data: str = ""
     recipe: str = ""
     base: str = ""

@@ -26,18 +26,18 @@ from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, ro
 from audiollm.models.dual_ffn import DualFFN, Head
 from audiollm.models.kernels import RMSNorm
 
-MOST_BYTES = 2**31
-"""Of weights: they are kept twice. In larger models the products take the time, and not what is around them."""
-WORTH_A_THREAD = 11_000_000
-"""Multiply-adds that take one thread about 0.1 ms, and two of them half of it; to wake a thread takes about as long."""
-READING = 15
+MAX_WEIGHT_BYTES = 2**31
+"""Largest model that gets a packed copy, which doubles its memory; a larger one gains little from it."""
+MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD = 11_000_000
+"""Work below which one thread is faster: it takes about 0.1 ms; two threads save half, but waking one costs as much."""
+MULTIPLY_ADDS_PER_NUMBER_READ = 15
 """Multiply-adds in the time that it takes to read one number of a weight or of the cache."""
 
 
 class GenerationDecoder:
-    """What a model's steps of generation are computed by: its packed copy where it can have one, else itself.
+    """Decoder of a model's generation steps: its packed copy where it can have one, else the model itself.
 
-    One for a model and all who generate with it: the copy is made once, and again when weights have changed.
+    All generators of a model share it: the copy is made once, and again when weights have changed.
     """
 
     def __init__(self, model: DualFFN) -> None:
@@ -45,7 +45,7 @@ class GenerationDecoder:
         self._packed: PackedDecoder | None = None
 
     def current(self) -> DualFFN | PackedDecoder:
-        """With the model's weights as they are now."""
+        """Return a decoder with the model's current weights."""
         if self._packed is None or not self._packed.is_current():
             self._packed = packed_decoder(self._model)
         return self._packed or self._model
@@ -61,14 +61,14 @@ class PackedDecoder:
         self._audio_head, self._text_head = Product.of(model.audio_lm_head), Product.of(model.text_lm_head)
         fed = model.config.hidden_size * model.config.intermediate_size
         attended = sum(weight.numel() for weight in _layers(model)[0].self_attn.parameters())
-        self._weights_of_a_layer = attended + 3 * fed
+        self._weights_per_layer = attended + 3 * fed
 
     def is_current(self) -> bool:
-        """The model's weights are still those that were copied."""
+        """Return whether the model's weights are still those that were copied."""
         return self._state == _state_of(self._model)
 
     def prefill(self, batch: PackedBatch, cache: Cache, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """As `DualFFN.prefill`; of the last layer the keys and values alone are needed."""
+        """Fill the cache as `DualFFN.prefill` does; the last layer computes only keys and values."""
         config = self._model.config
         x_SC = self._model.embed_rows(batch)
         attend = fill_cache(cache, batch, rows, lengths, self._model.attend_packed(batch, x_SC))
@@ -85,7 +85,7 @@ class PackedDecoder:
     def extend(
         self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
     ) -> Tensor:
-        """As `DualFFN.extend`: hidden states `[S, C]`, text first."""
+        """Extend the cache as `DualFFN.extend` does; return hidden states `[S, C]`, text first."""
         num_text, rows = len(text_ids_X), len(text_ids_X) + len(codes_YK)
         attend = attend_cached(cache, rows, order_R)
         backbone = self._model.model
@@ -101,23 +101,24 @@ class PackedDecoder:
             return self._norm(x_SC)
 
     def audio_logits(self, hidden_YC: Tensor) -> Tensor:
-        """`[Y, K, V]`."""
+        """Return audio logits `[Y, K, V]`."""
         config = self._model.config
         return self._audio_head(hidden_YC).view(-1, config.num_codebooks, config.codebook_size)
 
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
-        """`[X, V]`."""
+        """Return text logits `[X, V]`."""
         return self._text_head(hidden_XC)
 
     def _work(self, rows: int, span: int) -> int:
-        """Of one of the six products of a layer on average (attention counts as one), in multiply-adds."""
+        """Return the average multiply-adds of a layer's six products (attention counts as one)."""
         config = self._model.config
         cached = rows * span * 2 * config.num_kv_heads * config.head_dim
-        return (self._weights_of_a_layer * (rows + READING) + cached * READING) // 6
+        reading = MULTIPLY_ADDS_PER_NUMBER_READ
+        return (self._weights_per_layer * (rows + reading) + cached * reading) // 6
 
 
 def packed_decoder(model: DualFFN) -> PackedDecoder | None:
-    """Of a model whose layers are plain (no adapters, nothing sharded), in float32 on a CPU with oneDNN; else None."""
+    """Pack a model of plain layers (no adapters, nothing sharded) in float32 on a CPU with oneDNN; None for others."""
     weights = list(model.parameters())
     if len(_layers(model)) < model.config.num_layers or not torch.backends.mkldnn.is_available():
         return None
@@ -128,7 +129,7 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
         and not weight.is_inference()  # whose changes cannot be told
         for weight in weights
     )
-    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MOST_BYTES
+    fits = sum(weight.numel() * weight.element_size() for weight in weights) <= MAX_WEIGHT_BYTES
     can = hasattr(_one_dnn(), "_linear_pointwise") and hasattr(_one_dnn(), "_reorder_linear_weight")
     return PackedDecoder(model) if plain and fits and can else None
 
@@ -142,7 +143,7 @@ class Product:
 
     @classmethod
     def of(cls, *linears: nn.Linear) -> Product:
-        """Of several that take the same input: their outputs side by side."""
+        """Pack linear layers that take the same input into one product with concatenated outputs."""
         weight = torch.cat([linear.weight.detach() for linear in linears]).contiguous()
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         packed = _one_dnn()._reorder_linear_weight(weight, 8)
@@ -264,16 +265,16 @@ class PackedLayer:
         return q_SHD, k_SGD, v_SGD
 
     def finish(self, x_SC: Tensor, attended_SHD: Tensor, num_text: int) -> Tensor:
-        """From what attention gives to the next layer's input."""
+        """Compute the next layer's input from the output of attention."""
         x_SC = self.out.combined(attended_SHD.flatten(1), x_SC, "add")
         return route(x_SC, num_text, self.text, self.audio)
 
 
 @contextmanager
 def _threads_for(work: int) -> Iterator[None]:
-    """One thread for what is little work, those that there are for what is more."""
+    """Run little work on one thread, and more work on all threads."""
     threads = torch.get_num_threads()
-    if threads == 1 or work > WORTH_A_THREAD:
+    if threads == 1 or work > MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD:
         yield
         return
     torch.set_num_threads(1)
@@ -303,5 +304,5 @@ def _projections(model: DualFFN) -> list[nn.Module]:
 
 
 def _state_of(model: DualFFN) -> tuple[int, list[tuple[int, int]]]:
-    """How often changes were announced, where the weights lie, and how many writes torch has noted on them."""
+    """Return the state that reveals a change: announced changes, weight addresses, and torch's counts of writes."""
     return model.weight_changes, [(weight.data_ptr(), weight._version) for weight in model.parameters()]

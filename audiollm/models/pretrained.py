@@ -57,7 +57,7 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
     try:
         return config_type(**shape), load_file(path)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"no {model_type} can be made of it: {error}", where, REMEDY) from error
+        raise ConfigError(f"invalid {model_type} config: {error}", where, REMEDY) from error
     except SafetensorError as error:
         raise ConfigError(f"not whole: {error}", str(path), REMEDY) from error
 
@@ -76,7 +76,7 @@ def model_folder(folder: Path) -> Path:
 
 @contextmanager
 def made_of(folder: Path) -> Iterator[None]:
-    """What goes wrong while a model is built of the files in `folder` is told as their fault.
+    """Report an error during the building of a model as an error of the files in `folder`.
 
     Raises:
         ConfigError: sizes that no model has, or weights that are not those of config.json.
@@ -86,7 +86,7 @@ def made_of(folder: Path) -> Iterator[None]:
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         files = f"{model_folder(folder) / 'config.json'}, {WEIGHTS}"
         said = " ".join(str(error).split())
-        raise ConfigError(f"no model can be made of these files: {said:.300}", files, REMEDY) from error
+        raise ConfigError(f"these files do not form a valid model: {said:.300}", files, REMEDY) from error
 
 
 class StoredWeights:
@@ -116,7 +116,7 @@ class StoredWeights:
         return list(self._shapes[name])
 
     def read(self, name: str) -> Tensor:
-        """In memory of its own. The file is closed again: while it is mapped, what was read of it counts as used."""
+        """Read a tensor into separate memory and close the file: pages of a mapped file count as used memory."""
         with safe_open(str(self._files[name]), framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor.clone()
@@ -137,7 +137,7 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise ConfigError(
-                f"{name!r} is no name of a file in this folder", str(folder / INDEX), "do not trust it"
+                f"{name!r} is not a file name in this folder", str(folder / INDEX), "do not trust it"
             )
     absent = [name for name in names if not (folder / name).exists()]
     if not absent:
@@ -229,7 +229,7 @@ def fill(
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its extremes, through which NaN goes; unlike `isfinite` that needs no memory beside the tensor."""
+    """Return whether all values are finite, by the extremes, which pass NaN on; `isfinite` would need a copy."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))

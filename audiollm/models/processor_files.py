@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from audiollm.codec import FRAME_SAMPLES, SAMPLE_RATE
 from audiollm.data.text import tokenizer as tokens
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_json, write_text
@@ -20,7 +21,6 @@ from audiollm.models.layouts import delay_token, special_ids
 
 CODEC_KIND = "higgs_audio_v2_tokenizer"
 """`model_type` of the codecs that transformers' processor can load."""
-SAMPLE_RATE, HOP_SAMPLES = 24_000, 960
 _PART = (
     "{%- if part is string %}{{ part }}"
     "{%- elif part['type'] == 'text' %}{{ part['text'] }}"
@@ -30,7 +30,7 @@ _PART = (
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    """As transformers' `AutoTokenizer` reads it."""
+    """Save a tokenizer in the files that transformers' `AutoTokenizer` reads."""
     write_text(folder / tokens.FILE_NAME, tokenizer.to_str(pretty=True))
     ids = special_ids(tokenizer, tokenizer.get_vocab_size())
     words = {
@@ -55,7 +55,7 @@ def save_processor(
         codec: the folder of the codec that the model was trained with, where it is known.
 
     Returns:
-        What names the codec in config.json.
+        The entry of config.json that names the codec.
     """
     processor: dict[str, Any] = {
         "processor_class": "HiggsAudioV2Processor",
@@ -79,7 +79,7 @@ def save_processor(
             "processor_class": "HiggsAudioV2Processor",
             "feature_size": 1,
             "sampling_rate": SAMPLE_RATE,
-            "hop_length": HOP_SAMPLES,
+            "hop_length": FRAME_SAMPLES,
             "padding_value": 0.0,
             "padding_side": "right",
             "return_attention_mask": True,

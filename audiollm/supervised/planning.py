@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from audiollm.codec import FRAME_RATE
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json
 from audiollm.models.audio_stem import stem_values
@@ -25,7 +26,6 @@ from audiollm.supervised.flops import encoder_multiplications
 from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.optim import freeze
 
-FRAME_RATE = 25
 TEXT_ROWS = 40
 """Of a sample's text, headers and delay together."""
 ASSUMED_CLIP_S = 10.0
@@ -135,7 +135,7 @@ def _missing(config: TrainConfig) -> str:
 def _rows_a_second(shape: DualFFNConfig | None) -> float:
     """Of audio: those of a codec, or those of what an encoder hears, where the model has one."""
     heard = None if shape is None else shape.audio_encoder
-    return FRAME_RATE if heard is None else heard.features.rows_a_second
+    return FRAME_RATE if heard is None else heard.features.rows_per_second
 
 
 def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: float) -> Data:

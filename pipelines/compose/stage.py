@@ -10,8 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import Sample
+from audiollm.data.records.sample import Sample, write_samples
 from audiollm.errors import BadSample, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
 from audiollm.files.set_aside import read_set_aside, row_of

@@ -14,8 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from audiollm.audio import load, save
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import read_index, read_shards
 from audiollm.errors import ConfigError, StageError
 from tokenizer import AudioTokenizer, TokenizerConfig

@@ -19,8 +19,7 @@ from transformers import (
 
 from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest, load_codec
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample
+from audiollm.data.records.sample import AudioPart, Message, Sample, write_samples
 from audiollm.data.records.shards import Shards, read_index
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl

@@ -1,1 +1,1 @@
-"""From a sample to a token stream: tasks, templates, conditions, fitting, the delay pattern."""
+"""Conversion of a sample to a token stream: tasks, templates, conditions, fitting, the delay pattern."""

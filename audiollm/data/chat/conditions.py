@@ -1,4 +1,4 @@
-"""What of a sample the model is shown: conditions hidden now and then, for guidance, and input codes corrupted."""
+"""Condition dropout for guidance, and corruption of input codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Audio = TypeVar("Audio")
 
 
 def is_spoken(messages: Sequence[Message]) -> bool:
-    """Whether the last message is speech of the assistant's."""
+    """Return whether the last message is speech by the assistant."""
     last = messages[-1]
     return last.role == "assistant" and any(isinstance(part, AudioPart) for part in last.content)
 

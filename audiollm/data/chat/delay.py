@@ -15,7 +15,7 @@ IGNORE = -100
 
 
 def delayed_length(frames: int, num_codebooks: int) -> int:
-    """How many rows `frames` code frames take: `[BOS, codes, EOS]` and K - 1 rows of delay."""
+    """Return the number of rows of `frames` code frames: `[BOS, codes, EOS]` and K - 1 rows of delay."""
     return frames + 2 + num_codebooks - 1
 
 
@@ -30,7 +30,7 @@ def delay(codes_KT: Tensor, bos: int, eos: int) -> Tensor:
 
 
 def delay_targets(codes_KT: Tensor, eos: int) -> Tensor:
-    """What each row of `delay` is to be predicted as, `[F, K]`: every code, one EOS a codebook, else IGNORE."""
+    """Return the target of each row of `delay`, `[F, K]`: every code, one EOS per codebook, else IGNORE."""
     num_codebooks, frames = codes_KT.shape
     index_FK = _source_index(frames, num_codebooks)
     delayed_FK = delay(codes_KT, IGNORE, eos)

@@ -22,7 +22,7 @@ Policy = Literal["cut", "refuse"]
 
 
 class Fitting(str, Enum):
-    """What was done to a sample."""
+    """Actions by which a sample was made to fit."""
 
     WHOLE = "whole"
     FEWER_TURNS = "fewer turns"
@@ -32,7 +32,7 @@ class Fitting(str, Enum):
 
 @dataclass(frozen=True)
 class FitPlan:
-    """How a sample fits; `rows` is 0 where it is refused."""
+    """The plan by which a sample fits; `rows` is 0 where it is refused."""
 
     fitting: Fitting
     rows: int
@@ -47,10 +47,10 @@ def plan_fit(
     max_length: int,
     policy: Policy,
 ) -> FitPlan:
-    """How the sample fits into `max_length` rows, from its text and the sizes of its audio parts alone.
+    """Plan how a sample fits into `max_length` rows, from its text and the sizes of its audio parts alone.
 
     `cut` first leaves out whole turns from the end, up to the end of an assistant's turn. Where its first turn
-    is too long already, the rows end at `max_length`. What has nothing left to learn is refused.
+    is too long already, the rows end at `max_length`. A sample without a remaining target is refused.
     """
     spans = template.layout(messages, sizes)
     rows = sum(span.rows for span in spans)
@@ -123,7 +123,7 @@ def _turn_ends(messages: Sequence[Message], spans: Sequence[RowSpan]) -> dict[in
 
 
 def _teaches(spans: Sequence[RowSpan], rows: int, num_codebooks: int) -> bool:
-    """Whether the first rows hold a target that is no mark: a text token, or a code of every codebook."""
+    """Return whether the first rows hold a target besides marks: a text token, or a code of every codebook."""
     start = 0
     for span in spans:
         least = 1 if span.kind == Kind.TEXT else num_codebooks + 1

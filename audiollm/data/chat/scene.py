@@ -1,4 +1,4 @@
-"""What Higgs Audio V2 writes into its prompts besides the text: scene, speakers, turns, sounds.
+"""Prompt notation of Higgs Audio V2 for scenes, speakers, turns and sounds.
 
 The published form (boson-ai/higgs-audio, `examples/generation.py`) of a system prompt with a scene:
 

@@ -23,7 +23,7 @@ FieldValue = str | AudioPart | Sequence[Part]
 
 
 class TaskTemplate(BaseModel):
-    """One task: what `tasks.yaml` holds under its name."""
+    """A task template: an entry of `tasks.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,7 +75,7 @@ class TaskTemplate(BaseModel):
         return frozenset.intersection(*self.fields)
 
     def lacks(self, given: set[str]) -> frozenset[str]:
-        """What is missing for the phrasing that is nearest to being filled; empty where one can be."""
+        """Return the fields missing for the nearest phrasing; empty where a phrasing can be filled."""
         return min((needed - given for needed in self.fields), key=lambda lack: (len(lack), sorted(lack)))
 
 

@@ -35,7 +35,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class Kind(IntEnum):
-    """What a position is."""
+    """Kind of a position."""
 
     TEXT = 0
     AUDIO_IN = 1
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class TokenStream:
-    """One row a position."""
+    """A sample as the model reads it: one row per position."""
 
     text_ids_S: Tensor
     codes_SK: Tensor
@@ -67,7 +67,7 @@ class RowSpan:
 
     kind: Kind
     ids: list[int]
-    """Of the text; of audio, its placeholder alone."""
+    """Token ids of the text; audio has only its placeholder."""
     rows: int
     is_target: bool
     is_content: bool
@@ -125,14 +125,14 @@ class Template:
             raise ValueError(f"codes must be 0..{self.codebook_size - 1}, not {int(low)}..{int(high)}")
 
     def layout(self, messages: Sequence[Message], sizes: Sequence[PartSize]) -> list[RowSpan]:
-        """What rows the messages take, without their codes and features.
+        """Lay out the rows of the messages, without their codes and features.
 
         Args:
-            sizes: of each audio part, in order of appearance: its code frames T, or the rows of its features.
+            sizes: code frames T, or rows of features, of each audio part, in order of appearance.
 
         Raises:
-            ValueError: not as many as audio parts, none in one of them, features of what the assistant says, or a
-                text that holds a control token.
+            ValueError: the number of sizes differs from that of audio parts, a part is empty, the assistant's speech
+                is given as features, or a text holds a control token.
         """
         style, remaining = self._style, list(sizes)
         spans = [self._mark(style.begin, 0)] if style.begin else []
@@ -260,7 +260,7 @@ class Template:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        """What forges a turn or an audio part where a text holds it."""
+        """Control tokens, which would forge a turn or an audio part if a text held them."""
         style = self._style
         known = [
             *style.special_tokens,

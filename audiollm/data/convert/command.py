@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 class SourceKind(str, Enum):
-    """What SOURCE is."""
+    """Kind of the data set SOURCE."""
 
     HUGGINGFACE = "huggingface"
     LHOTSE = "lhotse"
@@ -41,7 +41,7 @@ _WITH_COLUMNS = (SourceKind.HUGGINGFACE, SourceKind.LJSPEECH)
 
 
 def convert(
-    kind: Annotated[SourceKind, typer.Argument(help="What SOURCE is.", show_default=False)],
+    kind: Annotated[SourceKind, typer.Argument(help="Kind of SOURCE.", show_default=False)],
     source: Annotated[
         Path,
         typer.Argument(
@@ -55,7 +55,7 @@ def convert(
     task: Annotated[
         str | None,
         typer.Option(
-            help="What the samples teach: tts, asr, caption, ... Of alpaca and sharegpt, its name alone.",
+            help="Task that the samples teach: tts, asr, caption, ... For alpaca and sharegpt only its name is used.",
             show_default="tts; audio_qa or text of chats",
         ),
     ] = None,
@@ -77,9 +77,9 @@ def convert(
             show_default="the usual names",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws among the phrasings of a task.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice among a task's phrasings.")] = 0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first row that cannot be used, with exit code 2.")
+        bool, typer.Option("--strict", help="Stop with exit code 2 at the first unusable row.")
     ] = False,
 ) -> None:
     """Make a manifest of samples from a dataset of another kind.
@@ -146,7 +146,9 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
                 written += 1
             if not written:
                 reason = f": {bad[0]}" if bad else ""
-                raise ConfigError(f"no sample in it{reason}", str(request.source), "check KIND and SOURCE")
+                raise ConfigError(
+                    f"the source has no usable sample{reason}", str(request.source), "check KIND and SOURCE"
+                )
     except OSError as error:
         raise StageError(f"{request.out}: cannot be written ({error.strerror})", "check the disk") from error
     finally:
@@ -188,7 +190,9 @@ def _columns(given: str | None) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in (given or "").split(",") if pair.strip()]
     for field, equals, column in pairs:
         if not (field.strip() and equals and column.strip()):
-            raise ConfigError(f"{field}: no field=column", "--columns", "like text=sentence,audio=clip")
+            raise ConfigError(
+                f"{field}: expected field=column", "--columns", "example: text=sentence,audio=clip"
+            )
     return {field.strip(): column.strip() for field, _, column in pairs}
 
 

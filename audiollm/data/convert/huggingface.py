@@ -69,7 +69,7 @@ def _data_files(source: Path) -> tuple[str, dict[str, list[str]]]:
             files.setdefault(named[1].lower() if named and path != source else "all", []).append(str(path))
         return kind, files
     remedy = "give a folder of save_to_disk, of .parquet or of .arrow"
-    raise ConfigError("no dataset of Hugging Face", str(source), remedy)
+    raise ConfigError("not a Hugging Face dataset", str(source), remedy)
 
 
 def _all(request: ConversionRequest, splits: Mapping[str, Any]) -> Iterator[Sample | BadSample]:

@@ -1,4 +1,4 @@
-"""What every conversion shares: where audio may lie, which column is which field, and how a row becomes a sample."""
+"""Parts shared by all conversions: where audio may lie, which column is which field, and how a row becomes a sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USUAL_COLUMNS = {
 
 
 class SourceRows(NamedTuple):
-    """What a source holds: how many rows, as far as it is known, and for each a sample or why there is none."""
+    """Rows of a source: their number, if known, and for each row a sample or the reason why there is none."""
 
     total: int | None
     results: Iterator[Sample | BadSample]
@@ -35,15 +35,15 @@ Converter = Callable[["ConversionRequest"], SourceRows]
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """One conversion.
+    """A request to convert a data set to a manifest.
 
     Args:
         source: the dataset.
         out: the manifest to write.
         audio: the folder that audio files must lie in. Their paths are relative to it, or else to the source's.
-        columns: fields and the columns that they are in; what is not named goes by `USUAL_COLUMNS`.
-        task: what the samples teach; of kinds that hold chats already, only its name counts. None: their own.
-        seed: draws the phrasings.
+        columns: the column of each field; fields that are not named go by `USUAL_COLUMNS`.
+        task: the task that the samples teach; for kinds that hold chats only its name is used. None: the kind's own.
+        seed: seed of the choice of phrasings.
     """
 
     source: Path

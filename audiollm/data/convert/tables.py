@@ -17,7 +17,7 @@ from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, ConfigError
 
 SIDE_FILES = (".txt", ".lab", ".json")
-"""Where the text of `a.wav` is looked for: `a.txt`, then `a.lab`, then `a.json`."""
+"""Extensions of files with the text of `a.wav`, in order of search: `a.txt`, `a.lab`, `a.json`."""
 
 
 def ljspeech(request: ConversionRequest) -> SourceRows:
@@ -56,7 +56,7 @@ def lhotse(request: ConversionRequest) -> SourceRows:
 
 
 def _lines(path: Path) -> list[str]:
-    """With bytes that are not UTF-8 kept as lone surrogates, so that one bad row does not spoil the others."""
+    """Read lines; bytes that are not UTF-8 become lone surrogates, so that a bad row does not spoil the others."""
     try:
         content = path.read_bytes()
     except OSError as error:

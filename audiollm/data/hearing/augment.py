@@ -1,7 +1,7 @@
-"""What is heard, varied in training: level, tilt, place in time, and masks of time and of mel bins.
+"""Augmentation of heard audio in training: level, tilt, shift in time, and masks over time and mel bins.
 
-Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. What is
-drawn depends on the generator alone.
+Masks are SpecAugment's (arXiv 1904.08779, section 2) without its warping, filled with the mean of the clip. The
+draws depend on the generator alone.
 
 Shapes: M mel bins, F mel frames of a clip.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from audiollm.data.hearing.augmentation import Augmentation
-from audiollm.data.hearing.features import FRAMES_A_SECOND, ClipFeatures, FeatureShape
+from audiollm.data.hearing.features import FRAMES_PER_SECOND, ClipFeatures, FeatureShape
 
-UNITS_A_DB = 1 / 40
-"""Log-mels are (log10 of the power + 4) / 4."""
+LOG_MEL_UNITS_PER_DB = 1 / 40
+"""Change of a log-mel value per decibel: log-mels are (log10 of the power + 4) / 4."""
 
 
 def augment_features(
@@ -45,7 +45,7 @@ def augment_features(
 def _level_M1(bins: int, config: Augmentation, generator: torch.Generator) -> Tensor:
     gain, tilt = (2 * torch.rand(2, generator=generator) - 1).tolist()
     slope_M = torch.linspace(-1, 1, bins)
-    return UNITS_A_DB * (gain * config.gain_db + tilt * config.tilt_db * slope_M)[:, None]
+    return LOG_MEL_UNITS_PER_DB * (gain * config.gain_db + tilt * config.tilt_db * slope_M)[:, None]
 
 
 def _moved(sound_MF: Tensor, config: Augmentation, generator: torch.Generator) -> Tensor:
@@ -54,9 +54,9 @@ def _moved(sound_MF: Tensor, config: Augmentation, generator: torch.Generator) -
 
 
 def _mask(mel_MF: Tensor, sound: int, config: Augmentation, generator: torch.Generator) -> None:
-    """In place; all masks with one value, the mean of the sound."""
+    """Fill random masks in place, all with one value: the mean of the sound."""
     mean = mel_MF[:, :sound].mean()
-    widest = min(config.time_mask_s * FRAMES_A_SECOND, config.time_mask_share * sound)
+    widest = min(config.time_mask_s * FRAMES_PER_SECOND, config.time_mask_share * sound)
     for _ in range(config.time_masks):
         start, end = _stretch(widest, sound, generator)
         mel_MF[:, start:end] = mean

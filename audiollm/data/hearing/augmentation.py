@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Augmentation(BaseModel):
-    """How much, at most; each is drawn anew for every clip that is shown. `{}` is for speech and for sounds alike."""
+    """Limits of the augmentation, drawn anew each time a clip is shown. `{}` suits speech and sounds alike."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -15,7 +15,7 @@ class Augmentation(BaseModel):
     time_mask_s: float = Field(1.0, ge=0)
     """The length of each, from 0 up to this."""
     time_mask_share: float = Field(0.2, ge=0, lt=1)
-    """And up to this share of the clip."""
+    """Largest share of the clip that a time mask covers."""
     mel_masks: int = Field(2, ge=0)
     """Bands of neighbouring mel bins that are hidden."""
     mel_mask_share: float = Field(0.2, ge=0, lt=1)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from transformers import WhisperFeatureExtractor
 
 SAMPLE_RATE = 16_000
-FRAMES_A_SECOND = 100
-SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_A_SECOND
+FRAMES_PER_SECOND = 100
+SAMPLES_PER_FRAME = SAMPLE_RATE // FRAMES_PER_SECOND
 TAIL_FRAMES = 3
 """Mel frames behind a clip that is filled up with silence: two of them still overlap it, the third is silence."""
 
 
 @dataclass(frozen=True)
 class FeatureShape:
-    """What an encoder wants to be given."""
+    """Shape of the features that an audio encoder takes."""
 
     num_mel_bins: int = 80
     max_positions: int = 1500
@@ -69,11 +69,11 @@ class FeatureShape:
         return SAMPLES_PER_FRAME * self.frames_per_row
 
     @property
-    def rows_a_second(self) -> float:
-        return FRAMES_A_SECOND / self.frames_per_row
+    def rows_per_second(self) -> float:
+        return FRAMES_PER_SECOND / self.frames_per_row
 
     def rows(self, num_samples: int) -> int:
-        """Rows that so many samples at 16 kHz take: `ceil(seconds * 25)` with a stride of 2, at least one."""
+        """Return the number of rows for a number of 16 kHz samples: `ceil(seconds * 25)` at stride 2, at least one."""
         return max(1, -(-num_samples // self.samples_per_row))
 
 
@@ -103,7 +103,7 @@ class FeatureRows:
 
 
 PartAudio = Tensor | ClipFeatures
-"""What an audio part is given to the model as: codes `[K, T]`, or features."""
+"""An audio part as the model takes it: codes `[K, T]`, or features."""
 PartSize = int | FeatureRows
 
 
@@ -113,7 +113,7 @@ class PackedFeatures:
 
     mel_MX: Tensor
     frames: tuple[int, ...]
-    """Of each window. On the host, as `rows`: a loop over windows waits for no device."""
+    """Mel frames of each window. Kept on the host, as `rows`, so that a loop over windows needs no device sync."""
     rows: tuple[int, ...]
 
     @classmethod
@@ -220,12 +220,12 @@ def part_audio(
     shape: FeatureShape | None,
     hear: Callable[[int, AudioClip], ClipFeatures] | None = None,
 ) -> list[PartAudio]:
-    """What each audio part is given to the model as: its codes, or features of what is heard.
+    """Choose the input of each audio part: its codes, or features where it is heard.
 
     Args:
-        codes: one of the sample's encodings; empty where it has none.
-        shape: what the model's encoder takes; None: all parts are given as codes.
-        hear: what makes features of a part, by its number and clip; None: `clip_features`.
+        codes: an encoding of the sample; empty where it has none.
+        shape: feature shape of the model's encoder; None: all parts are given as codes.
+        hear: function from a part's number and clip to its features; None: `clip_features`.
 
     Raises:
         BadSample: a part that needs codes has none, or one that needs its sound cannot be read.
@@ -242,7 +242,7 @@ def part_audio(
 
 
 def heard_parts(sample: Sample) -> list[bool]:
-    """Of each audio part, whether it is heard and not said by the assistant."""
+    """Return for each audio part whether it is heard, and not said by the assistant."""
     return [
         message.role != "assistant"
         for message in sample.messages

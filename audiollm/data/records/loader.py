@@ -1,6 +1,6 @@
-"""What a step trains on, made ahead of time in other processes; order and content do not depend on their number.
+"""Loading of training steps ahead of time in worker processes, whose number changes neither order nor content.
 
-A step is a pure function of its number, so there is no state to keep: a run that goes on asks for its next step.
+A step is a pure function of its number, so the loader keeps no state: a resumed run asks for its next step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Loader(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], workers: int = 0, ahead: int = 4) -> None:
         if workers < 0 or ahead < 0:
-            raise ValueError(f"workers and ahead must be 0 or more, not {workers} and {ahead}")
+            raise ValueError(f"workers and ahead must be >= 0, not {workers} and {ahead}")
         self._make = make
         self._steps = _StepsFrom()
         self._loader = _start(make, self._steps, workers, ahead) if workers else None

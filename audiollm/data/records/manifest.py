@@ -6,7 +6,6 @@ Shapes: N samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
 from audiollm.data.records.storage import audio_address, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
-from audiollm.files.atomic import write_jsonl
 
 _NEWLINE = 10
 _SHORT_BYTES = 64
@@ -79,7 +77,7 @@ class Manifest:
 
 
 def _scan(url: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """Where each line ends (behind its newline), the numbers of the empty ones, and a digest of the content."""
+    """Scan for the end of each line (behind its newline), the numbers of empty lines, and a digest of the content."""
     digest = hashlib.sha256()
     ends: list[np.ndarray] = []
     empty: list[int] = []
@@ -132,11 +130,6 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
         seen[sample.id] = place
         samples.append(_with_addresses(sample, path.parent))
     return samples, bad
-
-
-def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """One JSON object a line; the file is whole or absent."""
-    write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 
 def _with_addresses(sample: Sample, folder: Path) -> Sample:

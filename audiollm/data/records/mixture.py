@@ -1,4 +1,4 @@
-"""Which sample comes when: item k of an endless stream, as arithmetic.
+"""Weighted mixing and shuffling as arithmetic: the sample at item k of an endless stream.
 
 Nothing is stored but k, so a checkpoint holds a step number, and any worker on any rank can ask for any item.
 
@@ -93,7 +93,7 @@ class Mixture:
             ValueError: a negative number, or a range that ends before it starts.
         """
         if not 0 <= start <= stop:
-            raise ValueError(f"items are counted from 0: {start} to {stop} is no range of them")
+            raise ValueError(f"invalid range of items: {start} to {stop}; items are counted from 0")
         blocks = range(start // self.block, -(-stop // self.block))
         drawn = [self._block(block) for block in blocks]
         none = np.zeros(0, np.int64)
@@ -108,7 +108,7 @@ class Mixture:
         return sources_K, indices_K, epochs_K
 
     def drawn(self, k: int) -> np.ndarray:
-        """How many of the first `k` items come from each source, int64 `[S]`."""
+        """Return the number of items from each source among the first `k`, int64 `[S]`."""
         counts_S = self._before(k // self.block)
         if k % self.block:
             sources_B, _ = self._block(k // self.block)
@@ -198,7 +198,7 @@ def _shares(sizes: Sequence[int], weights: Sequence[float] | None, block: int) -
 
 
 def _schedule(shares_S: np.ndarray, block: int) -> np.ndarray:
-    """How many items of each source a block holds, for the blocks of a period, int64 `[P, S]`.
+    """Return the number of items of each source in each block of a period, int64 `[P, S]`.
 
     Every count is the share of the block rounded down or up; the ones rounded up are those that are owed most.
     """

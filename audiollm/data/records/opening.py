@@ -1,4 +1,4 @@
-"""Which kind of source an address is: a manifest, a folder of shards, or a single tar."""
+"""Opening of a source by its address: a manifest, a folder of shards, or a single tar."""
 
 from __future__ import annotations
 

@@ -7,11 +7,14 @@ dropped.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from audiollm.errors import BadSample
+from audiollm.files.atomic import write_jsonl
 
 
 class _Record(BaseModel):
@@ -89,6 +92,11 @@ def parse_sample(content: bytes, place: str) -> Sample:
         raise BadSample(place, known, f"no sample: {_first_problem(error)}", "invalid record") from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
+
+
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
+    """Write one JSON object per line; the file is whole or absent."""
+    write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""Where each sample of a folder of tars begins: `index.json` (facts and names) and `index.safetensors` (arrays).
+"""The index of a folder of tars: `index.json` (facts and names) and `index.safetensors` (where each sample begins).
 
 An index is trusted for the tars whose size it knows; others, cut, missing or new, are scanned again as it is
 opened. A tar that is cut gives the samples before the cut and one `BadSample`.
@@ -37,7 +37,7 @@ from audiollm.data.records.storage import (
 from audiollm.errors import BadSample, ConfigError
 
 JSON, CODES = "json", "codes.npz"
-"""What follows the key in the names of members."""
+"""Extensions of tar members, after the sample's key."""
 SOUND = frozenset({"flac", "wav", "mp3", "ogg", "opus", "m4a"})
 """Last extensions of members that hold sound."""
 INDEX, ARRAYS = "index.json", "index.safetensors"
@@ -55,10 +55,10 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the samples begin: all that it takes to read them, 20 bytes a sample."""
+    """Positions of all samples, sufficient to read them: 20 bytes per sample."""
 
     tars: list[str]
-    """Their addresses."""
+    """Addresses of the tars."""
     shard_N: np.ndarray
     offset_N: np.ndarray
     size_N: np.ndarray
@@ -96,7 +96,7 @@ class ShardIndex:
 
     @property
     def digest(self) -> str:
-        """Of the ids in their order, and of where each sample lies."""
+        """Digest of the ids in order and of the position of each sample."""
         digest = hashlib.sha256()
         for key in ("id_hash", "shard", "offset", "size"):
             digest.update(self.rows[key].tobytes())
@@ -277,7 +277,7 @@ class _Group:
         return file.read(size)
 
     def looks_whole(self, file: IO[bytes]) -> bool:
-        """Whether nothing is missing that its json speaks of."""
+        """Return whether every member that the sample's JSON names is present."""
         try:
             sample = parse_sample(self.read(file, JSON), self.key)
         except BadSample:

@@ -59,7 +59,7 @@ class ShardWriter:
         self._shard = 0
 
     def has(self, index: int) -> bool:
-        """Whether sample `index` is in a shard that an earlier attempt finished."""
+        """Return whether sample `index` is in a shard that an earlier attempt finished."""
         shard = index // self._per_shard
         if shard != self._shard:
             self._flush()
@@ -113,7 +113,7 @@ class ShardWriter:
 
 
 DEFAULT_MAX_CODES_MB = 64.0
-"""What the codes of one sample may take unpacked: some 11 hours of 8 codebooks at 25 Hz in int64."""
+"""Limit of a sample's unpacked codes: about 11 hours of the default codec's codes in int64."""
 
 
 class Shards:
@@ -134,7 +134,7 @@ class Shards:
         self._max_codes_mb = max_codes_mb
         self.name: str = index.url
         self.facts: dict[str, Any] = index.facts
-        """What `index.json` says beside the list of shards: the codec, for one."""
+        """Entries of `index.json` besides the list of shards, such as the codec."""
         self.bad: tuple[BadSample, ...] = index.bad
         """Cut or missing tars and doubled ids, found when the index was made or opened."""
         self.digest: str = index.digest

@@ -1,6 +1,6 @@
-"""Where samples come from: what manifests and shards look like alike, and the sample that they give.
+"""The source interface that manifests and shards share, and the samples that a source gives.
 
-Nothing is decoded that is not used: audio stays a path or the bytes of a file until `AudioClip.load`.
+Audio stays a path or the bytes of a file until `AudioClip.load` decodes it.
 
 Shapes: K codebooks, T frames.
 """
@@ -28,7 +28,7 @@ class AudioClip:
     """The sound of one audio part, not decoded yet."""
 
     place: str
-    """For errors: the file, or the shard and the member."""
+    """Location named in errors: the file, or the shard and the member."""
     sample_id: str
     content: bytes | str | None
     """The content of a sound file, the path or URL of one, or None: there are codes of it alone."""
@@ -74,7 +74,7 @@ class LoadedSample:
     encodings: list[list[Tensor]]
     """int64 `[K, T]` each, one an audio part; no encoding where there are no codes."""
     audio: tuple[AudioClip, ...] = ()
-    """One an audio part."""
+    """A clip for each audio part."""
 
     @property
     def frames(self) -> int:

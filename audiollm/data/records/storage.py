@@ -22,7 +22,7 @@ WAITS_S = (0.2, 1.0)
 
 
 def is_url(address: str) -> bool:
-    """Whether fsspec is asked for it; anything without `://` is a local path, whatever its name."""
+    """Return whether an address is a URL for fsspec; any address without `://` is a local path."""
     return "://" in address
 
 
@@ -154,7 +154,7 @@ def _patiently(read: Callable[[], bytes]) -> bytes:
 
 
 def audio_address(folder: str, path: str) -> str:
-    """Where the sound lies that a manifest in `folder` calls `path`: beside it, else in the working directory."""
+    """Resolve the audio path of a manifest in `folder`: relative to the manifest, else to the working directory."""
     beside = join_address(folder, path)
     is_there = is_url(beside) or os.path.isfile(beside)  # noqa: PTH113 (Path's raises at a name that is too long)
     return beside if is_there else path

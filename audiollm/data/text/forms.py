@@ -42,8 +42,8 @@ def spoken_form(text: str, language: str | None = None) -> str:
 
 
 def prompt_form(text: str, language: str | None = None) -> str:
-    """What a model is shown of a text to be said, in training and afterwards: `spoken_form`, sounds as Higgs's tags
-    (`[laugh]` as `<SE>[Laughter]</SE>`), single spaces."""
+    """Convert a text to be spoken to the form in prompts, in training and generation: `spoken_form`, sounds as Higgs's
+    tags (`[laugh]` as `<SE>[Laughter]</SE>`), single spaces."""
     return " ".join(sound_tags(spoken_form(text, language)).split())
 
 

@@ -56,7 +56,7 @@ def _say(text: str, language: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _say_piece(piece: str, language: str) -> str:
-    """One piece of a bounded length; the spaces around it stay."""
+    """Normalize a piece of bounded length; the spaces around it stay."""
     core = piece.strip(" ")
     if not core or (language == "en" and _PLAIN.fullmatch(core) and not _SPECIAL.search(core)):
         return piece

@@ -43,7 +43,7 @@ TRAINED_FILE = "trained.json"
 
 @dataclass(frozen=True)
 class HeaderStyle:
-    """How the turns of a chat are marked off."""
+    """Tokens that delimit the turns of a chat."""
 
     begin: str
     """Before the first turn; may be empty."""
@@ -56,14 +56,14 @@ class HeaderStyle:
     control_tokens: tuple[str, ...]
     """Each must be one token of the vocabulary, and no message's text may hold one."""
     end_of_message: str = ""
-    """In place of `end_of_turn` where the same role goes on, if the vocabulary has it."""
+    """Token used instead of `end_of_turn` where the same role continues, if the vocabulary has it."""
 
     def header(self, role: str) -> str:
         return f"{self.before_role}{role}{self.after_role}"
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """What a vocabulary must have."""
+        """Return the special tokens that a vocabulary must have."""
         return (*self.control_tokens, *AUDIO_TOKENS)
 
 
@@ -189,7 +189,7 @@ def load_text_tokenizer(folder: Path, style: str | None = None) -> Tokenizer:
 
 
 def read_text_tokenizer(folder: Path) -> Tokenizer:
-    """As `load_text_tokenizer`, of any language model: the special tokens may be missing.
+    """Read the tokenizer of any language model; unlike `load_text_tokenizer`, special tokens may be missing.
 
     Raises:
         ConfigError: none there, or one that cannot be read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from audiollm.data.hearing.features import FRAMES_A_SECOND
+from audiollm.data.hearing.features import FRAMES_PER_SECOND
 from audiollm.errors import ConfigError, StageError
 from audiollm.models.audio_encoder import AudioEncoderConfig, encoder_config, load_tower
 from audiollm.models.audio_stem import DEFAULT_STRIDE, FRAMES_PER_POSITION
@@ -97,7 +97,7 @@ def _from_settings(settings: AudioEncoderSettings, config: TrainConfig) -> Audio
     } | {"stride": stride}
     if settings.padded is not None:
         others["padded"] = settings.padded
-    a_second = FRAMES_A_SECOND / FRAMES_PER_POSITION[settings.stem]
+    a_second = FRAMES_PER_SECOND / FRAMES_PER_POSITION[settings.stem]
     if settings.window_s is not None:
         others["max_source_positions"] = round(settings.window_s * a_second)
     elif settings.path is None:

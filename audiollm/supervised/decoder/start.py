@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from audiollm.codec import CODEBOOK_SIZE, NUM_CODEBOOKS
 from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import (
     FILE_NAME,
@@ -58,7 +59,7 @@ def start_codec(folder: Path | None) -> dict[str, Any]:
         ConfigError: the folder's settings are damaged.
     """
     if folder is None or is_language_model(model_folder(folder)):
-        return {"num_codebooks": 8, "codebook_size": 1024}
+        return {"num_codebooks": NUM_CODEBOOKS, "codebook_size": CODEBOOK_SIZE}
     folder = model_folder(folder)
     config = config_of(read_config(folder), str(folder / "config.json"))
     found: dict[str, Any] = {"num_codebooks": config.num_codebooks, "codebook_size": config.codebook_size - 2}

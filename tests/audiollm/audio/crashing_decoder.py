@@ -13,7 +13,7 @@ import pytest
 from audiollm.audio import decoding_process
 
 CRASHES, HANGS, DAMAGES = b"CRASHES!", b"HANGS!!!", b"DAMAGES!"
-"""How a file begins."""
+"""First bytes of files that make the decoder crash, hang, or return damage."""
 _HOOK = """
 import os, signal, time
 import av
@@ -35,7 +35,7 @@ av.open = _open_or_die
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For processes that are started from now on."""
+    """Install the decoder in processes started from now on."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_HOOK)
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -22,9 +22,9 @@ CONTAINERS = (
     "swf", "rm", "roq", "g723_1", "g722", "sbc", "aptx", "aptx_hd",
 )
 # fmt: on
-"""Those that are tried for an encoder, one after the other."""
+"""Containers tried in order for an encoder."""
 BIT_RATES = {"wmav1": 128_000, "wmav2": 128_000, "g723_1": 6300}
-"""In bits per second, of encoders that have no usual one."""
+"""Bit rates (bits per second) of encoders without a default."""
 TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 RATES = (48000, 44100, 22050, 16000, 8000)
 
@@ -41,7 +41,7 @@ def encoders() -> Iterator[tuple[str, str]]:
 
 
 def pitch_hz(layout: str) -> list[float]:
-    """Of each channel's tone: 300 Hz and upwards, and 60 Hz where it is for low frequencies alone."""
+    """Pitch of each channel's tone: 300 Hz and upwards, and 60 Hz for a low-frequency channel."""
     channels = av.AudioLayout(layout).channels
     return [60.0 if each.name == "LFE" else 300.0 + 100 * number for number, each in enumerate(channels)]
 
@@ -147,7 +147,7 @@ def _accepted(name: str, form: str, channels: int) -> Iterator[tuple[str, int]]:
 
 
 def _settle(context: av.CodecContext, name: str) -> None:
-    """What an encoder wants to know beside the format."""
+    """Set the options that an encoder needs beside the format."""
     context.options = {"strict": "experimental"}
     if name in BIT_RATES:
         context.bit_rate = BIT_RATES[name]

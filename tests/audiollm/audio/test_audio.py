@@ -207,7 +207,7 @@ def test_loudness_of_the_reference_tone(sample_rate: int, tolerance: float) -> N
 
 @pytest.mark.parametrize("num_channels", [1, 2, 5])
 def test_loudness_agrees_with_torchaudio(num_channels: int) -> None:
-    """On noise of changing level, faint enough that torchaudio does not clip it."""
+    """The test signal is noise of changing level, faint enough that torchaudio does not clip it."""
     import torchaudio.functional
 
     envelope = torch.linspace(-60, -10, 6 * 48000)

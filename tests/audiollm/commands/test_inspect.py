@@ -17,8 +17,7 @@ from audiollm.commands.cli import build_app
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template
 from audiollm.data.inspection import elide, readable_token, stream_rows, summarize_stream, target_weights
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.text.tokenizer import FILE_NAME, train_text_tokenizer
 from audiollm.errors import ConfigError
@@ -60,7 +59,7 @@ def run(*arguments: object) -> str:
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_weights_are_the_closed_form(heard: int, said: int, parts: int) -> None:
-    """Of n text targets each weighs 1/n; of a codebook's m targets each 1/(m K): both kinds add up to 1."""
+    """Each of n text targets weighs 1/n, and each of a codebook's m targets 1/(m K): both kinds add up to 1."""
     content: list[Any] = [TextPart(text="well"), *[AudioPart(path="a.wav")] * parts]
     chat = [
         Message(role="user", content=[TextPart(text="x"), AudioPart(path="b.wav")]),
@@ -114,7 +113,7 @@ def test_the_table_leaves_out_the_middle_and_counts_it(shards: Path) -> None:
 def test_samples_without_codes_say_how_many_frames_they_will_take(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples.jsonl", [sample(0)])
     shown = run(tmp_path / "samples.jsonl")
-    assert "25 frames a second of 8 codebooks" in shown
+    assert "25 frames per second of 8 codebooks" in shown
     assert "19 rows of audio in for 10 frames, all masked" in shown
     assert "59 rows of audio out for 50 frames" in shown
     assert run(tmp_path) == shown, "the folder of a compose stage"

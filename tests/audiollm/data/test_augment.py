@@ -1,4 +1,4 @@
-"""What is heard in training, varied: what each setting does to a clip, what stays, and when it is drawn."""
+"""Augmentation of heard audio: the effect of each setting, what it preserves, and when it is drawn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from audiollm.audio import save
 from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, clip_features, mel_features
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.sample import AudioPart, Sample, write_samples
 from audiollm.data.records.source import AudioClip
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
@@ -51,7 +50,7 @@ def varied(clip: ClipFeatures, seed: int = 0, shape: FeatureShape = SHAPE, **cha
     per_position=st.sampled_from([2, 8]),
 )
 def test_windows_frames_and_rows_stay(samples: int, seed: int, padded: bool, per_position: int) -> None:
-    """And what was given is as it was: it is kept for the next pass."""
+    """The input clip is left unchanged, because it is kept for the next pass."""
     shape = FeatureShape(20, 40, 2, padded, per_position)
     clip = mel_features(torch.randn(1, samples, generator=generator(seed)), shape)
     before = frames_of(clip).clone()

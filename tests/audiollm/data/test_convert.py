@@ -108,7 +108,7 @@ def test_audio_stays_in_its_folder(tmp_path: Path) -> None:
     assert ["lies outside" in reason for reason in reasons] == [True, True, True, False]
     table.write_text("path,text\n../secret.wav,hello\n")
     convert("ljspeech", table, "-o", tmp_path / "out.jsonl", "--audio", tmp_path / "in/..")
-    with pytest.raises(ConfigError, match="no sample in it"):
+    with pytest.raises(ConfigError, match="no usable sample"):
         convert("ljspeech", table, "-o", tmp_path / "other.jsonl")
     assert not (tmp_path / "other.jsonl").exists()
 
@@ -132,7 +132,7 @@ def test_folder_with_side_files(tmp_path: Path) -> None:
 
 
 def cut(id: str, **changes: Any) -> dict[str, Any]:
-    """As lhotse writes it (docs of `lhotse.cut.MonoCut`)."""
+    """A cut in the form that lhotse writes (docs of `lhotse.cut.MonoCut`)."""
     recording = {
         "id": "rec",
         "sources": [{"type": "file", "channels": [0], "source": "rec.wav"}],

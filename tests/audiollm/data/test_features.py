@@ -132,7 +132,7 @@ def losses_and_gradients(model: DualFFN, batch: PackedBatch) -> tuple[Tensor, di
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_packed_is_padded_is_one_by_one(template: Template, model: DualFFN, padded: bool) -> None:
-    """In float64, losses and the gradients of every parameter, the encoder's among them."""
+    """Losses and gradients of every parameter, including the encoder's, agree in float64."""
     shape = replace(SHAPE, padded=padded)
     model.audio_tower.config = replace(ENCODER, padded=padded)
     own = []

@@ -79,7 +79,7 @@ def speech(frames: int, turns: int = 1) -> tuple[list[Message], list[torch.Tenso
 
 @pytest.mark.parametrize("missing", range(1, BOOKS + 4))
 def test_a_clip_cut_anywhere_near_its_end_teaches_no_stop(missing: int) -> None:
-    """Also in the last rows, where the first codebooks have ended and the last have not."""
+    """No stop is taught even in the last rows, where the first codebooks have ended and the last have not."""
     chat, codes = speech(20)
     whole = TEMPLATE.compile(chat, codes)
     audio_end = int((whole.kinds_S == Kind.AUDIO_OUT).nonzero()[-1]) + 1

@@ -19,10 +19,9 @@ import torch
 
 from audiollm.audio import encode_bytes
 from audiollm.data.records.loader import Loader
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample
@@ -52,7 +51,7 @@ def write_sources(folder: Path) -> list[str]:
 
 @dataclass
 class Batches:
-    """What a worker does: read, decode, and make tensors."""
+    """Work of a loader process: read, decode, and make tensors."""
 
     sources: list[Source]
     mixture: Mixture

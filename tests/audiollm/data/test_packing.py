@@ -1,4 +1,4 @@
-"""Which samples share a pack, and what a pack weighs."""
+"""Assignment of samples to packs, and the weights of a pack's targets."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_positions_begin_anew_in_every_sequence() -> None:
 
 
 def test_a_target_in_the_first_row_is_nobodys() -> None:
-    """No row comes before it: the last row of its stream must not be asked for it, nor that of another stream."""
+    """No row precedes the first, so neither the last row of its stream nor that of another may predict its target."""
     streams = [chat(3, prompt=0), speech(3, prompt=0), chat(2)]
     batch = pack(streams)
     weighed = batch.text_targets[batch.text_weights > 0]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from audiollm.data.records.manifest import read_samples, write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, parse_sample
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, parse_sample, write_samples
 from audiollm.errors import BadSample, ConfigError
 
 _text = st.builds(TextPart, text=st.text())

@@ -86,7 +86,7 @@ def test_an_unfinished_folder_is_not_read(tmp_path: Path) -> None:
 
 
 class Planted:
-    """What runs code when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -206,7 +206,7 @@ def test_tars_of_others_are_indexed(tmp_path: Path, extension: str) -> None:
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_of_any_length_and_folders_between(tmp_path: Path, form: int) -> None:
-    """What has no plain header is left to tarfile, and reads the same."""
+    """Members without a plain header are left to tarfile, and read the same."""
     keys = ["a", "ü", "deep/" + "d" * 90 + "/" + "x" * 60, "y" * 99]
     with tarfile.open(tmp_path / "a.tar", "w", format=form) as archive:
         for number, key in enumerate(keys):

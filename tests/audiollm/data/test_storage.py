@@ -13,9 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from audiollm.data.records import storage
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.manifest_source import ManifestSource
-from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import Shards, ShardWriter
 from audiollm.data.records.source import Source
 
@@ -66,7 +65,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Broken(Exception):
-    """As the packages of stores have: no OSError."""
+    """An error as the packages of object stores raise it: not an OSError."""
 
 
 @pytest.mark.parametrize("failures", [[], [OSError("busy")], [TimeoutError(), Broken("reset")]])
@@ -113,7 +112,7 @@ def opened(folder: str) -> list[Source]:
 def test_an_opened_source_goes_to_another_process_without_being_opened_again(
     tmp_path: Path, folder: str
 ) -> None:
-    """Also where no index can be written: nothing is listed or opened there, and each sample is one read."""
+    """The other process lists and opens nothing, even where no index can be written; each sample is one read."""
     write_both(tmp_path)
     system = fsspec.filesystem("memory")
     for path in tmp_path.iterdir():
@@ -139,7 +138,7 @@ def test_an_opened_source_goes_to_another_process_without_being_opened_again(
 
 
 def test_an_opened_source_is_small(tmp_path: Path) -> None:
-    """What it takes grows by 20 bytes a sample of shards, and by 8 a line."""
+    """The size of an opened source grows by 20 bytes per sample of shards, and by 8 per line of a manifest."""
     grown = []
     for count in (100, 1100):
         folder = tmp_path / str(count)

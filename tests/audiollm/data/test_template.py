@@ -54,7 +54,7 @@ def test_targets_are_the_assistants_alone(template: Template) -> None:
 
 
 def test_the_prompt_is_the_beginning_of_the_sample(template: Template) -> None:
-    """What generation shows the model is, id by id, what training showed before the first audio row."""
+    """The prompt of generation equals, id by id, the rows before the first audio row in training."""
     chat = messages()
     heard, spoken = torch.randint(32, (3, 4)), torch.randint(32, (3, 6))
     chat[2] = Message(role="assistant", content=[AudioPart(path="out.wav")])
@@ -275,7 +275,7 @@ def test_marks_of_a_scene_are_tokens_where_the_training_texts_use_them() -> None
 
 
 def test_a_vocabulary_is_learned_from_texts_that_come_once() -> None:
-    """By one look at each, in any number: an iterator does as well as a list, and its error comes through."""
+    """Each text is read once: an iterator works as well as a list, and its error is passed on."""
     scene = f"{tokens.SCENE_START}\nA quiet room.\n{tokens.SCENE_END}"
     texts = [f"number {n} {'seven ' * (n % 5)}" for n in range(300)]
     once, listed = (

@@ -16,8 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from audiollm.audio import save
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import StageError
 from audiollm.evaluate.judges.classifier import (
     ClipClassifier,

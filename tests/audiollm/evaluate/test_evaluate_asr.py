@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from audiollm.audio import Waveform
 from audiollm.commands.cli import build_app
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError
 from audiollm.evaluate.listening.asr import QUESTION, TranscribedRecording, evaluate_asr, read_recordings
 from audiollm.evaluate.listening.replies import Reply, ask_all, by_answerer, by_recognizer, read_replies

@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import Waveform, load_bytes, save
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
 from audiollm.evaluate.subjects import loading as subjects

@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import load, save
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Part, Sample, TextPart, write_samples
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Request
 from audiollm.generation.run import generate_prompts

@@ -220,12 +220,12 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         (
             "train_tokenizer/model/config.json",
             {"hidden_size": "wide"},
-            ("no model can be made of these files",),
+            ("these files do not form a valid model",),
         ),
         (
             "train_tokenizer/model/config.json",
             {"hidden_size": 24},
-            ("no model can be made of these files", "size mismatch"),
+            ("these files do not form a valid model", "size mismatch"),
         ),
         ("train_tokenizer/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
     ],

@@ -152,7 +152,7 @@ def test_rotary_scaling_is_that_of_transformers() -> None:
 def test_half_precision_kernels_are_as_exact_as_sdpa(
     backend: BackendName, window: int | None, groups: int
 ) -> None:
-    """In bf16, values and gradients: at most 1.5 times the error of bf16 SDPA, both against float32."""
+    """Values and gradients in bf16 have at most 1.5 times the error of bf16 SDPA, both against float32."""
     if backend == "flash_attn" and importlib.util.find_spec("flash_attn") is None:
         pytest.skip("flash-attn is not installed")
     rows, layout, _, _ = random_pack([700, 64, 1, 333], 8, groups, 64)
@@ -179,7 +179,7 @@ def test_half_precision_kernels_are_as_exact_as_sdpa(
 def test_attention_over_a_cache_is_a_softmax_over_what_may_be_seen(
     dtype: torch.dtype, shared: int, ragged: bool
 ) -> None:
-    """By products in full precision, by SDPA in half; hidden keys and values count for nothing."""
+    """Attention uses products in full precision and SDPA in half; hidden keys and values have no influence."""
     generator = torch.Generator().manual_seed(0)
     q_BQD, keys_BDL, values_BLD = (
         torch.randn(*shape, generator=generator).to(dtype)

@@ -34,7 +34,7 @@ CONFIG = AudioEncoderConfig(
 
 
 def tower_of(config: AudioEncoderConfig = CONFIG) -> AudioTower:
-    """In float64, no weight of which is at its beginning."""
+    """Build a tower in float64, with every weight moved from its initial value."""
     torch.manual_seed(0)
     tower = AudioTower(config).double().eval()
     for parameter in tower.parameters():
@@ -55,7 +55,7 @@ def heard(tower: AudioTower, windows: list[FeatureWindow]) -> list[Tensor]:
 
 
 def by_plain_convolutions(tower: AudioTower, mel_MF: Tensor) -> Tensor:
-    """What the stem makes of one window: an image of mel bins by time, `[P, C]`. Nothing of ours but the weights."""
+    """Reference stem for one window, an image of mel bins by time: `[P, C]`. Only the weights are ours."""
     weights = {name.removeprefix("stem."): value for name, value in tower.state_dict().items()}
     x_NMF = mel_MF[None]
 
@@ -128,7 +128,7 @@ def test_rows_are_those_of_the_duration(samples: int, stride: int, mean: bool) -
     """12.5 a second with a stride of 1."""
     config = replace(CONFIG, stride=stride, reduction="mean" if mean else "concat", encoder_layers=0)
     found = mel_features(torch.zeros(1, samples), config.features)
-    assert found.rows == -(-samples // (1280 * stride)) and config.features.rows_a_second == 12.5 / stride
+    assert found.rows == -(-samples // (1280 * stride)) and config.features.rows_per_second == 12.5 / stride
     features = PackedFeatures.of(found.windows)
     assert features is not None and config.window_s == 0.96
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_operations_are_those_that_torch_counts(stem: StemName) -> None:
 
 
 def test_sizes_of_the_convolutions() -> None:
-    """By hand: 80 mel bins become 20, 10 and 5; 8 frames become 2, 1 and 1."""
+    """Sizes computed by hand: 80 mel bins become 20, 10 and 5; 8 frames become 2, 1 and 1."""
     sizes = convolutions("conv2d", 80, 32, 256)
     assert [each.places for each in sizes] == [40, 40, 10, 10, 5, 5, 1]
     assert [(each.inputs, each.outputs) for each in sizes[::2]] == [(1, 32), (32, 64), (64, 128), (640, 256)]

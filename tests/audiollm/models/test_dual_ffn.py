@@ -128,7 +128,7 @@ def test_a_kernel_that_was_asked_for_is_for_training_alone(model: DualFFN, wante
 
 
 def assert_logits_of_transformers(model: DualFFN, stream: TokenStream) -> None:
-    """Of audio, and of text: its text head on its last hidden state."""
+    """Compare audio logits, and text logits by transformers' text head on its last hidden state."""
     peer, batch = higgs(model), pack([stream])
     codes_FK = stream.codes_SK[stream.kinds_S == Kind.AUDIO_OUT]
     inputs = {
@@ -151,7 +151,7 @@ def test_logits_equal_those_of_transformers(model: DualFFN) -> None:
 
 @pytest.mark.parametrize("vocab_size", [300, pytest.param(128_256, marks=pytest.mark.slow)])
 def test_logits_of_a_layer_at_the_published_width(vocab_size: int) -> None:
-    """One layer of the 3B model; the published text vocabulary takes 3 GB."""
+    """The test takes a single layer of the 3B model; the published text vocabulary would take 3 GB."""
     config = DualFFNConfig(
         vocab_size=vocab_size, hidden_size=3072, num_layers=1, num_heads=24, num_kv_heads=8, head_dim=128,
         intermediate_size=8192,
@@ -237,7 +237,7 @@ def test_a_sliding_window_reaches_as_far_as_it_says(model: DualFFN) -> None:
 
 
 def test_a_window_of_some_layers_is_theirs_alone(model: DualFFN) -> None:
-    """Of the last layer alone: the position sees three of the first's outputs, each of which sees all before it."""
+    """With a window in the last layer a position sees three outputs of the first, each of which sees all before."""
     stream = random_stream(4, text=12, frames=0, after=0)
     changed = replace(stream, text_ids_S=stream.text_ids_S.clone())
     changed.text_ids_S[0] = 260

@@ -44,7 +44,7 @@ GREEDY = SamplingConfig(temperature=0, text_guidance=1, speaker_guidance=1)
 
 
 def vocabulary(kind: str) -> Tokenizer:
-    """One that was trained here, or one with the splits, special tokens and additions of Llama 3's or Qwen's."""
+    """A vocabulary trained here, or one with the splits, special tokens and additions of Llama 3's or Qwen's."""
     texts = [f"system\n\n{SYSTEM} user\n\n{word} assistant\n\n" for word in WORDS]
     if kind == "own":
         return train_text_tokenizer(texts, 400)

@@ -218,7 +218,7 @@ def test_bosons_layout_with_chosen_layers(tmp_path: Path) -> None:
 
 
 def test_bosons_layout_with_its_encoder(tmp_path: Path) -> None:
-    """Of the understanding variant, which is not published."""
+    """The layout of Boson's understanding variant, which is not published."""
     encoder = AudioEncoderConfig(16, 1, 2, 32, num_mel_bins=8, max_source_positions=20, reduction="mean")
     model = random_model(replace(CONFIG, dropout=0.0, audio_encoder=encoder))
     shape = {

@@ -61,7 +61,7 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     index = read_json(tmp_path / "model.safetensors.index.json")
     index["weight_map"] = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
     write_json(tmp_path / "model.safetensors.index.json", index)
-    with pytest.raises(ConfigError, match="no name of a file in this folder"):
+    with pytest.raises(ConfigError, match="not a file name in this folder"):
         DualFFN.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="not JSON"):

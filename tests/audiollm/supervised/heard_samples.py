@@ -12,8 +12,7 @@ from torch import Tensor
 from audiollm.audio import save
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.features import ClipFeatures, mel_features
-from audiollm.data.records.manifest import write_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.decoder import DualFFNConfig

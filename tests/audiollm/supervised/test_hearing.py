@@ -22,9 +22,8 @@ from audiollm.data.hearing.features import (
     silence,
 )
 from audiollm.data.packing import pack
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.source import AudioClip
 from audiollm.data.text.tokenizer import load_text_tokenizer, train_text_tokenizer
