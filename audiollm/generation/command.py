@@ -139,6 +139,8 @@ def generate(
     * generation_config.json (temperature, top_k, top_p, do_sample, ras_win_len, ras_win_max_num_repeat),
     ** trained.json (text_dropout, speaker_dropout), which `train` writes.
     """
+    from audiollm.generation.speaking.manner import check_one_voice
+
     words = _words(text, text_file, dialogue)
     _check_out(out, stream)
     _check_numbers(
@@ -150,8 +152,7 @@ def generate(
             "--speaker-guidance": speaker_guidance,
         },
     )
-    if speaker and reference:
-        raise ConfigError("a speaker's name and a reference: whose voice?", "--speaker", "give one of them")
+    check_one_voice(speaker, reference or None, "--speaker")
     if stream and (takes > 1 or dialogue):
         raise ConfigError("a stream is one take of a text", "--stream", "leave out --takes and --dialogue")
     if dialogue and speaker:
@@ -258,16 +259,14 @@ def _check_out(out: Path, stream: bool) -> None:
 
 
 def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
-    from audiollm.generation.speaking.speak import LONGEST_S
+    from audiollm.generation.speaking.manner import check_duration
 
     for option, value in {**numbers, "--max-duration-s": max_duration_s}.items():
         if value is not None and not math.isfinite(value):
             raise ConfigError(
                 f"{value}: not a number that can be used", option, "give another, or leave it out"
             )
-    if max_duration_s is not None and not 0 < max_duration_s <= LONGEST_S:
-        problem = f"{max_duration_s:g} s: more than 0 and at most {LONGEST_S:g} s can be spoken"
-        raise ConfigError(problem, "--max-duration-s", "say a long text in parts, or leave it out")
+    check_duration(max_duration_s, "--max-duration-s")
 
 
 def _references(

@@ -23,16 +23,15 @@ from audiollm.data.records.sample import AudioPart
 from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
     SLACK,
     SLACK_S,
-    Manner,
     OnSeconds,
     Said,
     Speech,
-    check,
     chunks_of,
     notes_of,
     say,
@@ -164,7 +163,6 @@ def converse_together(
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
     begun = time.perf_counter()
-    check(generator, replace(manner, speaker=None))
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
     known = match_references(speakers, references)
     manners = {name: replace(manner, speaker=None, voice=known.get(name)) for name in speakers}

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Re
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking import dialogue as dialogues
 from audiollm.generation.speaking import speak as speaking
-from audiollm.generation.speaking.speak import Manner, Speech
+from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
+from audiollm.generation.speaking.speak import Speech
 from audiollm.generation.speaking.speech_stream import SpeechStream
 from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 from audiollm.models.decoder import DualFFNConfig
@@ -41,8 +43,6 @@ LONGEST_HEARD_S = 600.0
 """Of a recording that is asked about."""
 GREEDY = SamplingConfig(temperature=0.0)
 CODEC_REMEDY = "give the folder of the codec that the model was trained with"
-
-Recording = str | Path | Waveform
 
 
 class Generator:
@@ -112,41 +112,29 @@ class Generator:
         self,
         text: str,
         *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
         on_seconds: Callable[[float], None] = lambda seconds: None,
+        **options: Unpack[SpeakOptions],
     ) -> Speech:
         """Say a text of any length: by a speaker of the training data, in the voice of a reference, or in any voice.
 
         Args:
-            speaker: a name that the model was trained on.
-            reference: a recording of the voice (a file or a waveform); more than `voice.LONGEST_S` of it is cut off.
-            reference_text: its words, which make the likeness better where the model was trained so.
-            scene: a description of place and mood.
-            seed: another seed, another take.
-            sampling: how codes are drawn; by default as is best known for the model (`self.defaults`).
-            max_duration_s: nothing is spoken longer; by default three times what the text should take.
             on_seconds: called now and then with the seconds of speech made so far.
+            options: `speaker`, `reference`, `reference_text`, `scene`, `seed`, `sampling`, `max_duration_s`, each
+                explained in `SpeakOptions`.
 
         Raises:
-            ConfigError: no text, one without a word or with control tokens, an unknown speaker, a speaker and a
-                reference, or a reference that cannot be used.
+            ConfigError: no text, a text without a word or with control tokens, an unknown speaker, a speaker and a
+                reference, a reference that cannot be used, or a duration that is not in (0, 600].
         """
-        manner = self.manner(
-            speaker=speaker,
-            reference=reference,
-            reference_text=reference_text,
-            scene=scene,
-            seed=seed,
-            sampling=sampling,
-            max_duration_s=max_duration_s,
-        )
-        return speaking.speak(self, text, manner, on_seconds)
+        return speaking.speak(self, text, self.manner(**options), on_seconds)
+
+    def stream(self, text: str, **options: Unpack[SpeakOptions]) -> SpeechStream:
+        """Say a text as `speak` does, but iterate over the pieces of its sound while they are made.
+
+        Raises:
+            ConfigError: as `speak`, before the first piece.
+        """
+        return SpeechStream(self, text, self.manner(**options))
 
     def dialogue(
         self,
@@ -154,12 +142,9 @@ class Generator:
         *,
         references: Mapping[str, Recording | Voice] | None = None,
         reference_texts: Mapping[str, str] | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
         together: bool = False,
         on_seconds: Callable[[float], None] = lambda seconds: None,
+        **options: Unpack[TakeOptions],
     ) -> Speech:
         """Say a dialogue: a script (`[SPEAKER0] Hello.` or `Ann: Hello.`), or (speaker, text) turns.
 
@@ -167,7 +152,9 @@ class Generator:
             references: a recording for a speaker's name, tag (`SPEAKER0`) or number. Who has none is a speaker of the
                 training data by name, or speaks in a voice of the model's choice.
             reference_texts: the words of these recordings, by the same names.
-            together: all turns in one go, for models that were trained on conversations.
+            together: make all turns in one go, for models that were trained on conversations.
+            on_seconds: called now and then with the seconds of speech made so far.
+            options: `scene`, `seed`, `sampling`, `max_duration_s`, each explained in `TakeOptions`.
 
         Raises:
             ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
@@ -184,33 +171,8 @@ class Generator:
             str(name): self.voice(reference, texts.get(name))
             for name, reference in (references or {}).items()
         }
-        manner = self.manner(scene=scene, seed=seed, sampling=sampling, max_duration_s=max_duration_s)
         converse = dialogues.converse_together if together else dialogues.converse
-        return converse(self, parsed, known, manner, on_seconds)
-
-    def stream(
-        self,
-        text: str,
-        *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
-    ) -> SpeechStream:
-        """As `speak`, in pieces while they are made: iterate over it."""
-        manner = self.manner(
-            speaker=speaker,
-            reference=reference,
-            reference_text=reference_text,
-            scene=scene,
-            seed=seed,
-            sampling=sampling,
-            max_duration_s=max_duration_s,
-        )
-        return SpeechStream(self, text, manner)
+        return converse(self, parsed, known, self.manner(**options), on_seconds)
 
     def answer(
         self,
@@ -297,20 +259,27 @@ class Generator:
         engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
         return engine.run(requests, on_step)
 
-    def manner(
-        self,
-        *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
-    ) -> Manner:
-        """How to say something, with the reference read: what `speak`, `converse` and `SpeechStream` take."""
-        voice = None if reference is None else self.voice(reference, reference_text)
-        return Manner(speaker, voice, scene, seed, sampling or self.defaults.sampling, max_duration_s)
+    def manner(self, **options: Unpack[SpeakOptions]) -> Manner:
+        """Check the options of `speak` and read the reference, for `speaking.speak`, `converse` and `SpeechStream`.
+
+        Raises:
+            TypeError: an option that `SpeakOptions` does not declare.
+            ConfigError: a speaker and a reference, a reference that cannot be used, or a duration that is not in
+                (0, 600].
+        """
+        unknown = sorted(options.keys() - SpeakOptions.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+        speaker, reference = options.get("speaker"), options.get("reference")
+        check_one_voice(speaker, reference)
+        return Manner(
+            speaker=speaker,
+            voice=None if reference is None else self.voice(reference, options.get("reference_text")),
+            scene=options.get("scene"),
+            seed=options.get("seed", 0),
+            sampling=options.get("sampling") or self.defaults.sampling,
+            max_duration_s=options.get("max_duration_s"),
+        )
 
     def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
         """A reference, read and encoded once, to be used many times.

@@ -20,15 +20,11 @@ from audiollm.data.hearing.features import PartAudio, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.forms import prompt_form
 from audiollm.errors import ConfigError, suggestion
-from audiollm.generation.engine.defaults import PLAIN
 from audiollm.generation.engine.request import Answer, Limits, Request
-from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, split_text, spoken_seconds
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
-from audiollm.generation.speaking.voice import Voice
 
-LONGEST_S = 600.0
-"""The most that is said in one call."""
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
 """A chunk of a long text takes about so long at most; less where the model was trained on shorter clips."""
 POSITIONS_PER_SECOND = 40.0
@@ -39,24 +35,6 @@ TOGETHER = 16
 """So many chunks at most go through the engine at a time: each takes memory for all that it may become."""
 
 _SPOKEN = AudioPart(path="(to be said)")
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How a text is to be said."""
-
-    speaker: str | None = None
-    voice: Voice | None = None
-    scene: str | None = None
-    seed: int = 0
-    sampling: SamplingConfig = PLAIN
-    max_duration_s: float | None = None
-    """Of all of it; None: by the length of the text."""
-    chunk_s: float | None = None
-    """None: `CHUNK_S`, or what the model was trained on."""
-    remembered: int | None = None
-    """Chunks before the present one that the prompt shows, so that the voice stays: by default one, and none for a
-    speaker who is known by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +127,7 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
     Raises:
         ConfigError: as `speak`.
     """
-    check(generator, manner)
+    check_speaker(generator, manner.speaker)
     if not text.strip():
         raise ConfigError("there is no text", "text", "give the words to say")
     unprintable = next((a for a in text if unicodedata.category(a) in ("Cc", "Cs") and not a.isspace()), None)
@@ -172,18 +150,11 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
     return chunks
 
 
-def check(generator: SpeakingModel, manner: Manner) -> None:
-    """Raises: ConfigError: an unknown speaker, one beside a voice, or a length that cannot be."""
-    if manner.speaker is not None and manner.voice is not None:
-        raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
-    if manner.speaker is not None and generator.speakers and manner.speaker not in generator.speakers:
-        remedy = suggestion(manner.speaker, generator.speakers)
-        raise ConfigError(f"{manner.speaker}: not a speaker of this model", "speaker", remedy)
-    limit = manner.max_duration_s
-    if limit is not None and not 0 < limit <= LONGEST_S:
-        raise ConfigError(
-            f"{limit:g} s is no length to speak", "max_duration_s", f"more than 0, at most {LONGEST_S:g}"
-        )
+def check_speaker(generator: SpeakingModel, speaker: str | None) -> None:
+    """Raises: ConfigError: a speaker that the model does not know, where the names of its speakers are known."""
+    if speaker is not None and generator.speakers and speaker not in generator.speakers:
+        remedy = suggestion(speaker, generator.speakers)
+        raise ConfigError(f"{speaker}: not a speaker of this model", "speaker", remedy)
 
 
 def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
@@ -209,7 +180,7 @@ def say(
     Args:
         earlier: what the same voice said before.
     """
-    if _remembered(manner) == 0 and manner.max_duration_s is None:
+    if manner.remembered_chunks == 0 and manner.max_duration_s is None:
         seconds = 0.0
         for first in range(0, len(chunks), TOGETHER):
             some = chunks[first : first + TOGETHER]
@@ -237,7 +208,7 @@ class Reading:
 
     def requests(self) -> Iterator[tuple[Chunk, Request]]:
         """Each chunk's; what came of one must be `add`ed before the next is taken. Ends early at the manner's limit."""
-        limit_s, remembered = self._manner.max_duration_s, _remembered(self._manner)
+        limit_s, remembered = self._manner.max_duration_s, self._manner.remembered_chunks
         for number, chunk in enumerate(self._chunks):
             left_s = math.inf if limit_s is None else limit_s - self.seconds
             if number and left_s < SHORTEST_CHUNK_S:
@@ -275,7 +246,7 @@ def chunk_request(
         while earlier and generator.template.length(messages, [size_of(part) for part in audio]) > room:
             earlier = earlier[1:]
             messages, audio = prompt_of(generator, text, manner, earlier)
-    by_name = manner.speaker is not None and manner.voice is None
+    by_name = manner.speaker is not None
     sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
     return Request(messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio")
 
@@ -324,12 +295,6 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
 
 
 # Private
-
-
-def _remembered(manner: Manner) -> int:
-    if manner.remembered is not None:
-        return manner.remembered
-    return 0 if manner.speaker and not manner.voice else 1
 
 
 def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:

@@ -16,8 +16,9 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
-from audiollm.generation.speaking.speak import Manner, Reading, Said, chunks_of, notes_of
+from audiollm.generation.speaking.speak import Reading, Said, chunks_of, notes_of
 
 
 class SpeechStream:

@@ -164,7 +164,7 @@ def test_references_for_nobody(run: Run) -> None:
     Path("talk.txt").write_text("[SPEAKER0] one\n[SPEAKER1] two", encoding="utf-8")
     refused(say(run, "--dialogue", "talk.txt", *["--reference", "me.wav"] * 3), "3 references for 2 speakers")
     refused(say(run, "--dialogue", "talk.txt", "--reference", "SPEAKER7=me.wav"), "SPEAKER7: no such speaker")
-    refused(say(run, "--text", "one", "--speaker", "anna", "--reference", "me.wav"), "whose voice?")
+    refused(say(run, "--text", "one", "--speaker", "anna", "--reference", "me.wav"), "mutually exclusive")
 
 
 def test_a_checkpoint_with_missing_and_surplus_keys(run: Run) -> None:
