@@ -1,4 +1,4 @@
-"""What the stage `generate_prompts` does: prompts from samples, codes from the model, sound from the codec."""
+"""The work of the stage `generate_prompts`: prompts from samples, codes from the model, sound from the codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from audiollm.recipe.runner import Context
 ROW_KEYS: Mapping[str, Kinds] = {
     "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,
 }  # fmt: skip
-"""What every row of `generated.jsonl` has."""
+"""Columns that every row of `generated.jsonl` has."""
 
 
 def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]:

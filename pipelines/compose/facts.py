@@ -1,4 +1,4 @@
-"""What was measured on a segment, as fields of tasks: captions, tags, voices, and questions with closed answers.
+"""Measured values of a segment as fields of tasks: captions, tags, voices, and questions with closed answers.
 
 No model writes here: the questions stand in `tasks.yaml`, and their answers follow from labels and counts. Where there
 are few labels all of them are the choices, always in the same order; else the wrong ones are drawn from the labels of
@@ -16,7 +16,7 @@ Fields = dict[str, str]
 
 NUM_CHOICES = 4
 MOST_CHOICES = 8
-"""Of a question that names all labels of the corpus."""
+"""Most choices of a question that names all labels of the corpus."""
 DESCRIPTION = ("scene", "speakers", "content")
 VOICE = ("gender", "age", "accent", "emotion", "pitch", "pitch_variation", "rate", "energy")
 """Columns that say what a voice is like, in the order in which they are told."""
@@ -87,7 +87,7 @@ class Facts:
         return fields
 
     def _absent_sound(self, id: str, known: set[str]) -> str:
-        """That of another segment, as often as there are such, so that a frequent label is not always there."""
+        """Draw a label of another segment, as often as it occurs, so that a frequent label is no safe answer."""
         start, count = self._hash(f"{id}:absent"), len(self._first_sounds)
         places = ((start + step) % count for step in range(count))
         return next(label for place in places if (label := self._first_sounds[place]) not in known)

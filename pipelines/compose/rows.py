@@ -22,7 +22,7 @@ from pipelines.compose.facts import Facts
 CONVERSATION_GAP_S = 2.0
 """A longer pause ends a conversation."""
 CONVERSATION_S = 30.0
-"""What is longer is taken apart."""
+"""Longest conversation; a longer one is split."""
 _PARTS = TypeAdapter(list[Part])
 
 
@@ -76,13 +76,13 @@ class Row:
     speaker: str
     segment: str
     words: str
-    """What is said, without tags."""
+    """The spoken text without tags."""
     fields: dict[str, FieldValue]
     columns: Mapping[str, Any]
     """The other columns of its segments, as they stand there."""
     file: str
     facts: Mapping[str, str]
-    """What follows from the columns (`compose_facts`); a column of the same name comes first."""
+    """Fields derived from the columns (`pipelines/compose/facts.py`); a column of the same name takes precedence."""
 
     def fields_for(self, task: TaskTemplate) -> dict[str, FieldValue]:
         """All fields, the columns read as recordings where the task says that they are.
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def names(self) -> set[str]:
-        """Of the fields and of the columns that may be one."""
+        """Names of the fields, and of the columns that may become fields."""
         return {*self.fields, *self.columns, *self.facts}
 
 
@@ -218,7 +218,7 @@ class _References:
 
 
 def _speakers_heard(segment: SegmentRow) -> int | None:
-    """How many people speak in a segment: none in a sound, and one where a step has looked for others."""
+    """Number of people who speak in a segment: none in a sound, and one where a step has looked for others."""
     if segment.kind == "sound":
         return 0
     return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None

@@ -41,7 +41,7 @@ Walk: TypeAlias = Generator[Call, Outcome, "Sequence[Walk]"]
 
 
 class Worker(Protocol):
-    """What answers calls. Pickled to every process; heavy things are made when a step is first called."""
+    """Interface of the object that answers calls; pickled to every process, it loads a step at its first call."""
 
     def process(self, step: str, items: Sequence[Any]) -> list[Outcome]:
         """The outcomes of the items, in their order; what fails is an outcome with an error.
@@ -53,11 +53,11 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """So many equal workers, and the steps that they do.
+    """A number of equal workers, and the steps that they do.
 
     Args:
-        cpus, gpus: what each of them takes.
-        batch_sizes: of those steps that take several items at a time.
+        cpus, gpus: resources of each worker.
+        batch_sizes: step -> most items per call, for the steps that take several.
     """
 
     name: str
@@ -82,7 +82,7 @@ class WorkerReply:
 
 
 class WorkerBackend(Protocol):
-    """Where workers live: processes of this machine, or actors of a cluster. Workers are numbered by it."""
+    """Host of the workers, which it numbers: processes of this machine, or actors of a cluster."""
 
     def start(self, pool: Pool) -> int:
         """A new worker of the pool, which may be sent to at once."""
@@ -91,7 +91,7 @@ class WorkerBackend(Protocol):
         """Give an idle worker something to do."""
 
     def wait(self) -> list[WorkerReply]:
-        """What has happened; blocks until something has.
+        """Block until a worker replies; return the replies.
 
         Raises:
             EngineError: a step cannot be set up.
@@ -139,9 +139,9 @@ class _Waiting:
     call: Call
     walk: Walk
     alone: bool = False
-    """Not together with others: a worker died over it."""
+    """Whether the call must be sent alone, because a worker died over it."""
     deaths: int = 0
-    """Of workers that had nothing else to do."""
+    """Workers that died while this was their only call."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ class _Lane:
 
     @property
     def room(self) -> int:
-        """How many more calls may wait here: enough for the next batch of every worker."""
+        """Number of further calls that may wait here: enough for the next batch of every worker."""
         batch = max(self.pool.batch_sizes.values(), default=1)
         return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
 
@@ -200,7 +200,7 @@ class _Schedule:
                 self._receive(answer)
 
     def _begin_walks(self) -> None:
-        """Where every pool has room; a pool that is behind holds up what would pile up before it."""
+        """Begin walks while every pool has room: a pool that is behind holds up the work before it."""
         while all(lane.room > 0 for lane in self._lanes):
             if self._children:
                 walk = self._children.popleft()

@@ -16,17 +16,17 @@ create table if not exists calls (
 """
 
 
-DAMAGED = "it is damaged: delete it, and what it held is done again"
+DAMAGED = "the ledger is damaged: delete it, and its calls are done again"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: a `value`, or an `error`, never both."""
+    """Result of a call: either a `value` or an `error`."""
 
     value: dict[str, Any] | None = None
     error: str | None = None
     seconds: float = 0.0
-    """Of CPU, when it was done."""
+    """CPU time that the call took when it was done."""
 
 
 class LedgerError(Exception):
@@ -65,7 +65,7 @@ class Ledger:
             raise LedgerError(f"{path}: {error}; {remedy}") from None
 
     def get(self, key: str) -> Outcome | None:
-        """What is known of a call.
+        """Return the recorded outcome of a call; None: not recorded.
 
         Raises:
             LedgerError: the file is damaged.

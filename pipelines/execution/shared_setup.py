@@ -18,7 +18,7 @@ WORKER_FILE = "AUDIOLLM_WORKER_FILE"
 
 @runtime_checkable
 class SharedSetup(Protocol):
-    """What a worker may have beside `process`."""
+    """Optional interface of a worker: a setup that its processes share."""
 
     def set_up_shared(self) -> None:
         """Load what forked processes may share: no threads, no open files, nothing on a GPU."""

@@ -32,7 +32,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
 
 PREFILL_POSITIONS = 8192
-"""Prompts go through the model together up to so many positions."""
+"""Most positions of the prompts that go through the model together."""
 
 
 class Engine:
@@ -57,13 +57,13 @@ class Engine:
         self._template, self._device = template, weight.device
         self._decoder = decoder or GenerationDecoder(model)
         self._layers: DualFFN | PackedDecoder = model
-        """What computes the steps, with the weights as they were when an answer last began."""
+        """Decoder that computes the steps, with the weights of the time when an answer last began."""
         self._marks = Marks.of(template)
         self._cache = Cache.empty(model.config, slots, max_length, weight.device, weight.dtype)
         self._slots, self._submitted = slots, 0
         self._waiting: deque[Running] = deque()
         self._owners: list[Running] = []
-        """Of each row in use."""
+        """The running answer that owns each cache row in use."""
         self._plan: StepPlan | None = None
         forbidden = _forbidden_words(template, self._marks, model.config.vocab_size)
         self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
@@ -169,7 +169,7 @@ class Engine:
             self.cancel(number)
 
     def _admit(self) -> None:
-        """Those in line that there are slots for; their prompts go through the model without padding."""
+        """Admit waiting requests that there are slots for; their prompts go through the model without padding."""
         admitted: list[Running] = []
         while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
             running = self._waiting.popleft()
@@ -301,7 +301,7 @@ def _prompts(template: Template, request: Request) -> list[TokenStream]:
 
 
 def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:
-    """What the longest of these prompts and its answer may take (with one stretch of speech, where it is `any`)."""
+    """Positions of the longest prompt with its longest answer (with one stretch of speech, where it is `any`)."""
     speech = request.limits.max_frames + template.num_codebooks + 1
     text = request.limits.max_text_tokens
     answer = {"audio": speech, "text": text, "any": text + speech + 3}[request.answer]
@@ -317,7 +317,7 @@ def _without_last(stream: TokenStream) -> TokenStream:
 
 
 def _forbidden_words(template: Template, marks: Marks, vocab_size: int) -> dict[str, Tensor]:
-    """By the kind of the answer, the tokens that are never drawn: control tokens, and what is no token at all."""
+    """Masks, by the kind of the answer, of the tokens that are never drawn: control tokens and unused ids."""
     vocabulary = template.tokenizer.get_vocab_size(with_added_tokens=True)
     style = tokens.HEADER_STYLES[template.header_style]
     ids = map(template.tokenizer.token_to_id, (*style.special_tokens, tokens.AUDIO_DELAY))

@@ -1,4 +1,4 @@
-"""Which rows of a step are text and which are audio, and which of them are drawn from together.
+"""The plan of a step: its text rows, its audio rows, and the groups of rows that are drawn from together.
 
 A plan is made anew when an answer begins, ends or goes from text to speech or back, and kept in between.
 
@@ -66,10 +66,10 @@ class StepPlan:
     writing: list[Running]
     speaking: list[Running]
     writer_X: NDArray[np.int64]
-    """Whose token goes into each text row, as a place in `writing`."""
+    """Index into `writing` of the answer whose token each text row is fed."""
     speaker_Y: NDArray[np.int64]
     order_R: Tensor | None
-    """The cache row of each row; None where they are in the cache's order."""
+    """Cache row of each row of the step; None: the cache's order."""
     text_groups: list[Group]
     audio_groups: list[Group]
 

@@ -30,19 +30,19 @@ class SamplingConfig:
     text_guidance: float = 1.0
     speaker_guidance: float = 1.0
     ras_window: int = 0
-    """Repetition-aware sampling of codes looks back so many rows; 0 for none, 7 as in Higgs Audio V2."""
+    """Rows that repetition-aware sampling of codes looks back; 0 switches it off, Higgs Audio V2 has 7."""
     ras_repeats: int = 2
-    """A code that a codebook had so often in the window is drawn again, from all codes and at temperature 1."""
+    """Occurrences in the window from which a code is drawn again, from all codes and at temperature 1."""
 
     @property
     def branches(self) -> list[tuple[bool, bool]]:
-        """What is hidden, `(text, speaker)`, from each copy of a prompt that the guidance compares."""
+        """Conditions hidden, as `(text, speaker)`, from each copy of a prompt that the guidance compares."""
         without_text = [(True, False)] if self.text_guidance != 1 else []
         return [(False, False), *without_text, *([(False, True)] if self.speaker_guidance != 1 else [])]
 
 
 def guide(full: Tensor, no_text: Tensor | None, no_speaker: Tensor | None, config: SamplingConfig) -> Tensor:
-    """Classifier-free guidance in log-probabilities, one term a condition (arXiv 2207.12598; 2211.09800 eq. 3).
+    """Classifier-free guidance in log-probabilities, one term per condition (arXiv 2207.12598; 2211.09800 eq. 3).
 
     `full + (w_text - 1) (full - no_text) + (w_speaker - 1) (full - no_speaker)`.
     """

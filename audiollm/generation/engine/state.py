@@ -1,4 +1,4 @@
-"""Where an answer stands: which row is fed next, what follows from what is drawn, and what is complete.
+"""State machine of an answer: the row that is fed next, the effect of a drawn token or code, the complete parts.
 
 An answer is a stream of text and speech. Text is drawn token by token until the turn ends or `<|audio_out_bos|>`
 opens a stretch of speech; speech is drawn row by row in the delay pattern (BOS and EOS are forced where the pattern
@@ -29,7 +29,7 @@ LONGEST_WAIT = 16
 
 @dataclass(frozen=True)
 class Marks:
-    """What of a vocabulary and a codec steers an answer."""
+    """Control tokens of a vocabulary and codec that steer an answer."""
 
     num_codebooks: int
     audio_bos: int
@@ -136,18 +136,18 @@ class Text:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._context = self._given = 0
-        """Where the ids of the last piece begin and end."""
+        """First and last index of the ids of the last piece."""
         self.text = ""
 
     def take(self, token: int) -> str:
-        """What this token completes; empty while a character is cut in two."""
+        """Add a token; return the text that it completes, empty while a character is cut in two."""
         self._ids.append(token)
         piece = self._beyond()
         cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < LONGEST_WAIT
         return "" if cut else self._give(piece)
 
     def finish(self) -> str:
-        """What is left: a character that never became whole shows as U+FFFD."""
+        """Return the remaining text; a character that never became whole is U+FFFD."""
         return self._give(self._beyond())
 
     def _give(self, piece: str) -> str:
@@ -199,16 +199,16 @@ class AnswerState:
 
     @property
     def stretches(self) -> int:
-        """Of speech, so far."""
+        """Number of stretches of speech so far."""
         return sum(isinstance(part, SpeechState) for part in self.parts)
 
     @property
     def speaks(self) -> bool:
-        """A row of codes is fed next."""
+        """Whether the next row is codes, not text."""
         return self.input_id is None
 
     def take_text(self, drawn: int) -> str:
-        """What follows the text token that was fed; returns the text that this completes."""
+        """Advance by the token drawn after a text row; return the text that it completes."""
         self.room -= 1
         if self.input_id == self.marks.opens_speech:
             self._open_speech()
@@ -235,7 +235,7 @@ class AnswerState:
         return last.take(drawn)
 
     def take_codes(self, drawn_K: Codes) -> Tensor | None:
-        """What follows the row of codes that was fed; returns the frames `[K, t]` that this completes."""
+        """Advance by the codes drawn after a row of codes; return the frames `[K, t]` that they complete."""
         self.room -= 1
         speech = self.speech
         if speech.closed:  # only a text goes on here

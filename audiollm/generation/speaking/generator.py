@@ -40,7 +40,7 @@ from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
 
 LONGEST_HEARD_S = 600.0
-"""Of a recording that is asked about."""
+"""Longest recording that can be asked about."""
 GREEDY = SamplingConfig(temperature=0.0)
 CODEC_REMEDY = "give the folder of the codec that the model was trained with"
 
@@ -49,10 +49,10 @@ class Generator:
     """A trained model and a codec.
 
     Args:
-        codec: None for a model that hears through an encoder of its own and is only asked.
+        codec: None for a model that hears through its own encoder and only answers in words.
         speakers: the speaker names that the model was trained on.
-        longest_positions: of the samples that it was trained on; None where that is not known.
-        defaults: how codes are drawn where a call does not say it.
+        longest_positions: positions of the longest training sample; None: not known.
+        defaults: sampling of the calls that do not give one.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Generator:
 
     @classmethod
     def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
-        """Both from folders (a model's or a stage's), and what is known of how to speak with them (`read_defaults`).
+        """Load a model and its codec from their folders (or those of their stages), with the default sampling.
 
         Args:
             codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
@@ -103,7 +103,7 @@ class Generator:
 
     @property
     def codec(self) -> Codec:
-        """Raises: ConfigError: there is none."""
+        """The codec. Raises: ConfigError: the model was loaded without one."""
         if self._codec is None:
             raise ConfigError("this model was loaded without a codec", "codec", CODEC_REMEDY)
         return self._codec
@@ -165,7 +165,7 @@ class Generator:
             else [dialogues.Turn(*turn) for turn in script]
         )
         if not parsed:
-            raise ConfigError("there is no turn in it", "dialogue", "give at least one")
+            raise ConfigError("the dialogue has no turn", "dialogue", "give at least one")
         texts = reference_texts or {}
         known = {
             str(name): self.voice(reference, texts.get(name))
@@ -200,7 +200,11 @@ class Generator:
         sampling: SamplingConfig = GREEDY,
         max_tokens: int = 256,
     ) -> Request:
-        """What `answer` asks the engine. Raises: ConfigError: as there."""
+        """Build the engine request of `answer`.
+
+        Raises:
+            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
+        """
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
         part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
@@ -236,7 +240,7 @@ class Generator:
         return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
 
     def notes_on(self, request: Request) -> tuple[str, ...]:
-        """What whoever asks should know: the prompt is longer than what the model was trained on."""
+        """Warnings about a request: a prompt that is longer than the samples that the model was trained on."""
         length = self.template.length(request.messages, [size_of(part) for part in request.audio])
         if self.longest_positions is None or length <= self.longest_positions:
             return ()
@@ -246,7 +250,7 @@ class Generator:
     def answer_all(
         self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
     ) -> list[Answer]:
-        """The engine's answers, in order."""
+        """Run requests through the engine; the answers come in the order of the requests."""
         made = 0
 
         def on_step(events: Sequence[Event]) -> None:
@@ -282,7 +286,7 @@ class Generator:
         )
 
     def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
-        """A reference, read and encoded once, to be used many times.
+        """Read and encode a reference once, to be used many times.
 
         Raises:
             ConfigError: it cannot be read, is silent or too short.
@@ -293,7 +297,7 @@ class Generator:
         """A recording of a system's or user's turn as the model was trained to be given it.
 
         Args:
-            codes_KT: its codes, where they are at hand.
+            codes_KT: the recording's codes, where they are known already.
         """
         encoder = self.model.config.audio_encoder
         if encoder is not None:

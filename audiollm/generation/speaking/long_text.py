@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 LETTERS_PER_SECOND, HAN_PER_SECOND, KANA_PER_SECOND = 14.0, 4.0, 6.5
-"""Of fluent reading, spaces and points counted in. A model takes what it takes: these only say where to cut."""
+"""Rates of fluent reading, with spaces and punctuation. They only decide where a text is cut, not the model's pace."""
 SENTENCE_PAUSE_S, CLAUSE_PAUSE_S, PARAGRAPH_PAUSE_S = 0.3, 0.15, 0.6
 QUIET_DB = -45.0
-"""Below the chunk's loudest 10 ms: counts as the silence around its speech."""
+"""Level, relative to the chunk's loudest 10 ms, below which a chunk's ends count as silence."""
 KEPT_SILENCE_S = 0.05
 FADE_S = 0.01
 
@@ -38,7 +38,7 @@ class Chunk:
 
     text: str
     pause_s: float
-    """Of silence behind it; 0 after the last one and within a phrase."""
+    """Silence after the chunk; 0 after the last one and within a phrase."""
 
 
 def spoken_seconds(text: str) -> float:
@@ -173,7 +173,7 @@ def _words(clause: str, chunk_s: float) -> list[str]:
 
 
 def _letters_within(word: str, chunk_s: float) -> int:
-    """How many of its first letters can be said in that time."""
+    """Number of first letters of a text that can be said in a time."""
     most = min(len(word), int(chunk_s * LETTERS_PER_SECOND))
     return bisect_right(range(1, most + 1), chunk_s, key=lambda letters: spoken_seconds(word[:letters]))
 
@@ -190,7 +190,7 @@ def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:
 
 
 def _joined(first: str, second: str) -> str:
-    """With a space between them, but not behind Chinese and Japanese characters and points."""
+    """Join two texts with a space, but without one after Chinese and Japanese characters and punctuation."""
     return first + ("" if re.search(r"[\u2026\u3000-\u9fff\uff00-\uffef]$", first) else " ") + second
 
 

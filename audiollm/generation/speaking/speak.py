@@ -26,13 +26,13 @@ from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
 
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
-"""A chunk of a long text takes about so long at most; less where the model was trained on shorter clips."""
+"""Bounds of a chunk's estimated duration; the upper one is less where the model was trained on shorter clips."""
 POSITIONS_PER_SECOND = 40.0
-"""Code frames and text tokens of a second of speech, generously."""
+"""Upper estimate of the code frames and text tokens per second of speech."""
 SLACK, SLACK_S = 3.0, 3.0
-"""A chunk may take so many times its estimated length, and so much more, before it is cut."""
-TOGETHER = 16
-"""So many chunks at most go through the engine at a time: each takes memory for all that it may become."""
+"""A chunk is cut at `SLACK` times its estimated duration plus `SLACK_S`."""
+MAX_PARALLEL_CHUNKS = 16
+"""Most chunks in the engine at a time: each reserves memory for its longest possible answer."""
 
 _SPOKEN = AudioPart(path="(to be said)")
 
@@ -53,20 +53,20 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """What was said."""
+    """The recording of a spoken text."""
 
     samples_1N: Tensor
     sample_rate: int
     stopped: bool
-    """The model ended it by itself; False where a limit did."""
+    """Whether the model ended the speech by itself; False where a limit did."""
     text: str
-    """As the model read it."""
+    """The text as the model read it."""
     seconds: float
-    """That it took to make."""
+    """Time that making the speech took."""
     first_audio_s: float | None
-    """From the call to the first code frame."""
+    """Seconds from the call to the first code frame."""
     notes: tuple[str, ...] = ()
-    """What a listener should know: a reference that was cut, letters that the model never saw."""
+    """Warnings for the listener: a reference that was cut, letters that the model never saw."""
 
     @property
     def waveform(self) -> Waveform:
@@ -78,7 +78,7 @@ class Speech:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of sound."""
+        """Seconds of work per second of sound."""
         return self.seconds / self.duration_s
 
 
@@ -89,7 +89,7 @@ OnSeconds = Callable[[float], None]
 def speak(
     generator: SpeakingModel, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
 ) -> Speech:
-    """All of a text as one recording.
+    """Say a whole text as one recording.
 
     Raises:
         ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
@@ -108,7 +108,7 @@ def speak(
     notes = notes_of(generator, chunks, manner)
     if len(said) < len(chunks):
         notes += (
-            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: the limit was reached",
+            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: max_duration_s was reached",
         )
     return Speech(
         samples_1N=whole,
@@ -122,7 +122,7 @@ def speak(
 
 
 def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk]:
-    """The chunks of a text, each as the model is to read it, after all that can be wrong has been looked at.
+    """Check a text and the speaker, and split the text into chunks, each in the form that the model reads.
 
     Raises:
         ConfigError: as `speak`.
@@ -140,7 +140,7 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
     chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
     whole = " ".join(chunk.text for chunk in chunks)
     if not any(letter.isalnum() for letter in whole):
-        raise ConfigError(f"there is no word in it: {whole:.40}", "text", "give words to say")
+        raise ConfigError(f"the text has no word: {whole:.40}", "text", "give words to say")
     for name, words in (("text", whole), ("scene", manner.scene or "")):
         try:
             generator.template.layout([Message(role="user", content=[TextPart(text=words)])], [])
@@ -158,7 +158,7 @@ def check_speaker(generator: SpeakingModel, speaker: str | None) -> None:
 
 
 def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
-    """About how long a chunk may be, by what the model was trained on."""
+    """Longest estimated duration of a chunk, from the longest sample that the model was trained on."""
     if manner.chunk_s is not None or generator.longest_positions is None:
         return manner.chunk_s or CHUNK_S
     messages, audio = prompt_of(generator, "a", manner, ())
@@ -175,15 +175,15 @@ def say(
     earlier: Sequence[Said],
     on_seconds: OnSeconds = lambda seconds: None,
 ) -> Iterator[Said]:
-    """The chunks one after the other, each remembering those before it; together where none has to.
+    """Say chunks one after the other, each prompted with those before it; in parallel where no chunk is remembered.
 
     Args:
-        earlier: what the same voice said before.
+        earlier: chunks that the same voice said before.
     """
     if manner.remembered_chunks == 0 and manner.max_duration_s is None:
         seconds = 0.0
-        for first in range(0, len(chunks), TOGETHER):
-            some = chunks[first : first + TOGETHER]
+        for first in range(0, len(chunks), MAX_PARALLEL_CHUNKS):
+            some = chunks[first : first + MAX_PARALLEL_CHUNKS]
             requests = [chunk_request(generator, chunk.text, manner, ()) for chunk in some]
             answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
             seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
@@ -204,10 +204,10 @@ class Reading:
         self._generator, self._chunks, self._manner = generator, chunks, manner
         self._history = list(earlier)
         self.seconds = 0.0
-        """Of speech so far."""
+        """Duration of the speech so far."""
 
     def requests(self) -> Iterator[tuple[Chunk, Request]]:
-        """Each chunk's; what came of one must be `add`ed before the next is taken. Ends early at the manner's limit."""
+        """Yield each chunk with its request; `add` its result before the next. Ends early at the time limit."""
         limit_s, remembered = self._manner.max_duration_s, self._manner.remembered_chunks
         for number, chunk in enumerate(self._chunks):
             left_s = math.inf if limit_s is None else limit_s - self.seconds
@@ -231,11 +231,11 @@ def chunk_request(
     left_s: float = math.inf,
     alone: bool = True,
 ) -> Request:
-    """What the engine is asked for one chunk. Of `earlier` as much is shown as the trained length has room for.
+    """Build the engine request of one chunk; it shows as much of `earlier` as the trained length has room for.
 
     Args:
-        left_s: of what the caller allows; inf where nothing is said of that.
-        alone: it is the whole text, and may take all of `left_s`.
+        left_s: remaining part of the caller's limit; inf: no limit.
+        alone: the chunk is the whole text, and may take all of `left_s`.
     """
     expected_s = SLACK * spoken_seconds(text) + SLACK_S
     limit_s = left_s if alone and math.isfinite(left_s) else min(expected_s, left_s)
@@ -281,7 +281,7 @@ def prompt_of(
 
 
 def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
-    """What a listener should know beforehand."""
+    """Warnings that are known before anything is said."""
     notes = manner.voice.notes if manner.voice else ()
     if manner.speaker is not None and not generator.speakers:
         notes += (f"the model has no list of its speakers: whether it knows {manner.speaker} is not known",)

@@ -22,7 +22,7 @@ from audiollm.generation.speaking.speak import Reading, Said, chunks_of, notes_o
 
 
 class SpeechStream:
-    """Iterate over it once for the pieces; what is known at the end stands in its attributes then.
+    """Speech to be iterated over once, piece by piece; the attributes are complete at the end.
 
     Between the chunks of a long text are the same pauses as in `speak`; the silence that a chunk has at its own ends
     stays, since what comes after it is not known yet.
@@ -38,10 +38,10 @@ class SpeechStream:
         self.notes = notes_of(generator, self._chunks, manner)
         self.sample_rate = generator.codec.sample_rate
         self.stopped = True
-        """No limit ended it."""
+        """Whether the model ended all chunks by itself, so far."""
         self.duration_s = self.seconds = 0.0
         self.first_audio_s: float | None = None
-        """From the first piece's being asked for to its samples; None while there are none."""
+        """Seconds from the request for the first piece to its samples; None until then."""
 
     def __iter__(self) -> Iterator[Waveform]:
         begun = time.perf_counter()

@@ -21,9 +21,9 @@ from audiollm.generation.speaking.long_text import trim
 LONGEST_REFERENCE_S, SHORTEST_REFERENCE_S = 15.0, 0.2
 """Bounds of a reference. More than 15 s of a voice tells a model little more, and costs a row per 40 ms."""
 SILENCE_DBFS = -60.0
-"""A recording whose loudest sample is below this holds nothing that could be heard."""
+"""Peak level below which a recording counts as silent."""
 LEVEL_DBFS = -23.0
-"""RMS: what codecs and models of the recipes are trained at."""
+"""RMS level that codecs and models of the recipes are trained at."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Voice:
     """One channel at the codec's rate, at `LEVEL_DBFS`."""
     codes_KT: Tensor
     text: str | None
-    """Its words, as they are spoken; None where they are not known."""
+    """Transcript of the reference in its spoken form; None: not known."""
     notes: tuple[str, ...] = ()
-    """What was done to it that its owner should know."""
+    """Warnings about the reference: it was cut."""
 
 
 def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec) -> Voice:
@@ -50,7 +50,7 @@ def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec)
     waveform, whole_s = _read(reference, name, codec.sample_rate)
     if peak_dbfs(waveform.samples_CN) < SILENCE_DBFS:
         remedy = f"give a recording of a voice (the first {2 * LONGEST_REFERENCE_S:g} s are looked at)"
-        raise ConfigError(f"{name}: there is only silence in it", "reference", remedy)
+        raise ConfigError(f"{name}: contains only silence", "reference", remedy)
     loud_s = trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.0).shape[1] / waveform.sample_rate
     if loud_s < SHORTEST_REFERENCE_S:
         remedy = (
@@ -76,7 +76,7 @@ def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec)
 
 
 def _read(reference: str | Path | Waveform, name: str, sample_rate: int) -> tuple[Waveform, float]:
-    """One channel at the codec's rate, no more of it than is needed, and how long all of it is."""
+    """Read the needed part of a recording, mono at the codec's rate, with the duration of the whole."""
     if isinstance(reference, Waveform):
         if not bool(torch.isfinite(reference.samples_CN).all()) or reference.num_samples == 0:
             raise ConfigError(

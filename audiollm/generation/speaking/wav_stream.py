@@ -14,7 +14,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 _UNKNOWN = 0xFFFFFFFF - 36
-"""What players take for "until the stream ends"."""
+"""Size of the data chunk that players read as "until the stream ends"."""
 
 
 class WavWriter:

@@ -49,9 +49,9 @@ KINDS: Mapping[str, _Kind] = {
 _HEAR_ALL = ("consensus", "language")
 """Built with the names of the recognizers."""
 OF_TEXT = frozenset({"repetition", "language", "alignment"})
-"""What is not measured on segments without a text that is trusted."""
+"""Steps that are skipped on segments without a trusted text."""
 OF_SOUNDS = frozenset({"signal", "events", "fingerprint", "description"})
-"""What is measured on segments without speech."""
+"""Steps that run on segments without speech."""
 
 
 class Missing(NamedTuple):
@@ -201,7 +201,7 @@ def _settings_hash(step: Step, settings: BaseModel) -> str:
 
 
 def _content(path: Path) -> list[tuple[str, int, int]]:
-    """What tells of a change in a model: names, sizes and times of its files."""
+    """Evidence of a change in a model: names, sizes and modification times of its files."""
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
 

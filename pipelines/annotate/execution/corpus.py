@@ -1,4 +1,4 @@
-"""What only the whole corpus tells: outliers among a file's segments, duplicates, and who speaks in several files."""
+"""Findings that need the whole corpus: outliers among a file's segments, duplicates, speakers of several files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = tuple[int, int]
 
 @dataclass
 class Verdicts:
-    """What was found out about the segments of a corpus."""
+    """Findings about the segments of a corpus: their ids, drops and speakers."""
 
     ids: dict[Place, str] = field(default_factory=dict)
     drops: dict[Place, Drop] = field(default_factory=dict)

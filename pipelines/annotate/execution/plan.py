@@ -1,4 +1,4 @@
-"""What `audiollm plan` says of an annotation: sound by headers, times by measured rates of one CPU, what is missing."""
+"""The plan of an annotation for `audiollm plan`: audio by headers, times by measured rates of a CPU, missing parts."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
 
 
 def _lacking(config: AnnotationConfig) -> list[str]:
-    """What is missing and will be gone on without.
+    """Missing models that the run will do without.
 
     Raises:
-        ConfigError: it will not.
+        ConfigError: a model is missing and the run must not go on without it.
     """
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     # a model that an earlier stage makes, or that is not here yet: the plan says so by itself

@@ -36,12 +36,12 @@ from pipelines.execution.ledger import Ledger
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
 IMPORTED = ("pipelines.annotate.execution.worker", "audiollm.audio", "scipy.signal", "audiollm.commands.cli")
-"""By nearly every worker; the last is the main module of `audiollm`, which processes import anew."""
+"""Modules that nearly every worker imports; the last is the main module of `audiollm`, which processes import anew."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What all parts of a run share."""
+    """Objects that all parts of a run share."""
 
     config: AnnotationConfig
     context: Context
@@ -96,7 +96,7 @@ class Run:
                     rate.heard(call)
 
             def counted(walk: Walk) -> Walk:
-                """The same, but for the bar: segments that are found are more to do."""
+                """Pass a walk on, but add the segments that it finds to the work of the progress bar."""
                 children = yield from walk
                 bar.update(TaskID(0), advance=1, total=(bar.tasks[0].total or 0) + len(children))
                 return [counted(child) for child in children]
@@ -144,7 +144,9 @@ def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -
         outcome = yield Call("report", None, context.folder)
         if outcome.value is None:
             page = context.folder / "report.html"
-            remedy = "all else of this run is written: mend it, and run it again for the report alone"
+            remedy = (
+                "all other results are written: correct the problem and run again to make the report alone"
+            )
             raise StageError(f"annotate: {page}: {outcome.error}", remedy)
         return []
 
@@ -168,7 +170,7 @@ class _Rate:
 
 
 def _local(worker: Worker, workers: int) -> WorkerBackend:
-    """Where there is more than one worker, this process only directs: what they have imported, it does without."""
+    """Make the local backend. With several workers, this process only directs, and does without their imports."""
     return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=IMPORTED)
 
 

@@ -1,4 +1,4 @@
-"""What walks find, put down as they find it and read again in the order of the input: no run holds all rows at once."""
+"""Rows of the walks, written as they come and read in the order of the input: no run holds all rows at once."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, 
 
 
 def _about(part: Mapping[str, Any]) -> Value:
-    """What the segment itself tells, for rules."""
+    """Values of the segment itself that rules may use."""
     duration_s = part["end_s"] - part["start_s"]
     return {
         "duration_s": round(duration_s, 6),

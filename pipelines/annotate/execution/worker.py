@@ -1,4 +1,4 @@
-"""What a worker process does: sets steps up when they are first called, and answers calls item by item."""
+"""The work of a worker process: set a step up at its first call, and answer calls item by item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.execution.local_pool import error_line
 
 
 class SegmentSpan(NamedTuple):
-    """Which part of a recording a segment is; see `step.Segment`."""
+    """Part of a recording that is a segment; see `step.Segment`."""
 
     start_s: float
     end_s: float
@@ -26,7 +26,7 @@ class SegmentSpan(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """What is sent to a worker: where the sound is, and the values that the step needs. `span` is that of a segment."""
+    """One item for a worker: where the sound is, the values that the step needs, and a segment's `span`."""
 
     path: str
     given: Given

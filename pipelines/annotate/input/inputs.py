@@ -1,4 +1,4 @@
-"""Where recordings come from: folders, files, globs, lists, tars and addresses; all become local files with digests."""
+"""Sources of recordings: folders, files, globs, lists, tars and addresses; all become local files with digests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass
 class Inputs:
-    """What the inputs hold."""
+    """Recordings that the inputs hold."""
 
     audio: list[Found] = field(default_factory=list)
     not_audio: int = 0
@@ -50,9 +50,9 @@ class Inputs:
     root: Path | None = None
     """The folder that names are relative to, where there is one."""
     given: dict[str, Transcript] = field(default_factory=dict)
-    """What a list of recordings gives, by name."""
+    """Transcripts that lists of recordings give, by name."""
     max_unpacked_gb: float = math.inf
-    """What the members of all archives may take together."""
+    """Limit, in GB, to the unpacked size of all archives together."""
     unpacked_bytes: int = 0
 
 
@@ -127,7 +127,7 @@ def digests(
 
 
 def _file_key(path: str) -> str | None:
-    """Of a file as it is now; None where it is gone."""
+    """Key of a file in its present state; None where it is gone."""
     try:
         stat = Path(path).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What there is to annotate: the input's audio files, each with the transcript, speaker and split given."""
+"""Recordings to annotate: the input's audio files, each with its given transcript, speaker and split."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RecordingSource:
 
 @dataclass
 class Sources:
-    """What the input holds; every audio file is in `found` or in `rejected`."""
+    """Audio files of the input, each either in `found` or in `rejected`."""
 
     found: list[RecordingSource] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)

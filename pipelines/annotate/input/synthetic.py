@@ -60,7 +60,7 @@ class CorpusConfig(StageConfig):
     """The texts, of letters, digits, spaces, hyphens and apostrophes."""
     voices: int = Field(default=6, ge=1, le=len(VOICES))
     takes: int = Field(default=24, ge=1)
-    """Of each text by each voice."""
+    """Takes of each text by each voice."""
     test_takes: int = Field(default=4, ge=0)
     """The first so many takes are the test set."""
 
@@ -73,7 +73,7 @@ class CorpusConfig(StageConfig):
                     f"{word!r} is not made of letters, digits, single spaces, hyphens and apostrophes"
                 )
         if len({word.lower() for word in words}) < len(words):
-            raise ValueError("the same text is there twice")
+            raise ValueError("a text occurs twice")
         return words
 
     @model_validator(mode="after")

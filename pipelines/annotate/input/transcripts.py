@@ -33,7 +33,7 @@ class TranscriptError(ValueError):
 
 @dataclass(frozen=True)
 class Transcript:
-    """What is given for one recording. `fields` holds every column or pattern field, as text."""
+    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text."""
 
     text: str
     speaker: str | None
@@ -65,7 +65,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise TranscriptError(f"{pattern!r}: needs a field {{text}}")
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
-        raise TranscriptError(f"{pattern!r}: the field {{{min(doubled)}}} is there twice")
+        raise TranscriptError(f"{pattern!r}: the field {{{min(doubled)}}} occurs twice")
     if "}{" in pattern:
         raise TranscriptError(f"{pattern!r}: two fields touch; put a character such as _ between them")
     extension = _EXTENSION.search(pattern)

@@ -1,6 +1,6 @@
-"""What a recording tells of noise, bandwidth and reverberation by itself: no clean reference, no model.
+"""Noise, bandwidth and reverberation of a recording, estimated without a clean reference and without a model.
 
-How good each estimate is, is measured by `benchmarks/quality.py`.
+`benchmarks/quality.py` measures the error of each estimate.
 
 Shapes: B bands, F frames, K frequency bins, N samples, W frames of one window.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLE_RATE = 16000
-"""Of what `band_energies` takes."""
+"""Sample rate of the input of `band_energies`."""
 _FRAME, _HOP = 512, 128
 _HOP_S = _HOP / SAMPLE_RATE
 _NUM_BANDS, _FIRST_BIN = 12, 2  # from 62 Hz: hum and offsets are no part of it

@@ -30,7 +30,7 @@ Asked = Sequence[tuple[str, str]]
 
 
 class GateResult(NamedTuple):
-    """What the gate found: two numbers of one kind, larger is better, and why it is refused (or nothing)."""
+    """Result of the gate: two numbers of one kind (larger is better), and the reason of a refusal or nothing."""
 
     ours: float | None
     reference: float | None

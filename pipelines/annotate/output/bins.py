@@ -30,13 +30,13 @@ _MIN_GROUP = 20
 
 
 class Column(NamedTuple):
-    """Which measured number becomes which words.
+    """Rule by which a measured number becomes a word.
 
     Args:
-        value: the number, as `step.name`.
-        names: from the lowest to the highest, five to seven.
-        resolution: what nobody hears, in the number's unit: edges are at least that far apart, so that voices that are
-            all alike are all called by the middle name.
+        value: the measured number, as `step.name`.
+        names: five to seven words, from the lowest to the highest.
+        resolution: smallest distance of two edges, in the number's unit, a difference that nobody hears: voices that
+                        are all alike all get the middle name.
         edges: for the method `fixed`.
         grouped: relative to the speaker's group, where that is known.
     """
@@ -88,13 +88,13 @@ class Edges(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: str = ""
-    """Of which number, as `step.name`."""
+    """The measured number, as `step.name`."""
     names: tuple[str, ...]
     edges: tuple[FiniteFloat, ...]
     groups: dict[str, tuple[FiniteFloat, ...]] = {}
     """Edges of a group of speakers, in place of those of all."""
     count: int = 0
-    """Of the values that it was fitted to; 0: fixed."""
+    """Number of values that the edges were fitted to; 0: fixed edges."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Edges:
@@ -120,7 +120,7 @@ class CorpusBins(RootModel[dict[str, Edges]]):
     model_config = ConfigDict(frozen=True)
 
     def labels(self, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-        """What is said of a segment, by column; what was not measured is left out.
+        """Words for a segment's values, by column; values that were not measured are left out.
 
         Args:
             measured: the segment's values, by step.

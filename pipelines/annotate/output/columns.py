@@ -1,4 +1,4 @@
-"""What is measured, said in words: columns for `compose`, with the edges of what is low or high."""
+"""Measured values in words: columns for `compose`, with the edges between low and high."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ColumnMaker:
 
 
 def make_columns(edges: Path | None, rows: Iterable[Row]) -> ColumnMaker:
-    """With the edges of an earlier run, or with those of these rows.
+    """Make the columns with the edges of an earlier run, or with edges fitted to these rows.
 
     Raises:
         ConfigError: `edges` holds none.

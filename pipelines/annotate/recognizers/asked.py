@@ -22,11 +22,11 @@ class AudioLlmConfig(RecognizerConfig):
     model: str
     """The folder of a model or of the stage that trained it, or `package.module:factory` (see `evaluate.subjects`)."""
     codec: Path | None = None
-    """Of a model of ours that hears through one; None: that of its run."""
+    """Codec of an audiollm model that hears through one; None: the codec of its run."""
     prompt: str = Field(PROMPT, min_length=1)
     max_tokens: int = Field(256, ge=1)
     language: str | None = None
-    """Of what is said, told to those who read the text (not to the model: that is the prompt's part)."""
+    """Language of the speech, for the steps that read the text; the model only learns it from the prompt."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker."""
 

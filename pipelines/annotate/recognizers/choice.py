@@ -117,4 +117,4 @@ STRONGER = (
     "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
     "preprocessor_config.json` makes of one; audiollm itself downloads nothing."
 )
-"""What a report on refused texts ends with."""
+"""Advice at the end of a report on refused texts."""

@@ -41,11 +41,11 @@ class TransformersConfig(RecognizerConfig):
     kind: Literal["transformers"] = "transformers"
     model: Path
     language: str | None = None
-    """Of what is said: told to a Whisper of many languages, and to those who read the text. None: Whisper finds out."""
+    """Language of the speech, for a multilingual Whisper and the steps that read the text. None: Whisper detects it."""
     batch_size: int = Field(1, ge=1)
     """Segments at a time. More is faster on a GPU; figures may then differ in the last digit with their company."""
     max_tokens: int = Field(224, ge=1)
-    """Of 30 s, for a model that writes token by token."""
+    """Most tokens per 30 s, for a model that writes token by token."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker; 0: the CPU."""
 
@@ -242,7 +242,7 @@ class _Writer:
         return self._tokenizer.decode([token for token, _ in kept]), words
 
     def _spoken(self, inputs: Any) -> list[tuple[str | None, float | None]]:
-        """Of each piece, the likeliest language, and its probability among all."""
+        """Return each piece's likeliest language, and its probability among all languages."""
         import torch
 
         names = sorted(self._languages)

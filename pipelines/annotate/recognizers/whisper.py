@@ -27,7 +27,7 @@ class FasterWhisperConfig(RecognizerConfig):
     model: Path
     """A folder in CTranslate2's format, with its tokenizer.json (without, faster-whisper would ask the hub for it)."""
     language: str | None = None
-    """Of what is said; None: the model finds out, and says how sure it is."""
+    """Language of the speech; None: the model detects it, and gives its probability."""
     beam_size: int = Field(5, ge=1)
     initial_prompt: str | None = None
     """A text before the first: with hesitations in it ("Um, uh, so ..."), the model tends to write them."""

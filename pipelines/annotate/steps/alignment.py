@@ -144,7 +144,7 @@ class _Aligner(Protocol):
     def align(
         self, samples_N: NDArray[np.float32], words: Sequence[Written], spelled: Sequence[bool]
     ) -> list[Aligned | None]:
-        """Of each word; None for those that are not spelled. Empty: the text does not fit."""
+        """Align each word; None for words that are not spelled. An empty list: the text does not fit the sound."""
 
 
 def _value(words: Sequence[Written], spans: Sequence[tuple[float, float, float | None]]) -> Value:

@@ -29,7 +29,7 @@ NUM_BANDS = 17
 """One more than the bits of a frame."""
 LOWEST_HZ, HIGHEST_HZ = 300.0, 3400.0
 FLOOR_DB = 40.0
-"""What lies further below the loudest band of the clip is silence."""
+"""Level below the clip's loudest band from which a band counts as silent."""
 MARGIN_DB = 0.2
 """A smaller growth is none."""
 _BLOCK_FRAMES = 4096

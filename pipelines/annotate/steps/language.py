@@ -44,7 +44,7 @@ _LANGUAGES_OF = {
     "ORIYA": "or",
     "TIBETAN": "dz",
 }
-"""By the script, in Unicode's names. Latin: all others, and those of `_LATIN_TOO`."""
+"""Script, by its name in Unicode -> languages. Latin: all other languages, and those of `_LATIN_TOO`."""
 _LATIN_TOO = frozenset(["sr", "az", "uz", "ku", "tg", "tt"])
 _WIDER = {
     "cmn": "zh",
@@ -142,7 +142,7 @@ class Language:
         return {"language": language, "probability": probability, "source": " and ".join(evidence)}
 
     def _told(self, value: Mapping[str, Any], possible: Collection[str]) -> Mapping[str, float] | None:
-        """What a recognizer says, as probabilities: what it does not give to its language is shared by the others."""
+        """Turn a recognizer's language into probabilities: the other languages share the rest."""
         told = value.get("language")
         if not isinstance(told, str) or not told:
             return None
@@ -195,7 +195,7 @@ def main_script(text: str) -> tuple[str | None, float]:
 
 
 def languages_of(script: str, languages: Collection[str]) -> set[str]:
-    """Those of the languages that are written in a script."""
+    """Return those of the languages that are written in a script."""
     if script != "LATIN":
         return set(languages) & set(_LANGUAGES_OF.get(script, "").split())
     elsewhere = {code for codes in _LANGUAGES_OF.values() for code in codes.split()} - _LATIN_TOO
@@ -203,7 +203,7 @@ def languages_of(script: str, languages: Collection[str]) -> set[str]:
 
 
 def _text_of(item: Segment, recognizers: Sequence[str]) -> str:
-    """What is given, else what the recognizers agree on, else what the first that heard something heard."""
+    """Return the given text, else the consensus, else the text of the first recognizer that heard something."""
     heard = [(item.values.get(name) or {}).get("text") for name in ("consensus", *recognizers)]
     return next((text for text in (item.given.text, *heard) if text and text.strip()), "")
 

@@ -68,7 +68,7 @@ class Prosody:
 
 
 class _Activity(NamedTuple):
-    """Where there is sound: its level, the seconds of it from first to last less the pauses, and these."""
+    """Activity of a segment: its level, the seconds from first to last sound less the pauses, and the pauses."""
 
     energy_db: float
     energy_deviation_db: float

@@ -34,7 +34,7 @@ class QualityConfig(StepConfig):
 
 
 class Quality:
-    """What is heard of the quality of a segment of speech."""
+    """Predicted quality of a segment of speech."""
 
     name = "quality"
     level: ClassVar[Literal["segment"]] = "segment"
@@ -70,7 +70,7 @@ class Quality:
         self._sigmos = Sigmos(self._config.sigmos) if self._config.sigmos else None
 
     def process(self, item: Segment) -> Value:
-        """What is asked for, by name; null where the segment is too short or too quiet to tell."""
+        """Compute the requested scores, by name; null where the segment is too short or too quiet."""
         bandwidth = _bandwidth(item) if self._config.bandwidth else {}
         return self._estimates(item) | bandwidth | self._scores(item)
 

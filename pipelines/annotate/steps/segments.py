@@ -17,7 +17,7 @@ from pipelines.annotate.voice.activity import VoicedSpan, cut
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3
-"""Of overlapping speech: what is shorter belongs to the turn before it."""
+"""Shortest turn of overlapping speech; a shorter one joins the turn before it."""
 
 
 class SegmentsConfig(StepConfig):
@@ -96,7 +96,7 @@ class Segments:
         ]
 
     def _sounds(self, rows: Sequence[Value], duration_s: float) -> list[Value]:
-        """What is between the segments of speech, in equal parts of at most `max_duration_s`."""
+        """Cut the sound between the segments of speech into equal parts of at most `max_duration_s`."""
         found = []
         edges = [0.0, *(edge for row in rows for edge in (row["start_s"], row["end_s"])), duration_s]
         for start_s, end_s in zip(edges[::2], edges[1::2], strict=True):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class MdxConfig(StepConfig):
-    """What the file of an MDX-Net model does not tell; its author does."""
+    """Parameters of an MDX-Net model that its file lacks and its author publishes."""
 
     n_fft: int = Field(ge=256)
     """Samples of a frame: 6144 for UVR-MDX-NET-Inst_HQ_3."""
     stem: Literal["vocals", "rest"]
-    """What the model gives: the voices, or what sounds with them (`Inst` models)."""
+    """Output of the model: the voices, or the accompaniment (`Inst` models)."""
     compensate: float = Field(1.0, gt=0)
     """The gain with which the rest is taken from the mixture."""
 
@@ -37,9 +37,9 @@ class SeparateConfig(StepConfig):
     mdx: MdxConfig | None = None
     """For an MDX-Net file under another name than its author's; null: known by its name."""
     sample_rate: int | None = Field(None, ge=8000)
-    """Of an enhancer or a network on waveforms; null: what the file says, or 16 kHz. MDX-Net always has 44.1 kHz."""
+    """Sample rate of an enhancer or a waveform network; null: the file's, or 16 kHz. MDX-Net always has 44.1 kHz."""
     folder: Path | None = None
-    """Where the files go."""
+    """Folder of the separated files."""
 
 
 class Separate:

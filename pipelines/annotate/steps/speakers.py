@@ -56,7 +56,7 @@ class Speakers:
         self.resources = Resources()
 
     def missing(self) -> str | None:
-        """What is not here that it needs, and how to mend it."""
+        """Name a missing package or file and its remedy; None: nothing is missing."""
         if importlib.util.find_spec("sklearn") is None:
             return "speakers: scikit-learn is not installed: pip install 'audiollm[speakers]'"
         if isinstance(self.config.embedder, Path):

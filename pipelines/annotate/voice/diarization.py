@@ -1,6 +1,6 @@
-"""Who speaks when in one recording, and where two speak at once.
+"""Speaker diarization of one recording: the turns of its speakers, and where two speak at once.
 
-Windows of speech become voices (`voice_embedders.py`), voices become speakers (`voices.py`), and then the recording
+Windows of speech become voices (`embedders.py`), voices become speakers (`linking.py`), and then the recording
 teaches its own detector: windows that are surely one speaker are added up and cut together, so that it is known of each
 whether its middle holds one speaker or two; a linear discriminant learns to tell these states apart, and the likeliest
 path through them is the result. No weights come with it, and it knows the voices and the room at hand.
@@ -24,11 +24,11 @@ SAMPLE_RATE = 16000
 WINDOW_S, HOP_S = 0.9, 0.2
 _SHORTEST_S = 0.4
 _AROUND = 2
-"""A voice is averaged with that many on either side before voices are grouped."""
+"""Windows on either side that a voice is averaged with before clustering."""
 _PURE_SHARE = 0.7
-"""This share of the windows, those most like one of their neighbours, is grouped: the rest may hold two voices."""
+"""Share of the windows, those most like a neighbour, that is clustered: the others may hold two voices."""
 MOST_GROUPED = 1000
-"""So many windows are grouped at most, evenly spread, and kept as sound: the rest of a long recording is compared."""
+"""Most windows that are clustered and kept as sound, evenly spread; the rest of a long recording is compared."""
 _CLEAN_SHARE, _MOST_CLEAN = 0.6, 100
 _MADE = 24
 _MOST_PAIRS = 12
@@ -58,8 +58,8 @@ class SpeakerTurn(NamedTuple):
 
 
 class PathCosts(NamedTuple):
-    """Of the path through the states, in nats: of a change of speaker, and of each window with two speakers; and what
-    the discriminant's log probabilities are divided by, as windows overlap and it is too sure of itself."""
+    """Costs of the Viterbi path, in nats: `change` of speaker, and `overlap` for each window with two speakers.
+    `doubt` divides the discriminant's log probabilities, which are overconfident because windows overlap."""
 
     change: float = 3.0
     overlap: float = 0.0
@@ -70,7 +70,7 @@ COSTS = PathCosts()
 
 
 class Diarization(NamedTuple):
-    """What is found: turns in order, and each speaker's voice `[K, D]`; speakers count from 0 as they first appear."""
+    """Turns in order, and each speaker's voice `[K, D]`; speakers are numbered from 0 as they first appear."""
 
     turns: list[SpeakerTurn]
     voices_KD: Array
@@ -159,7 +159,7 @@ def cut_windows(blocks: Iterable[Array], windows: Sequence[Window]) -> Iterator[
 
 
 def _from(start: int, held_N: Array, held_from: int) -> tuple[Array, int]:
-    """What is held, without that before `start`."""
+    """Drop the held samples before `start`; return the rest and the place of its first sample."""
     passed = min(max(0, start - held_from), len(held_N))
     return held_N[passed:], held_from + passed
 
@@ -251,7 +251,7 @@ def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
 
 
 def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the chosen windows are most like one that lies 0.4 or 0.8 s before or after."""
+    """Select the chosen windows that are most like one 0.4 or 0.8 s before or after."""
     middle_W = _middles(windows)
     likeness = np.full(len(chosen), -1.0)
     for shift in (-4, -2, 2, 4):

@@ -1,4 +1,4 @@
-"""Which voices belong to one person: within a recording, where nobody says how many there are, and across recordings.
+"""Clustering of voices into persons: within a recording, of unknown number of speakers, and across recordings.
 
 Shapes: W windows, K speakers, D embedding dimension. Voices are points on the unit sphere.
 """
@@ -94,7 +94,7 @@ def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[s
 
 
 def unit(voices_WD: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The same directions at length 1; zeros stay zeros."""
+    """Scale vectors to length 1; zeros stay zeros."""
     return voices_WD / np.maximum(np.linalg.norm(voices_WD, axis=1, keepdims=True), 1e-9)
 
 

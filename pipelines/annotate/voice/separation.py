@@ -31,7 +31,7 @@ _PIECE_S, _FADE_SHARE = 10.0, 0.125
 
 
 class MdxModel(NamedTuple):
-    """What an MDX-Net file does not tell: its FFT, what it gives, and the gain at which that fits the mixture."""
+    """Parameters that an MDX-Net file lacks: its FFT, its output, and the gain at which that fits the mixture."""
 
     n_fft: int
     stem: Stem
@@ -46,7 +46,7 @@ MDX_MODELS: dict[str, MdxModel] = {
     "UVR-MDX-NET-Voc_FT": MdxModel(7680, "vocals", 1.021),
     "Kim_Vocal_2": MdxModel(7680, "vocals", 1.009),
 }
-"""By file name, from UVR's own table (`model_data_new.json`)."""
+"""MDX-Net models by file name, from UVR's own table (`model_data_new.json`)."""
 
 
 class Separator(Protocol):

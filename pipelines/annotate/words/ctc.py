@@ -24,12 +24,12 @@ LONGEST_S = 30.0
 
 
 class Emissions(NamedTuple):
-    """What a model believes of a clip."""
+    """Output of a CTC model for a clip."""
 
     log_probs_TV: Tensor
     """float32, on the CPU."""
     times_T: NDArray[np.float64]
-    """Where each frame begins, and where the last ends, in seconds: one more than there are frames."""
+    """Seconds at which each frame begins, and the end of the last: one value more than frames."""
 
 
 class CtcModel:
@@ -69,7 +69,7 @@ class CtcModel:
         return found if found in self.tokenizer.get_vocab() else None
 
     def emissions(self, clips: Sequence[NDArray[np.float32]]) -> list[Emissions]:
-        """Of each clip, mono `[N]` at `sample_rate`. Heard together where the model can tell padding from sound."""
+        """Compute each clip's emissions (mono `[N]` at `sample_rate`); batched where the model can mask padding."""
         cuts = [cut_points(clip_N, self.sample_rate, LONGEST_S) for clip_N in clips]
         pieces = [clip_N[a:b] for clip_N, at in zip(clips, cuts, strict=True) for a, b in pairwise(at)]
         if self._pads:

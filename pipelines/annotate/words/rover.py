@@ -24,15 +24,15 @@ from audiollm.data.text.forms import language_of
 from pipelines.annotate.words.written_words import Written, has_spaces, matched, written_words
 
 MOST_TOKENS = 4000
-"""Of one text: the alignment's memory grows with the square."""
+"""Most tokens of a text: the alignment's memory grows with the square."""
 _EDIT, _UNLIKE, _CLOSE = 1_000_000, 1, 100
-"""The cost of an edit; of a substitution beside, by how unlike the two are; the scale of the latter."""
+"""Cost of an edit; extra cost of a substitution per unit of unlikeness; resolution of the unlikeness."""
 
 
 class Hypothesis(NamedTuple):
-    """What one recognizer wrote.
+    """Text and confidences of one recognizer.
 
-    `confidences`: of words in order, whose forms need not be cut as the text's words are; may be empty.
+    `confidences`: (word, confidence) in order; the words may be cut differently from the text's; may be empty.
     """
 
     text: str
@@ -96,7 +96,7 @@ def vote(
         ValueError: no text, or one of more than `MOST_TOKENS` words.
     """
     if not heard:
-        raise ValueError("there is no text to vote on")
+        raise ValueError("no texts to vote on")
     language = language or language_of(" ".join(each.text for each in heard))
     unit: Literal["word", "character"] = "word" if has_spaces(language) else "character"
     texts = [_tokens(each, language) for each in heard]
@@ -168,7 +168,7 @@ class _Text:
     words: list[Written]
     tokens: list[_Token]
     first: list[int] = field(default_factory=list)
-    """Of each written word, its first token."""
+    """Index of the first token of each written word."""
 
     @property
     def manner(self) -> int:
@@ -194,7 +194,7 @@ def _tokens(heard: Hypothesis, language: str) -> _Text:
 
 
 def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list[float | None]:
-    """Of each token: the mean of the words that it was cut from."""
+    """Return each token's confidence: the mean of the words that it was cut from."""
     known: list[float | None] = [None] * len(forms)
     if not heard.confidences or not forms:
         return known
@@ -259,7 +259,7 @@ def _add(
 def _costs(
     network: Sequence[tuple[int | None, ...]], inside: Sequence[Sequence[str]], text: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of putting each token into each slot, `[S, T]`, and of passing each over, `[S]`: sums over the texts inside."""
+    """Costs of putting each token into each slot, `[S, T]`, and of skipping it, `[S]`: sums over the texts inside."""
     from rapidfuzz.distance import Levenshtein
 
     known = {
@@ -319,7 +319,7 @@ class _Out(NamedTuple):
 def _ranks(
     network: Sequence[tuple[int | None, ...]], texts: Sequence[_Text], use_confidences: bool
 ) -> list[int]:
-    """Of each text, its place among those to be believed when all else is equal: by agreement, confidence, order."""
+    """Rank the texts for tie-breaking: by agreement, confidence, order."""
     agreed = [0] * len(texts)
     for slot in network:
         said = [_form(text, index) for text, index in zip(texts, slot, strict=True)]

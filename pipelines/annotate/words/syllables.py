@@ -1,4 +1,4 @@
-"""How many syllables a text has: by the CMU dictionary for English words, by vowels for others, by signs for Chinese.
+"""Count of syllables: by the CMU dictionary for English words, by vowels for other words, by characters for Chinese.
 
 The dictionary is the one inside pocketsphinx: 134,000 pronunciations of words.
 """
@@ -43,7 +43,7 @@ def count_syllables(text: str, language: str | None = None) -> int:
 
 
 def dictionary_path() -> Path:
-    """Where the dictionary is.
+    """Return the path of the dictionary.
 
     Raises:
         FileNotFoundError: pocketsphinx is not installed.

@@ -1,4 +1,4 @@
-"""What is drawn, against closed forms, and the state machine of an answer, by hand."""
+"""Sampling against closed forms, and the state machine of an answer by hand."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
 
 
 def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, tmp_path: Path) -> None:
-    """What it loads would be loaded once more than there are workers."""
+    """A module loaded by the command would be loaded once more than there are workers."""
     code = (
         "import sys; from audiollm.commands.cli import build_app; build_app()(standalone_mode=False); "
         "print('loaded', *sys.modules)"
