@@ -28,7 +28,7 @@ class ComparisonConfig(StageConfig):
     first: InputPath
     """`segments.jsonl` of a stage annotate; what lies beside it is read, too."""
     second: InputPath
-    """Folder of another annotation of the same recordings."""
+    """`segments.jsonl` of another annotation of the same recordings."""
     first_scores: InputPath | None = None
     """`results.json` of an evaluation of what was trained on the first; the figures that both have are compared."""
     second_scores: InputPath | None = None
