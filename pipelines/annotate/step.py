@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Value = dict[str, Any]
 """Result of a step: JSON values by name; floats are rounded to their meaningful digits."""
-_KEPT_S, _KEPT_RATE = 300.0, 96_000
+_MAX_CACHED_S, _MAX_CACHED_RATE = 300.0, 96_000
 """A recording that is no longer is decoded once for all steps; with more samples a second, all channels together, it
 must be as much shorter."""
 
@@ -143,9 +143,9 @@ class Listener:
 
         if self._is_short is None:
             info = probe(self.path)
-            samples_a_s = max(info.sample_rate * info.num_channels, _KEPT_RATE)
+            samples_a_s = max(info.sample_rate * info.num_channels, _MAX_CACHED_RATE)
             seconds = math.inf if info.duration_s is None else info.duration_s
-            self._is_short = seconds * samples_a_s <= _KEPT_S * _KEPT_RATE
+            self._is_short = seconds * samples_a_s <= _MAX_CACHED_S * _MAX_CACHED_RATE
         if self._is_short and self._whole is None:
             self._whole = load(self.path)
         return self._whole

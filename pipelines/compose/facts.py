@@ -15,12 +15,17 @@ Columns = Mapping[str, Any]
 Fields = dict[str, str]
 
 NUM_CHOICES = 4
-MOST_CHOICES = 8
+MAX_CHOICES = 8
 """Most choices of a question that names all labels of the corpus."""
 DESCRIPTION = ("scene", "speakers", "content")
 VOICE = ("gender", "age", "accent", "emotion", "pitch", "pitch_variation", "rate", "energy")
 """Columns that say what a voice is like, in the order in which they are told."""
-NAMED = {"pitch": "{} pitch", "pitch_variation": "{} intonation", "rate": "speaks {}", "energy": "speaks {}"}
+PHRASE_OF_COLUMN = {
+    "pitch": "{} pitch",
+    "pitch_variation": "{} intonation",
+    "rate": "speaks {}",
+    "energy": "speaks {}",
+}
 COUNTS = ("nobody", "one person", "two people", "three people", "four people")
 MEN, WOMEN = frozenset({"m", "male", "man"}), frozenset({"f", "female", "woman"})
 # fmt: off
@@ -94,7 +99,7 @@ class Facts:
 
     def _choices(self, key: str, right: str, others: Sequence[str]) -> str:
         # labels of AudioSet have commas in them
-        if len(others) < MOST_CHOICES:
+        if len(others) < MAX_CHOICES:
             return "; ".join(sorted([right, *others]))
         choices = [right, *self._drawn(key, others)[: NUM_CHOICES - 1]]
         return "; ".join(self._drawn(f"{key}:order", choices))
@@ -121,7 +126,9 @@ def _told(columns: Columns) -> Fields:
     sounds = _labels(columns.get("events"))
     if sounds:
         fields["tags"] = ("; " if any("," in label for label in sounds) else ", ").join(sounds)
-    voice = [NAMED.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))]
+    voice = [
+        PHRASE_OF_COLUMN.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))
+    ]
     if voice:
         fields["attributes"] = fields["voice"] = ", ".join(voice)
     if described := _text(columns.get("speakers")):

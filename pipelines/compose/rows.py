@@ -19,9 +19,9 @@ from audiollm.data.text.sound_tags import without_sound_tags
 from audiollm.errors import BadSample
 from pipelines.compose.facts import Facts
 
-CONVERSATION_GAP_S = 2.0
+MAX_CONVERSATION_GAP_S = 2.0
 """A longer pause ends a conversation."""
-CONVERSATION_S = 30.0
+MAX_CONVERSATION_S = 30.0
 """Longest conversation; a longer one is split."""
 _PARTS = TypeAdapter(list[Part])
 
@@ -233,8 +233,8 @@ def _groups(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
             and (previous.path, previous.split) == (segment.path, segment.split)
             and previous.text
             and segment.text
-            and segment.start_s - previous.end_s <= CONVERSATION_GAP_S
-            and segment.end_s - groups[-1][0].start_s <= CONVERSATION_S
+            and segment.start_s - previous.end_s <= MAX_CONVERSATION_GAP_S
+            and segment.end_s - groups[-1][0].start_s <= MAX_CONVERSATION_S
         )
         if goes_on:
             groups[-1].append(segment)

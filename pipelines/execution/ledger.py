@@ -16,7 +16,7 @@ create table if not exists calls (
 """
 
 
-DAMAGED = "the ledger is damaged: delete it, and its calls are done again"
+DAMAGED_REMEDY = "the ledger is damaged: delete it, and its calls are done again"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Ledger:
             remedy = (
                 "another run works in this folder: wait for it or choose another folder"
                 if "locked" in str(error)
-                else DAMAGED
+                else DAMAGED_REMEDY
             )
             raise LedgerError(f"{path}: {error}; {remedy}") from None
 
@@ -78,7 +78,7 @@ class Ledger:
             value, error, seconds = row
             return Outcome(None if value is None else json.loads(value), error, seconds)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED_REMEDY}") from None
 
     def put(self, key: str, step: str, outcome: Outcome) -> None:
         """Keep an outcome.
@@ -112,7 +112,7 @@ class Ledger:
         try:
             return self._database.execute("delete from calls where error is not null").rowcount
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED_REMEDY}") from None
 
     def close(self) -> None:
         self._database.close()

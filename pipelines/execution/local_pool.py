@@ -16,7 +16,7 @@ from typing import Any
 
 from audiollm.processes import end_with_parent
 from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
-from pipelines.execution.shared_setup import WORKER_FILE
+from pipelines.execution.shared_setup import WORKER_FILE, worker_of
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
@@ -69,7 +69,7 @@ class LocalProcesses:
         self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.shared_setup"]
+            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.fork_setup"]
         )
         self._numbers = count()
         self._gpu_share = 0.0
@@ -133,10 +133,6 @@ class LocalProcesses:
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """The life of a worker process."""
-    from pipelines.execution.shared_setup import (
-        worker_of,  # which imports this module, and sets up when it is imported
-    )
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run
     os.environ.update(environment)

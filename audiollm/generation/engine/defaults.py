@@ -22,10 +22,10 @@ from audiollm.models.generation_config import read_generation
 PLAIN = SamplingConfig()
 TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0
 """Guidance weights of models whose training hid the text or the speaker at times."""
-GIVEN = "given"
+GIVEN_BY_USER = "given"
 DAMAGED_REMEDY = "mend it, or remove the file: then nothing is known of the training"
 
-_NAMES = {
+_FIELD_OF_KEY = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -50,12 +50,14 @@ class Defaults:
 
     sampling: SamplingConfig = PLAIN
     sources: Mapping[str, str] = field(default_factory=dict)
-    """The file that a field of `sampling` comes from, or `GIVEN`; the others are those of `PLAIN`."""
+    """The file that a field of `sampling` comes from, or `GIVEN_BY_USER`; the others are those of `PLAIN`."""
 
     def over(self, **given: float | int | None) -> Defaults:
         """Replace the fields that the user gives; None keeps a field."""
         said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return Defaults(replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN)})
+        return Defaults(
+            replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN_BY_USER)}
+        )
 
     def __str__(self) -> str:
         """`temperature 0.5 (given), top_p 0.9, text_guidance 3 (trained.json)`; what is switched off is left out."""
@@ -84,7 +86,7 @@ def read_defaults(folder: Path) -> Defaults:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, value in read_generation(folder).items():
-        values[_NAMES[name]], sources[_NAMES[name]] = value, GENERATION_FILE
+        values[_FIELD_OF_KEY[name]], sources[_FIELD_OF_KEY[name]] = value, GENERATION_FILE
     trained = read_trained(folder)
     guidance = guidance_of(trained.text_dropout, trained.speaker_dropout)
     values, sources = values | guidance, sources | dict.fromkeys(guidance, TRAINED_FILE)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LIKELY = 128
+SORTED_CODES = 128
 """Codes that are sorted first on a CPU: they nearly always hold the share that top-p asks for."""
 
 
@@ -66,7 +66,7 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     total = logits.logsumexp(dim=-1, keepdim=True)
     most = top_k if 0 < top_k < size else size
     # a GPU sorts all of them sooner than the host could ask whether that is needed
-    for count in (most,) if logits.is_cuda or most <= LIKELY else (LIKELY, most):
+    for count in (most,) if logits.is_cuda or most <= SORTED_CODES else (SORTED_CODES, most):
         best = logits.topk(count, dim=-1).values
         shares = (best - total).exp()
         before = shares.cumsum(dim=-1) - shares

@@ -23,7 +23,7 @@ from audiollm.generation.engine.request import AnswerKind, Limits, Reason
 
 Codes = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
-LONGEST_WAIT = 16
+MAX_PENDING_TOKENS = 16
 """Tokens without a whole character at their end: what takes longer is no UTF-8, and comes out as it is."""
 
 
@@ -143,7 +143,7 @@ class Text:
         """Add a token; return the text that it completes, empty while a character is cut in two."""
         self._ids.append(token)
         piece = self._beyond()
-        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < LONGEST_WAIT
+        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < MAX_PENDING_TOKENS
         return "" if cut else self._give(piece)
 
     def finish(self) -> str:

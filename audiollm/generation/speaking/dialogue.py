@@ -110,8 +110,8 @@ def converse(
     manner: Manner,
     on_seconds: OnSeconds = lambda seconds: None,
 ) -> Speech:
-    """Say a dialogue turn by turn. A speaker without a reference is the model's of that name; otherwise the model chooses
-        the     voice for the first turn (which is noted), and the speaker's later turns keep it.
+    """Say a dialogue turn by turn. A speaker without a reference is the model's of that name; else the model chooses
+    the voice of the first turn (which is noted), and the speaker's later turns keep it.
 
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.

@@ -46,11 +46,11 @@ KINDS: Mapping[str, _Kind] = {
     "description": _Kind("description", "Description", "DescriptionConfig"),
 }
 """In the order in which they run: what is cheap, or decides much, comes first. Recognizers come before `consensus`."""
-_HEAR_ALL = ("consensus", "language")
+_NEED_RECOGNIZERS = ("consensus", "language")
 """Built with the names of the recognizers."""
-OF_TEXT = frozenset({"repetition", "language", "alignment"})
+TEXT_STEPS = frozenset({"repetition", "language", "alignment"})
 """Steps that are skipped on segments without a trusted text."""
-OF_SOUNDS = frozenset({"signal", "events", "fingerprint", "description"})
+SOUND_STEPS = frozenset({"signal", "events", "fingerprint", "description"})
 """Steps that run on segments without speech."""
 
 
@@ -190,7 +190,7 @@ def _unmeasured(rule: Rule, chain: Chain) -> str | None:
 def _make(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
     kind = KINDS[name]
     made = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
-    step: Step = made(settings, recognizers) if name in _HEAR_ALL else made(settings)
+    step: Step = made(settings, recognizers) if name in _NEED_RECOGNIZERS else made(settings)
     return step
 
 

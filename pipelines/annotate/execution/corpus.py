@@ -11,7 +11,7 @@ from pipelines.annotate.execution.rules import Drop
 from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, find_duplicates
 
-_FEWEST_FOR_OUTLIERS = 4
+_MIN_SEGMENTS_FOR_OUTLIERS = 4
 _COMPARED = ("duration_s", "text", "speaker", "file")
 """Columns of a row that duplicates are found by."""
 
@@ -80,7 +80,7 @@ def _outliers(spool: Spool, width: float) -> dict[Place, Drop]:
             rates[file].append(((file, number), row["duration_s"] / len(row["text"])))
     drops = {}
     for found in rates.values():
-        if len(found) < _FEWEST_FOR_OUTLIERS:
+        if len(found) < _MIN_SEGMENTS_FOR_OUTLIERS:
             continue
         low, _, high = quantiles((rate for _, rate in found), n=4, method="inclusive")
         floor, ceiling = low - width * (high - low), high + width * (high - low)

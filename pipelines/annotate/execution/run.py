@@ -35,7 +35,12 @@ from pipelines.execution.engine import Call, Outcome, Pool, Walk, Worker, Worker
 from pipelines.execution.ledger import Ledger
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
-IMPORTED = ("pipelines.annotate.execution.worker", "audiollm.audio", "scipy.signal", "audiollm.commands.cli")
+PRELOADED_MODULES = (
+    "pipelines.annotate.execution.worker",
+    "audiollm.audio",
+    "scipy.signal",
+    "audiollm.commands.cli",
+)
 """Modules that nearly every worker imports; the last is the main module of `audiollm`, which processes import anew."""
 
 
@@ -171,7 +176,7 @@ class _Rate:
 
 def _local(worker: Worker, workers: int) -> WorkerBackend:
     """Make the local backend. With several workers, this process only directs, and does without their imports."""
-    return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=IMPORTED)
+    return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=PRELOADED_MODULES)
 
 
 def _backend(config: AnnotationConfig, worker: StepWorker, pools: Sequence[Pool]) -> WorkerBackend:
@@ -182,4 +187,4 @@ def _backend(config: AnnotationConfig, worker: StepWorker, pools: Sequence[Pool]
     if sum(pool.workers for pool in pools) < 2:
         return InProcess(worker)
     of_steps = {type(step).__module__ for step in worker.steps.values()}
-    return LocalProcesses(worker, int(config.gpus), [*IMPORTED, *sorted(of_steps)])
+    return LocalProcesses(worker, int(config.gpus), [*PRELOADED_MODULES, *sorted(of_steps)])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 SHARD_NAME = r"%06d.tar"
 INDEX_NAME = "index.json"
-_PEAK = 0.99
+_MAX_PEAK = 0.99
 _BYTES_PER_SAMPLE = 2
 """Uncompressed size, an upper bound of FLAC's: the rows of a shard are chosen before a sample is read."""
 _BYTES_PER_ROW = 4096
@@ -173,7 +173,7 @@ def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
     if loudness == -math.inf or peak == 0:
         return sound
     gain = 10 ** (min(config.loudness_lufs - loudness, config.max_gain_db) / 20)
-    return Waveform(sound.samples_CN * min(gain, _PEAK / peak), config.sample_rate)
+    return Waveform(sound.samples_CN * min(gain, _MAX_PEAK / peak), config.sample_rate)
 
 
 # ---------------------------------------------------------------------------------------------- private

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from audiollm.files.set_aside import UNREADABLE
-from pipelines.annotate.execution.chain import OF_SOUNDS, OF_TEXT, Chain
+from pipelines.annotate.execution.chain import SOUND_STEPS, TEXT_STEPS, Chain
 from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
 from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
@@ -89,9 +89,9 @@ class Walks:
         for step in self.chain.segment:
             if drop:
                 break
-            if span.kind == "sound" and step.name not in OF_SOUNDS:
+            if span.kind == "sound" and step.name not in SOUND_STEPS:
                 continue
-            if judged and judged.refused and step.name in OF_TEXT:
+            if judged and judged.refused and step.name in TEXT_STEPS:
                 continue
             needed = _needed(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.given, span), needed)

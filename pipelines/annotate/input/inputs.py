@@ -23,7 +23,7 @@ from pipelines.execution.ledger import Ledger, Outcome
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".tsv")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _DIGEST_THREADS, _DIGEST_FILES = 4, 1000
-_LARGEST_MEMBER = 1 << 36
+_MAX_MEMBER_BYTES = 1 << 36
 """In bytes: a header that says more is damaged."""
 
 
@@ -234,7 +234,7 @@ def _reject_rest(tar: Path, member: tarfile.TarInfo, found: Inputs) -> None:
 def _copy_member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, found: Inputs, tar: Path
 ) -> bool:
-    source = archive.extractfile(member) if 0 <= member.size < _LARGEST_MEMBER else None
+    source = archive.extractfile(member) if 0 <= member.size < _MAX_MEMBER_BYTES else None
     if source is None:
         reason = f"a size of {member.size} bytes"
         found.rejected.append(set_aside_row("annotate", f"{tar}/{member.name}", UNREADABLE, reason))

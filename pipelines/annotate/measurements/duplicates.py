@@ -21,15 +21,15 @@ KEY_FRAMES_APART = 4
 """Distance of the two frames in a key, which has the bits of one and half of the other's: 24. A frame has two keys."""
 KEYS_PER_SEGMENT = 64
 """Keys that stand for a segment, those of the smallest hashes (a bottom-k sketch): two versions share some."""
-BUCKET = 12
+NEIGHBOURS_PER_KEY = 12
 """Following segments in the list of a key that a segment is compared with; others meet in the next round."""
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 GLANCE_FRAMES = 8
 """Frames on either side of a common key that are compared first; where they differ too much, the rest is skipped."""
 GLANCE_BIT_ERRORS = 0.25
 FULL_FRAMES = 125
 """Frames with sound (2 s) from which two segments may differ by the full `max_bit_errors`."""
-FEWEST_FRAMES = 8
+MIN_COMPARED_FRAMES = 8
 """Fewest frames of segments that are compared approximately; shorter ones count as duplicates only if equal."""
 
 
@@ -114,7 +114,7 @@ def same_sound(items: Sequence[ComparedSegment], max_bit_errors: float, min_over
     if len(left) < 2:
         return found
     table = _table(left)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         pairs_P2, more = _alike(left, table, max_bit_errors, min_overlap)
         dropped = _dropped(pairs_P2)
         found |= {left[worse].id: left[better].id for worse, better in dropped.items()}
@@ -250,7 +250,7 @@ def _alike(
     starts = np.concatenate([[0], np.cumsum(lengths)])
     bits_A = np.concatenate([item.bits_F for item in items])
     found = np.zeros((0, 2), np.int64)
-    for step in range(1, min(BUCKET, len(key_H) - 1) + 1):
+    for step in range(1, min(NEIGHBOURS_PER_KEY, len(key_H) - 1) + 1):
         same_P = np.flatnonzero((key_H[step:] == key_H[:-step]) & (item_H[step:] != item_H[:-step]))
         one_P, other_P = item_H[same_P], item_H[same_P + step]
         shift_P = place_H[same_P + step] - place_H[same_P]
@@ -263,7 +263,7 @@ def _alike(
             for one, other, shift in triples_P3.tolist()
         ]
         found = np.concatenate([found, triples_P3[np.array(alike, bool), :2]])
-    more = bool((key_H[BUCKET + 1 :] == key_H[: -BUCKET - 1]).any())
+    more = bool((key_H[NEIGHBOURS_PER_KEY + 1 :] == key_H[: -NEIGHBOURS_PER_KEY - 1]).any())
     return np.unique(found, axis=0), more
 
 
@@ -308,7 +308,7 @@ def _is_alike(
     count = min(len(first_F), len(second_F))
     first_F, second_F = first_F[:count], second_F[:count]
     heard = int(np.count_nonzero(first_F | second_F))
-    if heard < FEWEST_FRAMES:
+    if heard < MIN_COMPARED_FRAMES:
         return False
     allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * heard / FULL_FRAMES)
     return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * heard

@@ -27,7 +27,7 @@ FILE_WINDOW_S = 0.975
 """Window of a file that takes any length: that of YAMNet."""
 _ASKED_WINDOW_S = 10.0
 _ANY_WINDOW_S = 1.0
-_ANSWER_TOKENS, _LONGEST_LABEL, _MOST_LABELS = 128, 60, 20
+_ANSWER_TOKENS, _MAX_LABEL_CHARACTERS, _MAX_LABELS = 128, 60, 20
 
 
 class WindowScores(NamedTuple):
@@ -263,8 +263,8 @@ def probabilities(logits_BK: NDArray[np.float64], exclusive: bool) -> NDArray[np
 def listed(answer: str) -> list[str]:
     """The names in a list such as "Dog, rain; a car horn." in the order in which they come, without doubles."""
     names = (" ".join(name.split()).strip(" .-*\"'") for name in re.split(r"[,;\n]|\band\b", answer))
-    kept = [name for name in names if name and len(name) <= _LONGEST_LABEL]
-    return list(dict.fromkeys(kept))[:_MOST_LABELS]
+    kept = [name for name in names if name and len(name) <= _MAX_LABEL_CHARACTERS]
+    return list(dict.fromkeys(kept))[:_MAX_LABELS]
 
 
 def read_labels(path: Path) -> list[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipelines.annotate.words.ctc import CtcModel, Emissions
 
 _FILES = ("config.json", "preprocessor_config.json")
-_WHAT = "a speech recognizer of transformers with safetensors weights, saved with its processor"
+_EXPECTED_FOLDER = "a speech recognizer of transformers with safetensors weights, saved with its processor"
 _PROMPT_TOKENS = 8
 """At most, before what is written: start, language, task, no times."""
 _SPACES = (" ", "▁", "Ġ")
@@ -64,7 +64,7 @@ class TransformersRecognizer:
         self._config = config
 
     def missing(self) -> str | None:
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _WHAT)
+        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
@@ -174,7 +174,7 @@ class _Writer:
             raise ConfigError(
                 f"no speech recognizer loads from {config.model}: {said}",
                 "transformers.model",
-                f"give {_WHAT}",
+                f"give {_EXPECTED_FOLDER}",
             ) from error
         self._model: Any = model.eval().to(device)
         self._tokenizer = self._processor.tokenizer

@@ -17,7 +17,10 @@ from pipelines.annotate.step import Resources, Segment, Value
 
 SAMPLE_RATE = 16000
 _FILES = ("model.bin", "config.json", "tokenizer.json")
-_WHAT = "a Whisper that ct2-transformers-converter made, with --copy_files tokenizer.json preprocessor_config.json"
+_EXPECTED_FOLDER = (
+    "a Whisper that ct2-transformers-converter made, "
+    "with --copy_files tokenizer.json preprocessor_config.json"
+)
 
 
 class FasterWhisperConfig(RecognizerConfig):
@@ -55,7 +58,7 @@ class FasterWhisper:
     def missing(self) -> str | None:
         if importlib.util.find_spec("faster_whisper") is None:
             return f"{self.name}: the package faster-whisper is not here: pip install 'audiollm[whisper]'"
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _WHAT)
+        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model."""
@@ -75,7 +78,9 @@ class FasterWhisper:
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise ConfigError(
-                f"no Whisper loads from {self._config.model}: {error}", f"{self.name}.model", f"give {_WHAT}"
+                f"no Whisper loads from {self._config.model}: {error}",
+                f"{self.name}.model",
+                f"give {_EXPECTED_FOLDER}",
             ) from error
 
     def process(self, segment: Segment) -> Value:

@@ -59,7 +59,7 @@ _WIDER = {
 }
 """Codes by which a recognizer may call one of the candidates."""
 _KANA_SHARE = 0.2
-_SURE, _UNSTATED = 0.99, 0.5
+_MAX_PROBABILITY, _DEFAULT_PROBABILITY = 0.99, 0.5
 
 
 class LanguageConfig(StepConfig):
@@ -151,7 +151,7 @@ class Language:
         if code not in possible:
             return None
         sure = value.get("language_probability")
-        sure = min(float(sure), _SURE) if isinstance(sure, int | float) else _UNSTATED
+        sure = min(float(sure), _MAX_PROBABILITY) if isinstance(sure, int | float) else _DEFAULT_PROBABILITY
         rest = (1.0 - sure) / max(len(possible) - 1, 1)
         return {other: sure if other == code else rest for other in possible}
 

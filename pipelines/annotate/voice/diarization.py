@@ -23,18 +23,18 @@ from pipelines.annotate.voice.linking import group, unit
 SAMPLE_RATE = 16000
 WINDOW_S, HOP_S = 0.9, 0.2
 _SHORTEST_S = 0.4
-_AROUND = 2
+_SMOOTHING_WINDOWS = 2
 """Windows on either side that a voice is averaged with before clustering."""
-_PURE_SHARE = 0.7
+_PURE_WINDOW_SHARE = 0.7
 """Share of the windows, those most like a neighbour, that is clustered: the others may hold two voices."""
-MOST_GROUPED = 1000
+MAX_CLUSTERED_WINDOWS = 1000
 """Most windows that are clustered and kept as sound, evenly spread; the rest of a long recording is compared."""
-_CLEAN_SHARE, _MOST_CLEAN = 0.6, 100
-_MADE = 24
-_MOST_PAIRS = 12
+_CLEAN_WINDOW_SHARE, _MAX_CLEAN_WINDOWS = 0.6, 100
+_MIXTURES_PER_PAIR = 24
+_MAX_PAIRS = 12
 _PAIR_WITHIN_S = 2.0
 _BATCH = 256
-_LEAST = -50.0
+_MIN_LOG_PROBABILITY = -50.0
 PAUSE_S = 0.3
 
 Array = NDArray[np.float32]
@@ -88,7 +88,7 @@ def diarize(
 ) -> Diarization:
     """Speaker turns within the spans of speech; where two speak at once, both have a turn that is marked.
 
-    Memory: the voices of all windows (5 a second of speech), and the sound of at most `MOST_GROUPED` of them.
+    Memory: the voices of all windows (5 a second of speech), and the sound of at most `MAX_CLUSTERED_WINDOWS` of them.
 
     Args:
         embed: windows of mono at 16 kHz `[N]` to voices `[W, D]` of length 1.
@@ -100,7 +100,7 @@ def diarize(
     windows = place_windows(spans)
     if not windows:
         return Diarization([], np.zeros((0, 0), np.float32))
-    every = max(2, -(-len(windows) // MOST_GROUPED))
+    every = max(2, -(-len(windows) // MAX_CLUSTERED_WINDOWS))
     voices_WD, sounds = _embed_all(embed, blocks, windows, every)
     smooth_WD = _smooth(voices_WD, windows)
     chosen = np.arange(0, len(windows), every)
@@ -243,8 +243,8 @@ def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
     """Each voice averaged with those of the windows around it that are near in time."""
     middle_W = _middles(windows)
     sum_WD = voices_WD.copy()
-    for shift in range(1, _AROUND + 1):
-        near_W = (middle_W[shift:] - middle_W[:-shift] <= _AROUND * HOP_S + HOP_S / 2)[:, None]
+    for shift in range(1, _SMOOTHING_WINDOWS + 1):
+        near_W = (middle_W[shift:] - middle_W[:-shift] <= _SMOOTHING_WINDOWS * HOP_S + HOP_S / 2)[:, None]
         sum_WD[shift:] += near_W * voices_WD[:-shift]
         sum_WD[:-shift] += near_W * voices_WD[shift:]
     return unit(sum_WD).astype(np.float32, copy=False)
@@ -263,7 +263,7 @@ def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]
         likeness = np.where(near, np.maximum(likeness, like), likeness)
     alone = likeness < 0
     likeness[alone] = np.median(likeness)
-    pure: NDArray[np.bool_] = likeness >= np.quantile(likeness, 1 - _PURE_SHARE)
+    pure: NDArray[np.bool_] = likeness >= np.quantile(likeness, 1 - _PURE_WINDOW_SHARE)
     return pure
 
 
@@ -281,7 +281,7 @@ def _clean(
         mine = [int(index) for index in chosen if labels_W[index] == speaker]
         long = [index for index in mine if windows[index].end_s - windows[index].start_s > WINDOW_S - 1e-6]
         best = sorted(long or mine, key=lambda index: -own_W[index])
-        result.append(best[: min(_MOST_CLEAN, max(4, round(_CLEAN_SHARE * len(best))))])
+        result.append(best[: min(_MAX_CLEAN_WINDOWS, max(4, round(_CLEAN_WINDOW_SHARE * len(best))))])
     return result
 
 
@@ -316,7 +316,7 @@ def _state_scores(
         voices_WD, range(_BATCH, len(voices_WD), _BATCH)
     )  # hours in doubles at once are large
     scores_WS = np.concatenate([model.predict_log_proba(part_WD.astype(np.float64)) for part_WD in parts])
-    return np.maximum(scores_WS, _LEAST), states
+    return np.maximum(scores_WS, _MIN_LOG_PROBABILITY), states
 
 
 def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State]:
@@ -326,7 +326,7 @@ def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State
     for index, (before, after) in enumerate(pairwise(labels_W.tolist())):
         if before != after and middle_W[index + 1] - middle_W[index] < _PAIR_WITHIN_S:
             counts[(min(before, after), max(before, after))] += 1
-    return sorted(counts, key=lambda pair: (-counts[pair], pair))[:_MOST_PAIRS]
+    return sorted(counts, key=lambda pair: (-counts[pair], pair))[:_MAX_PAIRS]
 
 
 def _made(
@@ -335,13 +335,13 @@ def _made(
     """Windows made of two speakers' clean ones, and who is heard in the middle of each."""
     size = round(WINDOW_S * SAMPLE_RATE)
     made: list[tuple[Array, State]] = []
-    for count in range(3 * _MADE):
+    for count in range(3 * _MIXTURES_PER_PAIR):
         swap = int(dice.integers(2))
         first_N, second_N = (
             np.resize(sounds[who][int(dice.integers(len(sounds[who])))], size) for who in (swap, 1 - swap)
         )
         second_N = second_N * np.float32(10 ** (dice.uniform(-3, 3) / 20))
-        if count < _MADE:  # one after the other
+        if count < _MIXTURES_PER_PAIR:  # one after the other
             cut = round(size * dice.uniform(0.15, 0.85))
             both_N = np.concatenate([first_N[:cut], second_N[cut:]])
             made.append((both_N, (pair[swap] if cut > size / 2 else pair[1 - swap],)))

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-_FEWEST = 4
-_NEVER = -2.0
-_FINE, _FEW_WINDOWS, _MOST_SCALE = 6.0, 75, 2.5
-"""Ward's rule stops at `_FINE` times 1 - threshold: a little too early, and likeness of means goes on from there. Its
-heights grow with the root of the number of windows, and so does where it stops; not for ever, else in a long recording
-a speaker who says little is lost."""
+_MIN_WINDOWS_PER_SPEAKER = 4
+_CANNOT_LINK = -2.0
+_WARD_STOP, _FEW_WINDOWS, _MAX_WARD_SCALE = 6.0, 75, 2.5
+"""Ward's rule stops at `_WARD_STOP` times 1 - threshold, a little early: merging by likeness of means then goes on.
+The stop grows with the root of the windows per `_FEW_WINDOWS`, as Ward's heights do, by a factor of at most
+`_MAX_WARD_SCALE`: without this limit, a long recording loses a speaker who says little."""
 
 
 class FileSpeaker(NamedTuple):
@@ -47,15 +47,15 @@ def group(
     labels_W = np.zeros(len(voices_WD), np.int64)
     if len(voices_WD) > 1:
         tree = _ward(voices_WD)
-        scale = min(_MOST_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
-        labels_W = _cut(tree, num_speakers, _FINE * (1 - threshold) * scale)
+        scale = min(_MAX_WARD_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
+        labels_W = _cut(tree, num_speakers, _WARD_STOP * (1 - threshold) * scale)
     if num_speakers is not None:
         return _means(voices_WD, _nearest(voices_WD, _means(voices_WD, labels_W)))
     labels_W = _nearest(voices_WD, _means(voices_WD, labels_W))
     labels_W = _merge(voices_WD, labels_W, threshold, max_speakers)
     means_KD = _means(voices_WD, labels_W)
     counts_K = np.bincount(labels_W)
-    means_KD = means_KD[counts_K >= min(_FEWEST, int(counts_K.max()))]
+    means_KD = means_KD[counts_K >= min(_MIN_WINDOWS_PER_SPEAKER, int(counts_K.max()))]
     for _ in range(2):
         means_KD = _means(voices_WD, _nearest(voices_WD, means_KD))
     return means_KD
@@ -87,7 +87,7 @@ def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[s
     voices_GD = unit(np.array([voice.embedding for voice in ordered], np.float64))
     likeness_GG = (voices_GD @ voices_GD.T).astype(np.float32)
     files = np.array([voice.file for voice in ordered])
-    likeness_GG[files[:, None] == files[None]] = _NEVER  # the diagonal as well
+    likeness_GG[files[:, None] == files[None]] = _CANNOT_LINK  # the diagonal as well
     members = _join(likeness_GG, [max(voice.seconds, 1e-3) for voice in ordered], threshold)
     named = {first: f"V{count}" for count, first in enumerate(sorted(min(group) for group in members))}
     return {keys[index]: named[min(group)] for group in members for index in group}
@@ -99,7 +99,7 @@ def unit(voices_WD: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def _join(likeness_GG: Array, weights: Sequence[float], threshold: float) -> list[list[int]]:
-    """Average linkage, weighted, down to `threshold`; `_NEVER` between two holds for the groups that they come into.
+    """Cluster by weighted average linkage down to `threshold`; groups inherit `_CANNOT_LINK` from their members.
 
     `likeness_GG` is used up. Each row's nearest is kept, so that a merge costs about as much as one row.
     """
@@ -116,9 +116,9 @@ def _join(likeness_GG: Array, weights: Sequence[float], threshold: float) -> lis
         share = weights_G[first] / (weights_G[first] + weights_G[second])
         weights_G[first] += weights_G[second]
         row_G = share * likeness_GG[first] + (1 - share) * likeness_GG[second]
-        row_G[(likeness_GG[first] == _NEVER) | (likeness_GG[second] == _NEVER)] = _NEVER
+        row_G[(likeness_GG[first] == _CANNOT_LINK) | (likeness_GG[second] == _CANNOT_LINK)] = _CANNOT_LINK
         likeness_GG[first], likeness_GG[:, first] = row_G, row_G
-        likeness_GG[second], likeness_GG[:, second] = _NEVER, _NEVER
+        likeness_GG[second], likeness_GG[:, second] = _CANNOT_LINK, _CANNOT_LINK
         closer_G = row_G > best_G
         nearest_G[closer_G], best_G[closer_G] = first, row_G[closer_G]
         stale = np.flatnonzero(np.isin(nearest_G, (first, second)) & ~closer_G)

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from audiollm.data.text.forms import language_of
 from pipelines.annotate.words.written_words import Written, has_spaces, matched, written_words
 
-MOST_TOKENS = 4000
+MAX_TOKENS = 4000
 """Most tokens of a text: the alignment's memory grows with the square."""
-_EDIT, _UNLIKE, _CLOSE = 1_000_000, 1, 100
+_EDIT_COST, _UNLIKENESS_COST, _UNLIKENESS_STEPS = 1_000_000, 1, 100
 """Cost of an edit; extra cost of a substitution per unit of unlikeness; resolution of the unlikeness."""
 
 
@@ -93,7 +93,7 @@ def vote(
         confidences: None: they are not looked at. A missing one counts as the mean of those that are there.
 
     Raises:
-        ValueError: no text, or one of more than `MOST_TOKENS` words.
+        ValueError: no text, or one of more than `MAX_TOKENS` words.
     """
     if not heard:
         raise ValueError("no texts to vote on")
@@ -101,8 +101,8 @@ def vote(
     unit: Literal["word", "character"] = "word" if has_spaces(language) else "character"
     texts = [_tokens(each, language) for each in heard]
     longest = max(len(text.tokens) for text in texts)
-    if longest > MOST_TOKENS:
-        raise ValueError(f"{longest} {unit}s in one segment, at most {MOST_TOKENS}: cut it into shorter ones")
+    if longest > MAX_TOKENS:
+        raise ValueError(f"{longest} {unit}s in one segment, at most {MAX_TOKENS}: cut it into shorter ones")
     forms = [[token.form for token in text.tokens] for text in texts]
     network = align(forms)
     ranks = _ranks(network, texts, confidences is not None)
@@ -238,7 +238,7 @@ def _add(
     if not inside:
         return [(index,) for index in range(len(text))]
     placed_ST, skipped_S = _costs(network, inside, text)
-    inserted = _EDIT * len(inside)
+    inserted = _EDIT_COST * len(inside)
     total = _totals(placed_ST, skipped_S, inserted)
     slots: list[tuple[int | None, ...]] = []
     slot, token = len(network), len(text)
@@ -274,7 +274,11 @@ def _costs(
     unlike_VV = np.array(
         [
             [
-                0 if a == b else _EDIT + _UNLIKE + round(_CLOSE * Levenshtein.normalized_distance(a, b))
+                0
+                if a == b
+                else _EDIT_COST
+                + _UNLIKENESS_COST
+                + round(_UNLIKENESS_STEPS * Levenshtein.normalized_distance(a, b))
                 for b in new
             ]
             for a in known
@@ -282,9 +286,9 @@ def _costs(
         np.int64,
     ).reshape(len(known), len(new))
     words_S = count_SV.sum(axis=1)
-    null_S = (len(inside) - words_S) * _EDIT
+    null_S = (len(inside) - words_S) * _EDIT_COST
     placed_SV = count_SV @ unlike_VV + null_S[:, None]
-    return placed_SV[:, [new[form] for form in text]], words_S * _EDIT
+    return placed_SV[:, [new[form] for form in text]], words_S * _EDIT_COST
 
 
 def _totals(placed_ST: NDArray[np.int64], skipped_S: NDArray[np.int64], inserted: int) -> NDArray[np.int64]:
