@@ -51,7 +51,7 @@ class Annotation:
     texts: dict[Span, str] = field(default_factory=dict)
     """Normalized texts of the kept segments."""
     given: dict[Span, str] = field(default_factory=dict)
-    """The texts that were known beforehand."""
+    """Given texts, by segment."""
     heard: dict[str, dict[Span, str]] = field(default_factory=dict)
     """Recognizer (and `consensus`) -> what it made of segments whose text is known."""
 
@@ -104,7 +104,7 @@ def read_annotation(segments: Path) -> Annotation:
 
 
 def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, Any]:
-    """The figures of both, and what they make of the same segments."""
+    """Compare the figures of two annotations, and their values for the same segments."""
     both = sorted(first.texts.keys() & second.texts.keys())
     same = sum(first.texts[span] == second.texts[span] for span in both)
     differing = sorted(

@@ -15,7 +15,7 @@ from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.rows import SegmentRow, read_segments
 
 OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
-"""Columns that say what a segment is, and not what is in it."""
+"""Columns that identify a segment and do not describe its sound; answers cannot replace them."""
 
 
 class DescriptionConfig(StageConfig):
@@ -31,7 +31,7 @@ class DescriptionConfig(StageConfig):
     """Column -> the question that it answers. `compose` takes columns as fields of its tasks: `scene` and `voice` go
     into system prompts, `text` is the transcript. A column that a segment has already, and that is not empty, stays."""
     replace: bool = False
-    """Answers take the place of what the columns hold already."""
+    """Replace values that the columns hold already."""
     max_tokens: int = Field(64, ge=1)
     """The longest answer."""
 

@@ -71,7 +71,7 @@ def run_harvest(config: HarvestConfig, context: Context) -> dict[str, Any]:
 
 
 def refusal(row: Mapping[str, Any], config: HarvestConfig) -> str:
-    """Why a clip is not taken, in a few words; empty where it is."""
+    """Return the short reason why a clip is refused; empty: it is accepted."""
     if row["problem"]:
         return "not judged"
     if not row["stopped"]:

@@ -1,4 +1,4 @@
-"""The command `annotate`: raw audio to segments, with a report on what was kept and why the rest was not."""
+"""The command `annotate`: raw audio to segments, with a report on the kept ones and the reasons of all drops."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def annotate(
         bool, typer.Option("--dry-run", help="Print the plan and what is missing, and exit.")
     ] = False,
 ) -> None:
-    """Find who says what in raw audio, how well it sounds, and what else is heard.
+    """Annotate raw audio: who says what, the sound quality, and other sounds.
 
     Every file ends as kept, filtered (with the reason) or failed (with the reason). Killed
     and run again, it goes on where it was; with other settings it does again only what
@@ -219,7 +219,7 @@ def _override(given: dict[str, Any], text: str) -> None:
 
 
 def _show(config: AnnotationConfig, console: Console) -> None:
-    """Steps, thresholds, what there is and what it takes."""
+    """Print the steps, the thresholds, the amount of audio, and the estimated time."""
     from pipelines.annotate.execution import chain as chains
     from pipelines.annotate.execution.plan import plan_annotation
 

@@ -98,7 +98,7 @@ class SharedStep(Step, Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether that holds with its settings."""
+        """Whether its present settings allow sharing."""
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Listener:
             yield piece_1N[0].numpy()
 
     def _kept(self) -> Waveform | None:
-        """The decoded file, if it is short."""
+        """Return the decoded file; None if it is long."""
         from audiollm.audio import load, probe
 
         if self._is_short is None:

@@ -13,7 +13,7 @@ from pipelines.compose.rows import Row, SegmentRow
 
 
 class Balance(BaseModel):
-    """A limit to the training samples of a task that have something in common."""
+    """A limit on the training samples of a task that share a property."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class Balance(BaseModel):
 
 
 def taken(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
-    """The ids that stay, drawn by a hash: of each group as many as the limits allow.
+    """Draw, by a hash, the ids that are kept: of each group as many as the limits allow.
 
     Args:
         groups: id -> group.
@@ -106,7 +106,7 @@ def choose_test(
 
 
 def place(text: str) -> float:
-    """A number in [0, 1) that follows from the text alone."""
+    """Hash a text to a number in [0, 1)."""
     return int(sha256(text.encode()).hexdigest()[:16], 16) / 16**16
 
 

@@ -19,7 +19,7 @@ MAX_CHOICES = 8
 """Most choices of a question that names all labels of the corpus."""
 DESCRIPTION = ("scene", "speakers", "content")
 VOICE = ("gender", "age", "accent", "emotion", "pitch", "pitch_variation", "rate", "energy")
-"""Columns that say what a voice is like, in the order in which they are told."""
+"""Columns that describe a voice, in the order of the description."""
 PHRASE_OF_COLUMN = {
     "pitch": "{} pitch",
     "pitch_variation": "{} intonation",
@@ -61,7 +61,7 @@ class Facts:
         self._first_sounds.sort()  # whatever the order of the segments
 
     def of(self, id: str, columns: Columns, speakers: int | None) -> Fields:
-        """The fields that follow from the columns of a segment or conversation.
+        """Derive fields from the columns of a segment or conversation.
 
         Args:
             speakers: how many people speak; None where that is not known.
@@ -112,7 +112,7 @@ class Facts:
 
 
 def language_name(language: Any) -> str | None:
-    """A code of ISO 639 as the name of the language; what is none as it stands."""
+    """Return the name of a language by its ISO 639 code; any other text is returned unchanged."""
     text = str(language or "")
     return LANGUAGES.get(text.casefold().partition("-")[0], text) or None
 

@@ -1,4 +1,4 @@
-"""Segments as what tasks are made of: clips and conversations, with the fields that a task's phrasings name."""
+"""The material of tasks: clips and conversations of segments, with the fields that a task's phrasings name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from audiollm.errors import BadSample
 from pipelines.compose.facts import Facts
 
 MAX_CONVERSATION_GAP_S = 2.0
-"""A longer pause ends a conversation."""
+"""Longest pause within a conversation."""
 MAX_CONVERSATION_S = 30.0
 """Longest conversation; a longer one is split."""
 _PARTS = TypeAdapter(list[Part])
@@ -48,14 +48,14 @@ class SegmentRow(BaseModel):
     speaker: str = Field(min_length=1)
     text: str
     kind: Literal["speech", "sound"] = "speech"
-    """sound: there is no speech in it; what stands for its speaker says nothing."""
+    """sound: a segment without speech, whose `speaker` has no meaning."""
     split: Literal["train", "test"] | None = None
     text_refused: Refusal | None = None
     """Why there is no text, where a recognizer heard one."""
 
     @property
     def source(self) -> str:
-        """The recording that it comes from, by a name that stays when the folder moves."""
+        """Name of the segment's recording, which does not change when the folder moves."""
         return self.file or self.path
 
     @property
@@ -79,7 +79,7 @@ class Row:
     """The spoken text without tags."""
     fields: dict[str, FieldValue]
     columns: Mapping[str, Any]
-    """The other columns of its segments, as they stand there."""
+    """Other columns of the segments, unchanged."""
     file: str
     facts: Mapping[str, str]
     """Fields derived from the columns (`pipelines/compose/facts.py`); a column of the same name takes precedence."""
@@ -207,7 +207,7 @@ class _References:
                 self._clips[segment.speaker, segment.split].append(segment)
 
     def of(self, segment: SegmentRow, without: set[str]) -> SegmentRow | None:
-        """One that is none of `without`, drawn by a hash of the segment's id; None where there is none."""
+        """Draw, by a hash of the segment's id, a clip that is not in `without`; None where there is none."""
         known = self._clips[segment.speaker, segment.split]
         start = int(sha256(f"{self._seed}:reference:{segment.id}".encode()).hexdigest()[:16], 16)
         for step in range(min(len(known), len(without) + 1)):

@@ -160,7 +160,7 @@ class _Lane:
         return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
 
     def take(self) -> list[_Waiting]:
-        """The next batch: the first that waits, and others of its step that are closest in size."""
+        """Take the next batch: the first waiting call, and others of its step that are closest in size."""
         first = self.queue.popleft()
         size = self.pool.batch_sizes.get(first.call.step, 1)
         if size == 1 or first.alone:
@@ -213,7 +213,7 @@ class _Schedule:
             self._advance(walk, None)
 
     def _advance(self, walk: Walk, outcome: Outcome | None) -> None:
-        """To the next call that the ledger does not know; a walk that goes on waits before those that begin."""
+        """Advance a walk to its next call that the ledger does not know; walks under way come before new ones."""
         begins = outcome is None
         while True:
             try:
@@ -258,7 +258,7 @@ class _Schedule:
         self._advance(waiting.walk, outcome)
 
     def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
-        """A worker died over a batch: each of it is tried again alone, and set aside when that kills as well."""
+        """Retry the calls of a dead worker's batch one by one; a call that kills `MAX_DEATHS` alone is set aside."""
         for waiting in reversed(batch):
             waiting.deaths += len(batch) == 1
             if waiting.deaths >= MAX_DEATHS:
@@ -271,7 +271,7 @@ class _Schedule:
                 lane.queue.appendleft(waiting)
 
     def _refuse_a_broken_step(self, step: str, how: str) -> None:
-        """A step that has never answered, and over which worker after worker dies, cannot be set up."""
+        """Raise an error for a step that has never answered while its workers keep dying: it cannot be set up."""
         self._buried[step] += 1
         if step not in self._answered and self._buried[step] > MAX_DEATHS:
             raise EngineError(f"the step {step} cannot be set up: its worker processes die ({how})")

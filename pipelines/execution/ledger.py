@@ -1,4 +1,4 @@
-"""The ledger of a run: what became of every call, by its key, in one SQLite file that a `kill -9` cannot tear."""
+"""The ledger of a run: the outcome of every call, by its key, in one SQLite file that survives a `kill -9`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 
 
 class LedgerError(Exception):
-    """A ledger that cannot be read or written: says which, and what to do."""
+    """A ledger that cannot be read or written; the message names the file and the remedy."""
 
 
 class Ledger:
@@ -81,7 +81,7 @@ class Ledger:
             raise LedgerError(f"{self._path}: {error}; {DAMAGED_REMEDY}") from None
 
     def put(self, key: str, step: str, outcome: Outcome) -> None:
-        """Keep an outcome.
+        """Store an outcome.
 
         Raises:
             LedgerError: the disk is full or fails.
@@ -96,7 +96,7 @@ class Ledger:
             raise LedgerError(f"{self._path}: {error}") from None
 
     def learn(self, other: Ledger) -> int:
-        """Take over what another ledger knows and this one does not, but for failures; how many calls that is."""
+        """Copy the outcomes that only another ledger has, but no failures; return their number."""
         before = self._database.total_changes
         try:
             known = other._database.execute("select * from calls where error is null")
@@ -108,7 +108,7 @@ class Ledger:
         return self._database.total_changes - before
 
     def forget_errors(self) -> int:
-        """Drop the calls that failed, so that they are tried again; how many there were."""
+        """Delete failed calls, so that they are tried again; return their number."""
         try:
             return self._database.execute("delete from calls where error is not null").rowcount
         except sqlite3.DatabaseError as error:

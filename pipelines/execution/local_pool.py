@@ -24,11 +24,11 @@ ONE_THREAD = dict.fromkeys(
 
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-"""The names of the GPUs that a process sees, with commas between them."""
+"""Environment variable with the GPUs that a process sees, separated by commas."""
 
 
 class InProcess:
-    """Answers every call here and now; a death of this process is the run's."""
+    """Workers in this process, which answer every call at once; nothing protects the run from a crash of a step."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -132,7 +132,7 @@ class LocalProcesses:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """The life of a worker process."""
+    """Run a worker process: answer calls until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run
     os.environ.update(environment)
@@ -155,7 +155,7 @@ def _cannot(step: str, error: Exception) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line."""
+    """Format an error as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Settings of the stage `annotate`: what comes in, which steps measure, which thresholds decide, where it runs."""
+"""Settings of the stage `annotate`: input, steps, thresholds, and the machines that it runs on."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ class AnnotationConfig(StageConfig):
 
     @property
     def inputs(self) -> list[str]:
-        """All of them; none where a corpus is spoken."""
+        """All inputs; empty where a synthetic corpus is spoken."""
         paths = [self.input] if isinstance(self.input, str) else self.input or []
         return [text if is_address(text) else str(Path(text).expanduser()) for text in paths]
 
     @property
     def num_workers(self) -> int:
-        """Asked for, or one for each CPU."""
+        """Worker processes: the setting, or one per CPU."""
         return max(1, available_cpus() if self.workers is None else self.workers)
 
     @property
@@ -163,7 +163,7 @@ class AnnotationConfig(StageConfig):
 
     @property
     def limits(self) -> Thresholds:
-        """The preset's thresholds and those set by hand."""
+        """Thresholds of the preset, overridden by those set by hand."""
         known = Thresholds.model_fields
         for name in self.thresholds:
             if name not in known:
@@ -171,7 +171,7 @@ class AnnotationConfig(StageConfig):
         return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
-        """Typed."""
+        """Typed settings of the recognizers."""
         return [
             _RECOGNIZER.validate_python({"kind": each} if isinstance(each, str) else each)
             for each in self.recognizers

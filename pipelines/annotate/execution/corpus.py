@@ -13,10 +13,10 @@ from pipelines.annotate.measurements.duplicates import DuplicateConfig, find_dup
 
 _MIN_SEGMENTS_FOR_OUTLIERS = 4
 _COMPARED = ("duration_s", "text", "speaker", "file")
-"""Columns of a row that duplicates are found by."""
+"""Columns of a row that the search for duplicates reads."""
 
 Place = tuple[int, int]
-"""A segment: its file's number, and its own in it."""
+"""Identity of a segment: (number of its file, number in the file)."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ def judge_segments(
     duplicates: DuplicateConfig | None,
     link_threshold: float | None,
 ) -> Verdicts:
-    """Everything that needs more than one segment.
+    """Find outliers, duplicates and speakers across files: all that needs more than one segment.
 
     Args:
         outlier_iqr: see `presets.Preset`; null: no outliers.
@@ -54,7 +54,7 @@ def judge_segments(
 
 
 def kept_rows(spool: Spool, verdicts: Verdicts) -> Iterator[tuple[Place, Row]]:
-    """The segments that nothing has dropped so far."""
+    """Yield the segments that no rule has dropped so far."""
     for file, number, row in spool.segments():
         if row["dropped"] is None and (file, number) not in verdicts.drops:
             yield (file, number), row

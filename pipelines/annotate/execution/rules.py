@@ -39,17 +39,17 @@ class Thresholds(BaseModel):
     min_sigmos_noise: float | None = None
     min_sigmos_ovrl: float | None = None
     max_pairwise_wer: float | None = Field(None, ge=0)
-    """Mean word error rate between recognizers; needs two of them."""
+    """Largest mean word error rate between recognizers; needs two of them."""
     min_vote_share: float | None = Field(None, ge=0, le=1)
-    """Mean share of recognizers behind a word of the consensus; needs two of them."""
+    """Smallest mean share of recognizers behind a word of the consensus; needs two of them."""
     languages: list[str] | None = None
-    """ISO 639-1 codes."""
+    """Allowed languages, as ISO 639-1 codes."""
     min_language_probability: float | None = Field(None, ge=0, le=1)
     min_characters: int | None = Field(None, ge=0)
     min_unique_word_share: float | None = Field(None, ge=0, le=1)
     max_word_characters: int | None = Field(None, ge=1)
     max_longest_ratio: float | None = Field(None, ge=1)
-    """Length of the longest word over that of the second longest."""
+    """Largest ratio of the longest word's length to that of the second longest."""
     max_ngram_count: int | None = Field(None, ge=1)
     """Most occurrences of the most frequent sequence of ten words."""
     max_longest_loop: int | None = Field(None, ge=1)
@@ -68,17 +68,17 @@ class Thresholds(BaseModel):
     min_text_language_probability: float | None = Field(0.5, ge=0, le=1)
     """Smallest probability that a recognizer gives to its language."""
     min_pocketsphinx_confidence: float | None = Field(0.6, ge=0, le=1)
-    """Mean posterior probability of the words; open vocabulary."""
+    """Smallest mean posterior probability of the words; open vocabulary."""
     min_pocketsphinx_words: int | None = Field(3, ge=1)
-    """Fewer words are not enough to tell speech from sounds by; open vocabulary."""
+    """Fewest words of a trusted text: fewer cannot tell speech from other sounds; open vocabulary."""
     min_pocketsphinx_fit: float | None = -3.7
-    """Log-likelihood of the words over that of the acoustic units that fit best, in nats per frame; open vocabulary."""
+    """Smallest log-likelihood ratio of the words to the best acoustic units, in nats per frame; open vocabulary."""
     min_grammar_fit: float | None = -4.0
     """Smallest fit of pocketsphinx's text where it hears with a grammar."""
     min_token_confidence: float | None = Field(0.37, ge=0, le=1)
-    """Mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
+    """Smallest mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
     min_text_vote_share: float | None = Field(0.6, ge=0, le=1)
-    """Mean share of recognizers behind a word; of two recognizers 0.5 where they have nothing in common."""
+    """Smallest mean share of recognizers behind a word; 0.5 for two recognizers without a common word."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def lookup(value: Mapping[str, Any], path: str) -> Any:
 
 
 def keeps(found: Any, operation: Operation, limit: Any) -> bool:
-    """Whether a value keeps to its limit."""
+    """Whether a value meets its limit."""
     if operation == ">=":
         return bool(found >= limit)
     if operation == "<=":

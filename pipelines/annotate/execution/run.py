@@ -1,4 +1,4 @@
-"""A run of the steps over all recordings: walks, workers, and the bar that shows how far it is."""
+"""A run of the steps over all recordings: walks, workers, and the progress bar."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Run:
     costs: StepCosts = field(default_factory=StepCosts)
 
     def annotate(self) -> None:
-        """All recordings and their segments through all steps, into the spool. A file that repeats another is named.
+        """Take all recordings and their segments through all steps, into the spool; a repeated file is only named.
 
         Raises:
             EngineError: a step cannot be set up.
@@ -77,7 +77,7 @@ class Run:
         self._walk("annotating", len(self.sources), begin())
 
     def sample(self, verdicts: Verdicts) -> None:
-        """Measure on a seeded sample of the kept segments what no step measures on all."""
+        """Measure the quality of a seeded sample of the kept segments, where no step measures it for all."""
         if not self.chain.sampled:
             return
         places = [place for place, row in kept_rows(self.spool, verdicts) if row["kind"] == "speech"]
@@ -110,7 +110,7 @@ class Run:
 
 
 def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
-    """The kept segments as shards, each made by one of the workers.
+    """Write the kept segments as shards, each made by one of the workers.
 
     Raises:
         StageError: a shard that cannot be written.
@@ -139,7 +139,7 @@ def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> 
 
 
 def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
-    """`report.html`, made by one of the workers.
+    """Have one of the workers write `report.html`.
 
     Raises:
         StageError: it cannot be written.
@@ -160,7 +160,7 @@ def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -
 
 @dataclass
 class _Rate:
-    """Says beside the bar how much faster than it plays sound goes by."""
+    """The speed beside the progress bar: seconds of audio processed per second."""
 
     bar: Any
     title: str

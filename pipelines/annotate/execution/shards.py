@@ -44,7 +44,7 @@ class ShardConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample_rate: int = Field(24_000, ge=8_000)
-    """In Hz; the sound is one channel."""
+    """Sample rate in Hz; shards are mono."""
     loudness_lufs: float | None = Field(-23.0, ge=-70, le=0)
     """Loudness of each segment (ITU-R BS.1770-4), or as near as its peak allows; null: as it was recorded."""
     max_gain_db: float = Field(20.0, ge=0)
@@ -61,7 +61,7 @@ class Shard(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A shard that is there: what it holds, and what could not be read (rows of `set_aside.jsonl`)."""
+    """A finished shard: its content, and the segments that could not be read (rows of `set_aside.jsonl`)."""
 
     name: str
     digest: str
@@ -135,7 +135,7 @@ def made_from(value: Mapping[str, Any]) -> Made:
 
 
 def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> dict[str, Any]:
-    """Write `index.json` over all shards, and remove those of an earlier run that are no more; returns its content."""
+    """Write `index.json` over all shards and delete shards of an earlier run that it lacks; returns its content."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {each.name for each in made}
     for old in folder.glob("[0-9]*.tar"):
@@ -162,7 +162,7 @@ def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> di
 
 
 def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
-    """One channel at the rate and loudness of the shards; one gain for all samples, and nothing is clipped."""
+    """Convert to mono at the rate and loudness of the shards, with one gain for all samples and without clipping."""
     from audiollm.audio import Waveform, integrated_loudness_lufs
 
     sound = sound.mono().resample(config.sample_rate)

@@ -87,7 +87,7 @@ class StepWorker:
         return [Outcome(value, seconds=seconds) for value in values]
 
     def _heard(self, item: WorkItem) -> Recording | Segment:
-        """The item with ears: steps that work on a recording one after the other decode it once."""
+        """Give the item a listener: successive steps on a recording decode it once."""
         if self._listener is None or self._listener.path != item.path:
             self._listener = Listener(item.path)
         if item.span is None:

@@ -1,4 +1,4 @@
-"""Measured numbers in words: how high, how fast, how noisy, by edges that are kept with the corpus.
+"""Measured numbers in words (pitch, rate, noise ...), by bin edges that are kept with the corpus.
 
 What people hear in relation to other voices (pitch, rate, energy) is binned by the corpus itself; what is good or bad
 in itself (noise, reverberation) by fixed edges: in a clean corpus everything is clear. The edges go into JSON, and a
@@ -23,10 +23,10 @@ _SHARES = {
     6: (0.05, 0.2, 0.5, 0.8, 0.95),
     7: (0.04, 0.14, 0.32, 0.68, 0.86, 0.96),
 }
-"""Share of the values below each edge: the extremes are rare, or their words would mean nothing."""
+"""Number of names -> share of the values below each edge. The extreme bins are small: their words mean rare values."""
 _TRIM_SIGMAS = 5.0
 _MIN_GROUP = 20
-"""A group (the male voices) with fewer values is described by the edges of all."""
+"""Fewest values of a group, such as the male voices, for edges of its own; a smaller group has the edges of all."""
 
 
 class Column(NamedTuple):
@@ -92,7 +92,7 @@ class Edges(BaseModel):
     names: tuple[str, ...]
     edges: tuple[FiniteFloat, ...]
     groups: dict[str, tuple[FiniteFloat, ...]] = {}
-    """Edges of a group of speakers, in place of those of all."""
+    """Group of speakers -> edges that replace those of all."""
     count: int = 0
     """Number of values that the edges were fitted to; 0: fixed edges."""
 

@@ -44,7 +44,7 @@ class _Tally:
     found_of: Counter[int] = field(default_factory=Counter)
     reasons_of: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     errors: Counter[str] = field(default_factory=Counter)
-    """Values that could not be had, by step, of segments that were kept."""
+    """Number of failed measurements of kept segments, by step."""
     refused: Counter[str] = field(default_factory=Counter)
     """Segments that were kept without their recognized text, by reason."""
     refused_s: Counter[str] = field(default_factory=Counter)
@@ -142,7 +142,7 @@ def _safe_name(file: str) -> str:
 def _settled(
     spool: Spool, verdicts: Verdicts, columns: Columns
 ) -> Iterator[tuple[Place, Row, Mapping[str, Any] | None]]:
-    """All segments with their ids, voices and columns, and why they are dropped."""
+    """Yield all segments with their ids, speakers and columns, and the reason of a drop."""
     for file, number, row in spool.segments():
         place = (file, number)
         drop = row.pop("dropped")
@@ -251,7 +251,7 @@ def _funnel(
 
 
 def _recognized_texts(tally: _Tally) -> Row:
-    """Kept segments with a recognized text, and those whose text was refused, by reason."""
+    """Count the kept segments with a recognized text, and the refused texts by reason."""
     return {
         "kept": tally.recognized,
         "kept_s": round(tally.recognized_s, 3),
@@ -291,7 +291,7 @@ def _agrees(row: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[IO[str]]:
-    """A file that is there when it is whole."""
+    """Open a file that appears under its name only when it is complete."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield file
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FILES = ("config.json", "preprocessor_config.json")
 _EXPECTED_FOLDER = "a speech recognizer of transformers with safetensors weights, saved with its processor"
 _PROMPT_TOKENS = 8
-"""At most, before what is written: start, language, task, no times."""
+"""Most tokens of a decoder's prompt: start, language, task, no timestamps."""
 _SPACES = (" ", "▁", "Ġ")
 
 
@@ -43,7 +43,7 @@ class TransformersConfig(RecognizerConfig):
     language: str | None = None
     """Language of the speech, for a multilingual Whisper and the steps that read the text. None: Whisper detects it."""
     batch_size: int = Field(1, ge=1)
-    """Segments at a time. More is faster on a GPU; figures may then differ in the last digit with their company."""
+    """Segments per batch. More is faster on a GPU; results may then vary in the last digit with the batch."""
     max_tokens: int = Field(224, ge=1)
     """Most tokens per 30 s, for a model that writes token by token."""
     gpus: float = Field(0.0, ge=0)
@@ -103,7 +103,7 @@ def _is_ctc(folder: Path) -> bool:
 
 
 class _Ctc:
-    """The likeliest token of every frame; repeats are one, blanks none."""
+    """Greedy CTC decoding: the likeliest token of every frame, without repeats and blanks."""
 
     def __init__(self, model: CtcModel, language: str | None) -> None:
         self._model, self._language = model, language
@@ -136,7 +136,7 @@ class _Ctc:
 
 
 def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[SpokenWord]:
-    """Words out of tokens in order: cut at `delimiter`, and before tokens that begin with a space (" ", "▁", "Ġ")."""
+    """Join tokens to words: cut at `delimiter`, and before tokens that begin with a space (" ", "▁", "Ġ")."""
     groups: list[list[SpokenWord]] = [[]]
     for token in tokens:
         if token.word == delimiter:
@@ -157,7 +157,7 @@ def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[S
 
 
 class _Writer:
-    """A decoder that writes token by token, of at most 30 s at a time."""
+    """An autoregressive decoder, which takes at most 30 s at a time."""
 
     def __init__(self, config: TransformersConfig, device: str) -> None:
         from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
@@ -262,7 +262,7 @@ class _Piece(NamedTuple):
 
 
 def _value(pieces: Sequence[_Piece]) -> Value:
-    """Pieces of one segment as its value; the language is the first piece's."""
+    """Join the pieces of one segment to its value; the language is that of the first piece."""
     words = [word for piece in pieces for word in piece.words]
     text = " ".join(piece.text for piece in pieces)
     first = pieces[0]

@@ -21,11 +21,11 @@ class RecognizerConfig(StepConfig):
     """Base of the settings of every recognizer."""
 
     name: str | None = Field(None, pattern=_NAME)
-    """Under which its value is found; None: its kind. Two recognizers of a run need two names."""
+    """Name of the recognizer's value; None: its kind. Two recognizers of a run need two names."""
 
 
 class SpokenWord(NamedTuple):
-    """Times are in seconds from the start of the segment; None where the recognizer tells none."""
+    """A recognized word; times are in seconds from the start of the segment, None where unknown."""
 
     word: str
     start_s: float | None
@@ -40,7 +40,7 @@ def heard(
     language_probability: float | None = None,
     confidence: float | None = None,
 ) -> Value:
-    """A recognizer's value.
+    """Make a recognizer's value.
 
     Args:
         text: as it writes it; white space is made single.

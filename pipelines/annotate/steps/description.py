@@ -43,9 +43,9 @@ class DescriptionConfig(StepConfig):
         },
         min_length=1,
     )
-    """Column -> the question that it answers, and how else to put it where the answer is refused."""
+    """Column -> its question, and other wordings for where the answer is refused."""
     tries: int = Field(2, ge=1)
-    """How often it is asked in other words before there is no description."""
+    """Attempts, each with another wording, before a segment stays without a description."""
     gate: Literal["clap", "self"] = "self"
     """self: a model of ours finds its description likelier with this sound than with others. clap: the description is
     as near to the sound as the labels that the step `events` found, or nearer."""
@@ -54,7 +54,7 @@ class DescriptionConfig(StepConfig):
     max_labels: int = Field(3, ge=1)
     """Most labels of `events` that are given to the model."""
     max_tokens: int = Field(96, ge=1)
-    """The longest answer."""
+    """Longest answer, in tokens."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker."""
 

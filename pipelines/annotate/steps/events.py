@@ -1,4 +1,4 @@
-"""The step `events`: which sounds there are in a segment, and from when to when.
+"""The step `events`: the sounds in a segment, each with start and end.
 
 Shapes: F windows, K classes, N samples.
 """
@@ -73,11 +73,11 @@ class EventsConfig(StepConfig):
     window_s: float | None = Field(default=None, gt=0, le=60)
     """Window that is tagged at once; None: the model's own (YAMNet 0.975 s)."""
     hop_s: float | None = Field(default=None, gt=0, le=60)
-    """From one window to the next; None: half a window."""
+    """Seconds from one window to the next; None: half a window."""
     onset: float = Field(default=0.5, gt=0, le=1)
-    """An event begins where its class scores as much,"""
+    """Score of a class from which an event begins."""
     offset: float = Field(default=0.25, gt=0, le=1)
-    """and ends where it scores less than that."""
+    """Score of a class below which an event ends."""
     top: int = Field(default=5, ge=1)
     """Most tags per segment."""
     gpus: float = Field(default=0.0, ge=0)
@@ -167,13 +167,13 @@ class Events:
 
 
 def load_tagger(config: EventsConfig) -> Tagger:
-    """The model that the settings name.
+    """Load the model that the settings name.
 
     Raises:
         ConfigError: it cannot be used.
     """
     model = config.model
-    assert model is not None  # `missing` tells first
+    assert model is not None  # `missing` reports it first
     if model.suffix.lower() == ".tflite" and model.is_file():
         return TfliteTagger(model, config.labels, config.window_s)
     if model.is_file():

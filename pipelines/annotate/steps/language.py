@@ -1,4 +1,4 @@
-"""The step `language`: in which language a segment is spoken, by its text and by the recognizers that tell one."""
+"""The step `language`: the language of a segment, by its text and by the recognizers that detect one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _WIDER = {
     "nb": "no",
     "nn": "no",
 }
-"""Codes by which a recognizer may call one of the candidates."""
+"""Language code of a recognizer -> code of the candidate that it stands for."""
 _KANA_SHARE = 0.2
 _MAX_PROBABILITY, _DEFAULT_PROBABILITY = 0.99, 0.5
 
@@ -104,7 +104,7 @@ class Language:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         self._identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        known = set(self._identifier.labels) - {"zxx"}  # no language at all
+        known = set(self._identifier.labels) - {"zxx"}  # py3langid's code for no language
         asked = self._config.languages
         self._candidates = frozenset(asked or {code for code in known if len(code) == 2})
         if unknown := sorted(self._candidates - known):

@@ -1,4 +1,4 @@
-"""The step `quality`: how good a segment sounds to models, and what it tells of noise, bandwidth and reverberation."""
+"""The step `quality`: scores of quality models, and estimates of noise, bandwidth and reverberation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QualityConfig(StepConfig):
-    """Settings of `quality`: what is measured, and by which files."""
+    """Settings of `quality`: the measurements, and their model files."""
 
     dnsmos: bool = True
     """Score by DNSMOS P.835: speech, background, overall. The dearest of what is on by default."""

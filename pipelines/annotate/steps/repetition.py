@@ -1,4 +1,4 @@
-"""The step `repetition`: what tells a text that a recognizer made up, or in which it went round in circles, in numbers.
+"""The step `repetition`: statistics of a text that reveal hallucinations and loops of a recognizer.
 
 A word is what white space separates, without punctuation around it; in scripts that do not separate words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) it is one character.
@@ -208,7 +208,7 @@ class Phrases(NamedTuple):
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> Phrases:
-        """From lines, `*anywhere*` or whole."""
+        """Make phrases from lines: `*anywhere*`, or the whole text."""
         made = cls({}, {})
         for phrase in phrases:
             line = phrase.strip()

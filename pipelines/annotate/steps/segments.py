@@ -1,4 +1,4 @@
-"""The step `segments`: a recording cut where people pause and where speakers change; the parts that all else is about.
+"""The step `segments`: cuts a recording at pauses and at changes of the speaker.
 
 Shapes: F frames of 32 ms.
 """
@@ -28,9 +28,9 @@ class SegmentsConfig(StepConfig):
     merge_gap_s: float = Field(0.5, ge=0)
     """Speech of one speaker with a shorter pause stays together."""
     margin_s: float = Field(0.2, ge=0)
-    """So much of what is around speech is kept with it."""
+    """Seconds around speech that are kept with it."""
     cover: Literal["speech", "all"] = "speech"
-    """all: what is no speech becomes segments, too, of the kind `sound`."""
+    """all: parts without speech become segments, too, of the kind `sound`."""
     min_sound_s: float = Field(1.0, ge=0.1)
     """Shorter stretches without speech are left out."""
 

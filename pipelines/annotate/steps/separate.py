@@ -1,4 +1,4 @@
-"""The step `separate`: the voices of a recording without music and noise, as a file that all later steps listen to."""
+"""The step `separate`: the voices of a recording without music and noise, as a file that all later steps read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MdxConfig(StepConfig):
     stem: Literal["vocals", "rest"]
     """Output of the model: the voices, or the accompaniment (`Inst` models)."""
     compensate: float = Field(1.0, gt=0)
-    """The gain with which the rest is taken from the mixture."""
+    """Gain at which the accompaniment is subtracted from the mixture."""
 
 
 class SeparateConfig(StepConfig):
@@ -35,7 +35,7 @@ class SeparateConfig(StepConfig):
     model: Path | None = None
     """A separator or enhancer as .onnx: UVR's MDX-Net class, GTCRN's streaming export, or waveform to waveform."""
     mdx: MdxConfig | None = None
-    """For an MDX-Net file under another name than its author's; null: known by its name."""
+    """Parameters of an MDX-Net file that was renamed; null: known by the file's name."""
     sample_rate: int | None = Field(None, ge=8000)
     """Sample rate of an enhancer or a waveform network; null: the file's, or 16 kHz. MDX-Net always has 44.1 kHz."""
     folder: Path | None = None

@@ -1,4 +1,4 @@
-"""The step `signal`: how loud a segment is, and how much of it is at full scale."""
+"""The step `signal`: level, peak, loudness and clipping of a segment."""
 
 from __future__ import annotations
 

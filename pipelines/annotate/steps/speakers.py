@@ -1,4 +1,4 @@
-"""The step `speakers`: who speaks when in a recording, and what each voice is like; overlap is marked.
+"""The step `speakers`: the speaker turns of a recording with overlap marked, and an embedding of each voice.
 
 Shapes: N samples at 16 kHz, K speakers, D embedding dimension.
 """

@@ -1,4 +1,4 @@
-"""The step `voice_activity`: where in a recording somebody speaks, found by Silero VAD as it streams by.
+"""The step `voice_activity`: the spans of speech in a recording, by Silero VAD in constant memory.
 
 Shapes: F frames of 32 ms, N samples at 16 kHz.
 """
@@ -25,9 +25,9 @@ class VoiceActivityConfig(StepConfig):
     """Settings of `voice_activity`."""
 
     min_speech_s: float = 0.1
-    """Shorter speech is none."""
+    """Shortest speech, in seconds; shorter spans are ignored."""
     min_silence_s: float = 0.1
-    """Shorter silence is part of the speech around it."""
+    """Shortest silence, in seconds; a shorter one belongs to the speech around it."""
 
 
 class VoiceActivityStep:

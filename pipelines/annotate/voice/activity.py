@@ -99,7 +99,7 @@ def cut(
     margin_s: float = 0.2,
     labels: Sequence[Label] | None = None,
 ) -> list[tuple[VoicedSpan, Label | None]]:
-    """Segments of at most `max_duration_s`: spans less than `merge_gap_s` apart go together while they fit.
+    """Cut into segments of at most `max_duration_s`; spans less than `merge_gap_s` apart join while they fit.
 
     Each keeps up to `margin_s` of what is around it. Speech without a pause for longer than `max_duration_s`
     is cut where the probability of speech is lowest in the second half of what is allowed.

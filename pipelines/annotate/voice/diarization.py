@@ -42,7 +42,7 @@ State = tuple[int, ...]
 
 
 class Window(NamedTuple):
-    """A piece to be embedded; it stands for `cell`, the part of the speech that is nearer to it than to others."""
+    """A window to be embedded; it represents its cell, the part of the speech nearer to it than to other windows."""
 
     start_s: float
     end_s: float
@@ -86,7 +86,7 @@ def diarize(
     min_turn_s: float = 0.3,
     costs: PathCosts = COSTS,
 ) -> Diarization:
-    """Speaker turns within the spans of speech; where two speak at once, both have a turn that is marked.
+    """Find the speaker turns within the spans of speech; where two speak at once, both have a turn, marked as overlap.
 
     Memory: the voices of all windows (5 a second of speech), and the sound of at most `MAX_CLUSTERED_WINDOWS` of them.
 
@@ -123,7 +123,7 @@ def diarize(
 
 
 def place_windows(spans: Sequence[Sequence[float]]) -> list[Window]:
-    """Windows of `WINDOW_S` every `HOP_S` or so within the spans of speech; a shorter span is one or more of its own.
+    """Place windows of `WINDOW_S` about every `HOP_S` within the spans of speech; each span has at least one.
 
     Args:
         spans: `[start_s, end_s]`, in order, apart from each other.
@@ -142,7 +142,7 @@ def place_windows(spans: Sequence[Sequence[float]]) -> list[Window]:
 
 
 def cut_windows(blocks: Iterable[Array], windows: Sequence[Window]) -> Iterator[Array]:
-    """The sound of each window, `[N]`, while the blocks of the recording go by; no more than needed is held.
+    """Yield the sound of each window, `[N]`, from the blocks of a recording; only the necessary part is held.
 
     Args:
         blocks: mono at 16 kHz, end to end.
@@ -165,7 +165,7 @@ def _from(start: int, held_N: Array, held_from: int) -> tuple[Array, int]:
 
 
 def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: float) -> list[SpeakerTurn]:
-    """Turns from the state of each window, in order of their starts: what two speakers share is a turn of each.
+    """Make turns from the state of each window, in order of their starts; overlap gives a turn to both speakers.
 
     A run of one state that is shorter than `min_turn_s` goes to the run that it touches (the longer one), if any;
     pauses of a speaker below `PAUSE_S` are bridged.
@@ -186,7 +186,7 @@ def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: flo
 def _without_short(
     runs: list[tuple[float, float, State]], min_turn_s: float
 ) -> list[tuple[float, float, State]]:
-    """Shortest first; a run that touches no other stays as it is."""
+    """Merge short runs into their neighbours, the shortest first; a run that touches no other stays."""
     runs = list(runs)
     kept: set[tuple[float, float]] = set()
     while True:
@@ -210,7 +210,7 @@ def _without_short(
         into = max(near, key=lambda other: runs[other][1] - runs[other][0])
         low, high = sorted((index, into))
         runs[low : high + 1] = [(runs[low][0], runs[high][1], runs[into][2])]
-        for at in (low, low - 1):  # what is now beside its like
+        for at in (low, low - 1):  # runs that are now beside one of the same state
             if (
                 0 <= at < len(runs) - 1
                 and runs[at][2] == runs[at + 1][2]
@@ -222,7 +222,7 @@ def _without_short(
 def _embed_all(
     embed: Callable[[Sequence[Array]], Array], blocks: Iterable[Array], windows: Sequence[Window], every: int
 ) -> tuple[Array, list[Array]]:
-    """The voices of all windows `[W, D]`, and the sound of every `every`th."""
+    """Embed all windows `[W, D]`, and keep the sound of every `every`th."""
     voices_WD = np.zeros((0, 0), np.float32)
     sounds: list[Array] = []
     waiting: list[Array] = []
@@ -240,7 +240,7 @@ def _embed_all(
 
 
 def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
-    """Each voice averaged with those of the windows around it that are near in time."""
+    """Average each voice with those of the windows around it that are near in time."""
     middle_W = _middles(windows)
     sum_WD = voices_WD.copy()
     for shift in range(1, _SMOOTHING_WINDOWS + 1):
@@ -274,7 +274,7 @@ def _clean(
     windows: Sequence[Window],
     chosen: NDArray[np.int64],
 ) -> list[list[int]]:
-    """For each speaker the windows whose sound is kept and that are most like its mean, best first; at least one."""
+    """Select for each speaker the windows with sound that are most like its mean, best first; at least one."""
     result = []
     own_W = np.sum(smooth_WD * means_KD[labels_W], axis=1)
     for speaker in range(len(means_KD)):
@@ -293,7 +293,7 @@ def _state_scores(
     clean: Sequence[Sequence[int]],
     sound_of: dict[int, Array],
 ) -> tuple[NDArray[np.float64], list[State]]:
-    """Log probability of each state at the middle of each window, `[W, S]`, and the states."""
+    """Compute the log probability of each state at the middle of each window, `[W, S]`, and the states."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     dice = np.random.default_rng(0)
@@ -320,7 +320,7 @@ def _state_scores(
 
 
 def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State]:
-    """The pairs of speakers that most often speak one right after the other: they may speak at once."""
+    """Select the pairs of speakers that most often speak right after one another: they may speak at once."""
     middle_W = _middles(windows)
     counts: Counter[State] = Counter()
     for index, (before, after) in enumerate(pairwise(labels_W.tolist())):
@@ -332,7 +332,7 @@ def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State
 def _made(
     pair: State, sounds: Sequence[Sequence[Array]], dice: np.random.Generator
 ) -> list[tuple[Array, State]]:
-    """Windows made of two speakers' clean ones, and who is heard in the middle of each."""
+    """Mix windows from two speakers' clean ones, and return them with the state in the middle of each."""
     size = round(WINDOW_S * SAMPLE_RATE)
     made: list[tuple[Array, State]] = []
     for count in range(3 * _MIXTURES_PER_PAIR):

@@ -33,7 +33,7 @@ class FileSpeaker(NamedTuple):
 def group(
     voices_WD: Array, threshold: float, num_speakers: int | None = None, max_speakers: int | None = None
 ) -> Array:
-    """The speakers of one recording as mean voices, `[K, D]`.
+    """Cluster the voices of one recording into speakers, as mean voices `[K, D]`.
 
     Ward's rule first joins windows into groups that are surely one speaker; groups whose means are more alike than
     `threshold` are then one; and a group of less than four windows is nobody, unless there is no other.
@@ -62,7 +62,7 @@ def group(
 
 
 def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[str, str], str]:
-    """Speakers across files: from (file, name) to a name that is the same wherever the voice is.
+    """Link speakers across files: map (file, name) to a name that is the same wherever the voice occurs.
 
     The two most alike groups of voices become one, again and again, until none are more alike than `threshold`
     (likeness of two groups: the mean of that of their voices, each weighted with its seconds). Two speakers of one file
@@ -148,7 +148,7 @@ def _cut(tree: NDArray[np.float64], count: int | None, height: float) -> NDArray
 
 
 def _means(voices_WD: Array, labels_W: NDArray[np.int64]) -> Array:
-    """Mean voice of each label that occurs, in the order of the labels."""
+    """Average the voices of each label that occurs, in the order of the labels."""
     means = [voices_WD[labels_W == label].mean(axis=0) for label in np.unique(labels_W)]
     return unit(np.stack(means)).astype(np.float32)
 

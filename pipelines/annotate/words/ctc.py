@@ -1,4 +1,4 @@
-"""A CTC model of transformers in a folder: what it believes, frame by frame. Nothing is downloaded, nothing run of it.
+"""CTC models of transformers in a folder: log probabilities by frame. Nothing is downloaded, no code of it runs.
 
 Shapes: B clips, N samples, T frames, V tokens of the vocabulary.
 """
@@ -20,7 +20,7 @@ from audiollm.files.json_files import OFFLINE
 from pipelines.annotate.words.cutting import cut_points
 
 LONGEST_S = 30.0
-"""Heard at once; longer sound is cut at quiet places (attention's memory grows with the square)."""
+"""Longest sound per forward pass; a longer one is cut at quiet places (attention's memory grows with the square)."""
 
 
 class Emissions(NamedTuple):
@@ -45,7 +45,7 @@ class CtcModel:
         from transformers import AutoFeatureExtractor, AutoModelForCTC, AutoTokenizer
 
         try:
-            if not folder.is_dir():  # else the name would be looked up on the hub
+            if not folder.is_dir():  # otherwise transformers would look the name up on the hub
                 raise OSError("no such folder")
             self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
@@ -80,7 +80,7 @@ class CtcModel:
 
     @torch.inference_mode()
     def _forward(self, pieces: Sequence[NDArray[np.float32]]) -> list[Tensor]:
-        shortest = self.sample_rate // 10  # less than the convolutions span is an error
+        shortest = self.sample_rate // 10  # sound shorter than the convolutions' span is an error
         sizes = [max(len(piece_N), shortest) for piece_N in pieces]
         padded = [
             np.pad(piece_N, (0, size - len(piece_N))) for piece_N, size in zip(pieces, sizes, strict=True)

@@ -41,7 +41,7 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True)
 class Confidences:
-    """How confidences count beside votes: `alpha * share + (1 - alpha) * confidence` (Fiscus, equation 1).
+    """Weighting of confidences beside votes: `alpha * share + (1 - alpha) * confidence` (Fiscus, equation 1).
 
     Args:
         of: the mean over those that say a word, or the largest.
@@ -55,7 +55,7 @@ class Confidences:
 
 
 class VotedWord(NamedTuple):
-    """`share`: of the texts that have it here. `confidence`: the mean of theirs; None where none tells."""
+    """A word of the vote. `share`: of the texts that have it here; `confidence`: their mean, or None."""
 
     word: str
     share: float
@@ -81,7 +81,7 @@ class VotedText:
 def vote(
     heard: Sequence[Hypothesis], language: str | None = None, confidences: Confidences | None = None
 ) -> VotedText:
-    """The text on which most agree.
+    """Vote for the text on which most recognizers agree.
 
     Words are compared in their spoken form without case and punctuation (`written_words`), and each is written as by
     the best of those that propose it: who writes upper and lower case before who does not, then who agrees most with
@@ -120,7 +120,7 @@ def vote(
 
 
 def align(texts: Sequence[Sequence[str]]) -> list[tuple[int | None, ...]]:
-    """The word transition network of N token sequences.
+    """Build the word transition network of N token sequences.
 
     Returns:
         its slots in order; each has, for every text, the index of its token there, or None (the null arc). Tokens of a
@@ -215,7 +215,7 @@ def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list
 
 
 def _order(texts: Sequence[Sequence[str]]) -> list[int]:
-    """The text with the fewest edits to all others first, then always the one with the fewest to those before it."""
+    """Order the texts: the one with the fewest edits to all others, then always the one nearest to those before it."""
     from rapidfuzz.distance import Levenshtein
 
     edits = [[Levenshtein.distance(one, other) for other in texts] for one in texts]
@@ -234,7 +234,7 @@ def _order(texts: Sequence[Sequence[str]]) -> list[int]:
 def _add(
     network: Sequence[tuple[int | None, ...]], inside: Sequence[Sequence[str]], text: Sequence[str]
 ) -> list[tuple[int | None, ...]]:
-    """The network with one text more, a new last entry in each slot."""
+    """Add a text to the network, as a new last entry in each slot."""
     if not inside:
         return [(index,) for index in range(len(text))]
     placed_ST, skipped_S = _costs(network, inside, text)
@@ -373,7 +373,7 @@ def _written_out(
     ranks: Sequence[int],
     spaces: bool,
 ) -> list[_Out]:
-    """The winners as they are written; a word of several forms ("$5") only where all of them won in a row."""
+    """Write the winners out; a word of several forms ("$5") only where all of them won in a row."""
     best_first = sorted(range(len(texts)), key=lambda text: (texts[text].manner, ranks[text]))
     won = [place for place, winner in enumerate(winners) if winner.form is not None]
     out: list[_Out] = []
