@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from audiollm.data.chat.tasks import TaskTemplate, fill_task, load_tasks
-from audiollm.data.records.manifest import write_samples
 from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, StageError, suggestion
 from audiollm.files.atomic import write_jsonl
@@ -82,6 +81,8 @@ def run_compose(config: ComposeConfig, context: Context) -> dict[str, Any]:
         StageError: too little training audio, nothing to split, or a task without a sample (exit code 2);
             `set_aside.jsonl` is there.
     """
+    from audiollm.data.records.manifest import write_samples  # loads torch
+
     known = load_tasks(config.tasks_file)
     tasks = [known[name] for name in config.tasks]
     segments, dropped = read_segments(config.segments)
