@@ -20,7 +20,7 @@ from audiollm.generation.engine.request import Request
 from audiollm.generation.engine.state import AnswerState
 
 UNIFORM_STEPS = 256
-"""Random numbers are made for so many steps at a time."""
+"""Steps whose random numbers are made at once."""
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Running:
     submitted: float
     generator: torch.Generator
     rows: list[int] = field(default_factory=list)
-    """Its rows of the cache, one a branch."""
+    """Rows of the cache, one per branch."""
     first_frame: float | None = None
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def next_uniform_2K(self) -> Tensor:
-        """The numbers of its next draws: its seed and the steps that it has taken tell them, and nothing else."""
+        """Return the random numbers of the next draws, which depend on the seed and the steps taken only."""
         place = self._steps % UNIFORM_STEPS
         if place == 0:
             shape = (UNIFORM_STEPS, 2, self.state.marks.num_codebooks)
@@ -52,7 +52,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Group:
-    """Answers that are drawn together: in the same way, in one call."""
+    """Answers with equal sampling settings, drawn in one call."""
 
     members: list[Running]
     branches: list[Tensor | None]
@@ -75,7 +75,7 @@ class StepPlan:
 
 
 def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
-    """For the answers that own the rows of the cache in use, row by row."""
+    """Plan a step for the answers that own the rows of the cache in use, row by row."""
     text_rows = [row for row, owner in enumerate(owners) if not owner.state.speaks]
     audio_rows = [row for row, owner in enumerate(owners) if owner.state.speaks]
     mixed = bool(text_rows and audio_rows)

@@ -80,7 +80,7 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def sample_codes(
     logits_BKV: Tensor, config: SamplingConfig, uniform_B2K: Tensor, recent_BWK: Tensor | None = None
 ) -> Tensor:
-    """One code a codebook, `[B, K]`.
+    """Draw one code per codebook, `[B, K]`.
 
     Repetition-aware sampling is that of VALL-E 2 (arXiv 2406.05370, section 3.2) as Higgs Audio V2 has it
     (`_sample_audio_tokens` in boson-ai/higgs-audio): a code that occurs `ras_repeats` times in the window is
@@ -91,7 +91,7 @@ def sample_codes(
         recent_BWK: each codebook's last codes, for repetition-aware sampling; -1 where there was none.
     """
     if config.temperature == 0:
-        if logits_BKV.device.type == "cpu":  # NumPy's is ten times as fast as torch's
+        if logits_BKV.device.type == "cpu":  # NumPy's cumulative sum is ten times as fast as torch's
             return torch.from_numpy(logits_BKV.numpy().argmax(axis=-1))
         return logits_BKV.argmax(dim=-1)
     kept_BKV = truncate(logits_BKV / config.temperature, config.top_k, config.top_p)
@@ -103,7 +103,7 @@ def sample_codes(
 
 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
-    """The first code at which the cumulated shares exceed a uniform number: each with its own probability."""
+    """Pick the first code at which the cumulated shares exceed a uniform number: each code by its probability."""
     cumulated = shares.cumsum(dim=-1)
     wanted = uniform[..., None].clamp(max=1 - 1e-6) * cumulated[..., -1:]
     return torch.searchsorted(cumulated, wanted, right=True)[..., 0]

@@ -24,7 +24,7 @@ from audiollm.generation.engine.request import AnswerKind, Limits, Reason
 Codes = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
-"""Tokens without a whole character at their end: what takes longer is no UTF-8, and comes out as it is."""
+"""Most tokens that wait for a whole character; a longer sequence is invalid UTF-8 and is given out as it is."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class SpeechState:
         self._rows_FK: Codes = np.full((64, marks.num_codebooks), marks.audio_bos, dtype=np.int64)
         self.rows = 1
         self.frames: int | None = None
-        """T, once it is known."""
+        """Number of frames T; None: not known yet."""
         self.said_end = False
-        """The model ended it, and not the limit."""
+        """Whether the model ended the stretch, not the limit."""
 
     @property
     def last_K(self) -> Codes:
@@ -81,7 +81,7 @@ class SpeechState:
 
     @property
     def complete(self) -> int:
-        """Frames that all codebooks have."""
+        """Number of frames whose codes are complete in all codebooks."""
         done = max(0, self.rows - self._marks.num_codebooks)
         return done if self.frames is None else min(done, self.frames)
 
@@ -91,7 +91,7 @@ class SpeechState:
 
     @property
     def closed(self) -> bool:
-        """The last row has been made: all EOS."""
+        """Whether the last row, all EOS, has been made."""
         return self.frames is not None and self.rows == self.frames + self._marks.num_codebooks + 1
 
     def take(self, drawn_K: Codes) -> None:
@@ -182,7 +182,7 @@ class AnswerState:
     input_id: int | None = field(default=None, init=False)
     """The text token that is fed next; None where a row of codes is."""
     reason: Reason | None = field(default=None, init=False)
-    """Why the answer is over."""
+    """Why the answer ended; None: it goes on."""
     _text_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ class AnswerState:
 
     @property
     def speech(self) -> SpeechState:
-        """The stretch that is being spoken."""
+        """The present stretch of speech."""
         last = self.parts[-1]
         assert isinstance(last, SpeechState)
         return last

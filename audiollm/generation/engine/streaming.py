@@ -16,7 +16,7 @@ from audiollm.codec import Codec, CodeStream, StreamedCodec
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, TextPiece
 
 CHUNK_FRAMES = 4
-"""Frames that are decoded at a time, once there has been sound: one by one costs more."""
+"""Frames decoded at a time after the first sound: decoding one by one costs more."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Spoken:
 
 
 def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUNK_FRAMES) -> Iterator[Spoken]:
-    """The events of one request (`Engine.stream`) with samples in place of codes.
+    """Turn the events of one request (`Engine.stream`) into pieces with samples in place of codes.
 
     The sound in all is that of `codec.decode` for every stretch of speech, as closely as `code_stream(codec)` says.
     The first frames are decoded one by one, until there is sound; then `chunk_frames` at a time.
@@ -55,7 +55,7 @@ def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUN
 
 
 def code_stream(codec: Codec) -> CodeStream:
-    """The codec's own incremental decoder, where it has one; else windows that overlap."""
+    """Return the codec's own incremental decoder where it has one, else overlapping windows."""
     return codec.code_stream() if isinstance(codec, StreamedCodec) else OverlappingWindows(codec)
 
 
@@ -81,7 +81,7 @@ class OverlappingWindows:
         return (self._window + self._future) / self._codec.frame_rate
 
     def push(self, codes_KT: Tensor) -> Tensor:
-        """Codes `[K, t]` to the samples `[1, n]` of the windows that they complete."""
+        """Add codes `[K, t]`; return the samples `[1, n]` of the windows that they complete."""
         self._codes_KT = codes_KT if self._codes_KT is None else torch.cat([self._codes_KT, codes_KT], dim=1)
         parts = [torch.zeros(1, 0)]
         while self._codes_KT.shape[1] - self._context >= self._window + self._future:
@@ -100,7 +100,7 @@ class OverlappingWindows:
         self._codes_KT, self._context = None, 0
 
     def _decode(self, frames: int) -> Tensor:
-        """The sound of the next frames; they become context."""
+        """Decode the next frames, which then become context."""
         assert self._codes_KT is not None
         end = self._context + frames
         samples_1N = self._codec.decode(self._codes_KT[:, : end + self._future]).cpu()

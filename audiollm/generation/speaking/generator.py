@@ -66,7 +66,7 @@ class Generator:
     ) -> None:
         self.model, self._codec, self.template = model.eval(), codec, template
         self.decoder = GenerationDecoder(model)
-        """Shared by the engines of all answers: weights are laid out once."""
+        """Decoder shared by the engines of all answers, so that weights are laid out once."""
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
 
@@ -225,7 +225,7 @@ class Generator:
         sampling: SamplingConfig = GREEDY,
         max_tokens: int = 256,
     ) -> Request:
-        """A request for an answer in words to a chat, the one recording of which is `audio`.
+        """Build the request for an answer in words to a chat whose one recording is `audio`.
 
         Raises:
             ConfigError: control tokens in the words, or a recording that `answer` does not take.
@@ -257,7 +257,7 @@ class Generator:
             nonlocal made
             new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
             made += new
-            if new:  # text alone may come of a model without a codec
+            if new:  # a model without a codec makes text only
                 on_seconds(made / self.codec.frame_rate)
 
         engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
@@ -294,7 +294,7 @@ class Generator:
         return reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec)
 
     def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
-        """A recording of a system's or user's turn as the model was trained to be given it.
+        """Encode a recording of a system's or user's turn in the form that the model was trained on.
 
         Args:
             codes_KT: the recording's codes, where they are known already.
@@ -305,7 +305,7 @@ class Generator:
         return self._encode(waveform) if codes_KT is None else codes_KT
 
     def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
-        """The recordings in a prompt's messages, read from their files, as `Request` takes them.
+        """Read and encode the recordings in a prompt's messages, as `Request` takes them.
 
         Raises:
             AudioError: one cannot be read.
@@ -319,7 +319,7 @@ class Generator:
         return audio
 
     def unseen_letters(self, text: str) -> str:
-        """The letters and signs beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
+        """Return the non-ASCII letters and signs that the vocabulary spells byte by byte: training never had them."""
         encode = self.template.tokenizer.encode
         letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
         return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
@@ -330,11 +330,11 @@ class Generator:
 
 
 def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
-    """The codec in a folder, if it is that of the model in `folder` as far as is known (`digest`)."""
+    """Load the codec in a folder, and refuse one that is not the model's by shape or by `digest`."""
     found = model_folder(codec_folder)
     try:
         codec = load_codec(found)
-    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not go together
+    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not match
         said = " ".join(str(error).split())
         raise ConfigError(f"the codec cannot be loaded: {said:.300}", str(found), CODEC_REMEDY) from error
     shapes = (config.num_codebooks, config.codebook_size - 2), (codec.num_codebooks, codec.codebook_size)

@@ -1,4 +1,4 @@
-"""A long text in chunks that a model can say, and the chunks' sound as one: pauses between them, and no clicks.
+"""Long texts: chunks that a model can say, and their sound joined with pauses and without clicks.
 
 Shapes: N samples.
 """
@@ -42,7 +42,7 @@ class Chunk:
 
 
 def spoken_seconds(text: str) -> float:
-    """About how long a text takes to say."""
+    """Estimate the seconds that a text takes to say."""
     said = _UNBROKEN.sub("", text)
     han, kana = (len(script.findall(said)) for script in (_HAN, _KANA))
     return han / HAN_PER_SECOND + kana / KANA_PER_SECOND + (len(said) - han - kana) / LETTERS_PER_SECOND
@@ -70,7 +70,7 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
 
 
 def trim(samples_1N: Tensor, sample_rate: int, kept_s: float = KEPT_SILENCE_S) -> Tensor:
-    """The silence at both ends cut down to `kept_s`, with short fades; all of it where nothing is louder."""
+    """Cut the silence at both ends down to `kept_s`, with short fades; a silent recording stays whole."""
     block = max(1, round(0.01 * sample_rate))
     whole = samples_1N.shape[1] // block * block
     if whole == 0:
@@ -90,7 +90,7 @@ def fade_samples(sample_rate: int) -> int:
 
 
 def fade(samples_1N: Tensor, sample_rate: int, at_start: bool = True, at_end: bool = True) -> Tensor:
-    """Raised-cosine fades of `FADE_S` at the ends."""
+    """Apply raised-cosine fades of `FADE_S` at the ends."""
     length = min(fade_samples(sample_rate), samples_1N.shape[1] // 2)
     if length == 0:
         return samples_1N
@@ -114,7 +114,7 @@ def join_pieces(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate
     for piece_1N, pause_s in zip(pieces, pauses_s, strict=True):
         trimmed_1N = trim(piece_1N.cpu(), sample_rate)
         overlap = min(overlap, joined_1N.shape[1], trimmed_1N.shape[1])
-        if overlap:  # both ends are faded already: laid over each other they add up to one
+        if overlap:  # both ends are faded already: overlapped, the fades add up to one
             joined_1N[:, -overlap:] += trimmed_1N[:, :overlap]
         silence_1N = torch.zeros(1, round(pause_s * sample_rate))
         joined_1N = torch.cat([joined_1N, trimmed_1N[:, overlap:], silence_1N], dim=1)

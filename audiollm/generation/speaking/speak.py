@@ -39,7 +39,7 @@ _SPOKEN = AudioPart(path="(to be said)")
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """A chunk and its codes."""
+    """A spoken chunk: its text and codes."""
 
     text: str
     codes_KT: Tensor
@@ -196,7 +196,7 @@ def say(
 
 
 class Reading:
-    """Chunks that are said one after the other: each one's request shows what was said before it."""
+    """A sequence of chunks whose requests each show the speech before them."""
 
     def __init__(
         self, generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
@@ -254,7 +254,7 @@ def chunk_request(
 def prompt_of(
     generator: SpeakingModel, text: str, manner: Manner, earlier: Sequence[Said]
 ) -> tuple[list[Message], list[PartAudio]]:
-    """The messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
+    """Build the messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
 
     `clone_by_turn` with a reference whose words are known, `clone` with one whose words are not, else `tts`. What the
     voice said before stands as turns between the reference and the text.

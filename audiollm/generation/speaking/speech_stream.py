@@ -59,7 +59,7 @@ class SpeechStream:
         self.seconds = time.perf_counter() - begun
 
     def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
-        """A chunk's, with fades at its ends and the pause behind it. The last moment is held back for the fade."""
+        """Yield a chunk's sound, with fades and the pause after it; the last moment is held back for the fade."""
         generator, rate = self._generator, self.sample_rate
         engine = Engine.sized_for(generator.model, generator.template, [request], decoder=generator.decoder)
         held_1N, at_start = torch.zeros(1, 0), True

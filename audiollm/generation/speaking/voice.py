@@ -1,4 +1,4 @@
-"""A recording as the voice to speak with: read, checked, cut to a length that a model has seen, brought to one level.
+"""Reference voices: a recording is read, checked, cut to a length that a model has seen, and brought to one level.
 
 Shapes: K codebooks, T code frames, N samples.
 """
@@ -28,7 +28,7 @@ LEVEL_DBFS = -23.0
 
 @dataclass(frozen=True)
 class Voice:
-    """A reference, ready to stand in a prompt."""
+    """A reference in the form that prompts take."""
 
     part: AudioPart
     waveform: Waveform
@@ -94,7 +94,7 @@ def _read(reference: str | Path | Waveform, name: str, sample_rate: int) -> tupl
 
 
 def _pause(waveform: Waveform) -> int:
-    """The sample in the middle of the quietest 0.1 s of the last third before `LONGEST_REFERENCE_S`."""
+    """Return the sample in the middle of the quietest 0.1 s of the last third before `LONGEST_REFERENCE_S`."""
     rate = waveform.sample_rate
     end, start = round(LONGEST_REFERENCE_S * rate), round(LONGEST_REFERENCE_S * rate * 2 / 3)
     block = round(0.1 * rate)
