@@ -13,7 +13,7 @@ from rich.console import Console
 
 from audiollm.audio import Waveform, save
 from audiollm.errors import StageError
-from audiollm.evaluate.subjects import protocols as subjects
+from audiollm.evaluate.subjects import loading as subjects
 from audiollm.evaluate.subjects.protocols import Subject
 from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.recipe.runner import Context
