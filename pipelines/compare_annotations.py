@@ -28,7 +28,7 @@ class ComparisonConfig(StageConfig):
     first: InputPath
     """`segments.jsonl` of a stage annotate; what lies beside it is read, too."""
     second: InputPath
-    """Of another, of the same recordings."""
+    """`segments.jsonl` of another annotation of the same recordings."""
     first_scores: InputPath | None = None
     """`results.json` of an evaluation of what was trained on the first; the figures that both have are compared."""
     second_scores: InputPath | None = None
@@ -38,20 +38,20 @@ class ComparisonConfig(StageConfig):
 
 @dataclass
 class Annotation:
-    """What is compared of one pass."""
+    """Values of one pass that are compared."""
 
     segments: int = 0
     seconds: float = 0.0
     dropped: Counter[str] = field(default_factory=Counter)
-    """By the few words of the reason."""
+    """Number of dropped segments by the short form of the reason."""
     described: int = 0
     refused: int = 0
     pairwise_wer: list[float] = field(default_factory=list)
     vote_share: list[float] = field(default_factory=list)
     texts: dict[Span, str] = field(default_factory=dict)
-    """Of what was kept, as it is compared."""
+    """Normalized texts of the kept segments."""
     given: dict[Span, str] = field(default_factory=dict)
-    """The texts that were known beforehand."""
+    """Given texts, by segment."""
     heard: dict[str, dict[Span, str]] = field(default_factory=dict)
     """Recognizer (and `consensus`) -> what it made of segments whose text is known."""
 
@@ -66,7 +66,7 @@ def run_comparison(config: ComparisonConfig, context: Context) -> dict[str, Any]
     compared = compare(passes["first"], passes["second"], config.examples)
     if not compared["both"]["spans"]:
         raise StageError(
-            f"compare_annotations: not one segment of {config.first} is one of {config.second}",
+            f"compare_annotations: {config.first} and {config.second} have no segment in common",
             "give two annotations of the same recordings, with the same settings for segments",
             exit_code=2,
         )
@@ -104,7 +104,7 @@ def read_annotation(segments: Path) -> Annotation:
 
 
 def compare(first: Annotation, second: Annotation, examples: int) -> dict[str, Any]:
-    """The figures of both, and what they make of the same segments."""
+    """Compare the figures of two annotations, and their values for the same segments."""
     both = sorted(first.texts.keys() & second.texts.keys())
     same = sum(first.texts[span] == second.texts[span] for span in both)
     differing = sorted(
@@ -168,7 +168,7 @@ def told(compared: Mapping[str, Any]) -> list[str]:
 
 
 def as_markdown(compared: Mapping[str, Any]) -> str:
-    """The same for people, with what was dropped and the texts that differ most."""
+    """Format the comparison for people, with the drops and the texts that differ most."""
     first, second = compared["first"], compared["second"]
     lines = ["# Two annotations of the same recordings", "", *(f"- {line}" for line in told(compared)), ""]
     kinds = sorted(first["dropped"].keys() | second["dropped"].keys())

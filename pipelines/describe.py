@@ -15,7 +15,7 @@ from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 from pipelines.compose.rows import SegmentRow, read_segments
 
 OWN = frozenset({"id", "path", "file", "start_s", "end_s", "speaker", "split", "duration_s"})
-"""Columns that say what a segment is, and not what is in it."""
+"""Columns that identify a segment and do not describe its sound; answers cannot replace them."""
 
 
 class DescribeConfig(StageConfig):
@@ -24,14 +24,14 @@ class DescribeConfig(StageConfig):
     segments: InputPath
     """`segments.jsonl` of a stage that makes segments."""
     model: InputPath
-    """What listens: a model of ours, or an audio LLM of Hugging Face."""
+    """Model that describes: an audiollm model, or an audio LLM of Hugging Face."""
     codec: InputPath | None = None
-    """Of a model of ours that hears codes."""
+    """Codec of an audiollm model that hears codes."""
     columns: dict[str, str] = Field(min_length=1)
     """Column -> the question that it answers. `compose` takes columns as fields of its tasks: `scene` and `voice` go
     into system prompts, `text` is the transcript. A column that a segment has already, and that is not empty, stays."""
     replace: bool = False
-    """Answers take the place of what the columns hold already."""
+    """Replace values that the columns hold already."""
     max_tokens: int = Field(64, ge=1)
     """The longest answer."""
 
@@ -40,9 +40,9 @@ class DescribeConfig(StageConfig):
     def _are_about_content(cls, columns: dict[str, str]) -> dict[str, str]:
         for name, question in columns.items():
             if name in OWN or not name.isidentifier():
-                raise ValueError(f"{name!r} cannot be a column for an answer")
+                raise ValueError(f"{name!r} is not a valid column name for an answer")
             if not question.strip():
-                raise ValueError(f"{name}: there is no question")
+                raise ValueError(f"{name}: the question is empty")
         return columns
 
 

@@ -15,7 +15,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
 ROW_KEYS: Mapping[str, Kinds] = {"id": str, "path": str, "text": str, "duration_s": NUMBER}
-"""What every row of `clips.jsonl` has."""
+"""Columns that every row of `clips.jsonl` has."""
 
 
 class HarvestConfig(StageConfig):
@@ -24,8 +24,8 @@ class HarvestConfig(StageConfig):
     clips: InputPath
     """`clips.jsonl` of the stage evaluate."""
     judges: list[str] | None = Field(None, min_length=1)
-    """Who must agree that the clip is what was asked for, by name (`classifier`, `speaker`, `pocketsphinx`); null: all
-    that have judged it."""
+    """Judges that must confirm that the clip is as requested, by name (`classifier`, `speaker`, `pocketsphinx`); null:
+    all that have judged it."""
     min_duration_s: float = Field(0.1, ge=0)
 
 
@@ -71,7 +71,7 @@ def run_harvest(config: HarvestConfig, context: Context) -> dict[str, Any]:
 
 
 def refusal(row: Mapping[str, Any], config: HarvestConfig) -> str:
-    """Why a clip is not taken, in a few words; empty where it is."""
+    """Return the short reason why a clip is refused; empty: it is accepted."""
     if row["problem"]:
         return "not judged"
     if not row["stopped"]:

@@ -21,13 +21,13 @@ def ask(
     codec: Annotated[
         Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The answer is cut there.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in text tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely words.")] = 0.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**62, help="With a temperature: another seed, another answer.")
+        int, typer.Option(min=0, max=2**62, help="Seed of the draws; matters where --temperature is above 0.")
     ] = 0,
 ) -> None:
-    """Ask a trained model about a recording, and print its answer; what one should know of it goes to the errors.
+    """Ask a trained model about a recording and print its answer; notes and warnings go to stderr.
 
     Examples:
 

@@ -34,23 +34,23 @@ def generate(
         typer.Option(
             "--out",
             "-o",
-            help="The sound file to write (.wav, .flac, .ogg, .mp3); - with --stream.",
+            help="The sound file to write (.wav, .flac, .ogg, .mp3); with --stream, - writes to stdout.",
             show_default=False,
         ),
     ],
-    text: Annotated[str | None, typer.Option(help="What to say.")] = None,
+    text: Annotated[str | None, typer.Option(help="The text to say.")] = None,
     text_file: Annotated[
-        Path | None, typer.Option(help="A file with what to say; - reads it from the input.")
+        Path | None, typer.Option(help="A file with the text to say; - reads stdin.")
     ] = None,
     dialogue: Annotated[
         Path | None,
-        typer.Option(help="A script: lines like `[SPEAKER0] Hello.` or `Ann: Hello.`; - as above."),
+        typer.Option(help="A script with lines like `[SPEAKER0] Hello.` or `Ann: Hello.`; - reads stdin."),
     ] = None,
     speaker: Annotated[str | None, typer.Option(help="A speaker name of the training data.")] = None,
     reference: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recording of the voice to speak with. Of a dialogue, one for each speaker: NAME=FILE (a name, "
+            help="A recording of the voice to speak with. A dialogue takes one per speaker: NAME=FILE (a name, "
             "a tag or a number), or in the order in which they first speak.",
             show_default=False,
         ),
@@ -64,13 +64,13 @@ def generate(
         Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
     together: Annotated[
-        bool, typer.Option("--together", help="A dialogue in one go and not turn by turn.")
+        bool, typer.Option("--together", help="Say a dialogue in one go instead of turn by turn.")
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Write a .wav (or - for the output) while it is made.")
+        bool, typer.Option("--stream", help="Write a .wav file (or -, stdout) while the speech is made.")
     ] = False,
     takes: Annotated[
-        int, typer.Option(min=1, max=1000, help="So many files, with seeds one after the other.")
+        int, typer.Option(min=1, max=1000, help="Number of takes, each a file of its own with the next seed.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Another seed, another take.")] = 0,
     temperature: Annotated[
@@ -80,7 +80,9 @@ def generate(
     top_k: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Draw from so many codes only; 0 from all.", show_default="the model's *, else 0"
+            min=0,
+            help="Draw from the k most likely codes only; 0 draws from all.",
+            show_default="the model's *, else 0",
         ),
     ] = None,
     top_p: Annotated[
@@ -88,7 +90,7 @@ def generate(
         typer.Option(
             min=1e-6,
             max=1.0,
-            help="Draw from the most likely codes only.",
+            help="Draw from the smallest set of codes with this total probability.",
             show_default="the model's *, else 0.9",
         ),
     ] = None,
@@ -97,7 +99,7 @@ def generate(
         typer.Option(
             "--ras",
             min=0,
-            help="Repetition-aware sampling looks back so many frames (Higgs: 7); 0 is none.",
+            help="Frames that repetition-aware sampling looks back (Higgs: 7); 0 switches it off.",
             show_default="the model's *, else 0",
         ),
     ] = None,
@@ -105,7 +107,7 @@ def generate(
         float | None,
         typer.Option(
             min=0.0,
-            help="How strongly to follow the text; 1 is none. It takes a model that was trained with the text "
+            help="Guidance weight of the text; 1 is none. Needs a model that was trained with the text "
             "hidden at times.",
             show_default="3 for such a model **, else 1",
         ),
@@ -116,7 +118,10 @@ def generate(
     ] = None,
     max_duration_s: Annotated[
         float | None,
-        typer.Option(help="The longest it may speak.", show_default="three times what the text should take"),
+        typer.Option(
+            help="Longest duration of the speech, in seconds.",
+            show_default="three times what the text should take",
+        ),
     ] = None,
 ) -> None:
     """Say a text or a dialogue with a trained model.
@@ -135,10 +140,12 @@ def generate(
 
     audiollm generate --model m/train --text "Good morning." --stream -o - | ffplay -nodisp -
 
-    How codes are drawn is said with what was written. Defaults come from the model's folder:
+    The sampling settings are printed with the result. Defaults come from the model's folder:
     * generation_config.json (temperature, top_k, top_p, do_sample, ras_win_len, ras_win_max_num_repeat),
     ** trained.json (text_dropout, speaker_dropout), which `train` writes.
     """
+    from audiollm.generation.speaking.manner import check_one_voice
+
     words = _words(text, text_file, dialogue)
     _check_out(out, stream)
     _check_numbers(
@@ -150,14 +157,15 @@ def generate(
             "--speaker-guidance": speaker_guidance,
         },
     )
-    if speaker and reference:
-        raise ConfigError("a speaker's name and a reference: whose voice?", "--speaker", "give one of them")
+    check_one_voice(speaker, reference or None, "--speaker")
     if stream and (takes > 1 or dialogue):
         raise ConfigError("a stream is one take of a text", "--stream", "leave out --takes and --dialogue")
     if dialogue and speaker:
         raise ConfigError("the script names its speakers", "--speaker", "leave it out, or give --text")
     if together and not dialogue:
-        raise ConfigError("there is one speaker", "--together", "leave it out, or give --dialogue")
+        raise ConfigError(
+            "only a dialogue has several speakers", "--together", "leave it out, or give --dialogue"
+        )
 
     named = _references(reference or [], reference_text or [], words if dialogue else None)
 
@@ -200,14 +208,14 @@ def generate(
         _tell(speech, file, Console(soft_wrap=True), drawn, first=take == 0)
 
 
-# Private: what a person may have mistyped, said before the model is loaded where that is possible
+# Private: checks of the input, before the model is loaded where that is possible
 
 
 def _words(text: str | None, text_file: Path | None, dialogue: Path | None) -> str:
     given = {"--text": text, "--text-file": text_file, "--dialogue": dialogue}
     named = [option for option, value in given.items() if value is not None]
     if len(named) != 1:
-        problem = "there is nothing to say" if not named else f"{' and '.join(named)}: which is it to be?"
+        problem = "there is nothing to say" if not named else f"{' and '.join(named)}: give only one of them"
         raise ConfigError(problem, "generate", f"give one of {', '.join(given)}")
     option, path = named[0], text_file or dialogue
     words = text if path is None else _read(path, option)
@@ -253,33 +261,31 @@ def _check_out(out: Path, stream: bool) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        problem = f"{out}: nothing can be written in {folder} ({error.strerror})"
+        problem = f"{out}: cannot write in {folder} ({error.strerror})"
         raise ConfigError(problem, "--out", "give the name of a file in another folder") from None
 
 
 def _check_numbers(max_duration_s: float | None, numbers: dict[str, float | None]) -> None:
-    from audiollm.generation.speaking.speak import LONGEST_S
+    from audiollm.generation.speaking.manner import check_duration
 
     for option, value in {**numbers, "--max-duration-s": max_duration_s}.items():
         if value is not None and not math.isfinite(value):
             raise ConfigError(
                 f"{value}: not a number that can be used", option, "give another, or leave it out"
             )
-    if max_duration_s is not None and not 0 < max_duration_s <= LONGEST_S:
-        problem = f"{max_duration_s:g} s: more than 0 and at most {LONGEST_S:g} s can be spoken"
-        raise ConfigError(problem, "--max-duration-s", "say a long text in parts, or leave it out")
+    check_duration(max_duration_s, "--max-duration-s")
 
 
 def _references(
     references: Sequence[str], texts: Sequence[str], script: str | None
 ) -> dict[str, tuple[str, str | None]]:
-    """(file, its words) by the name of the speaker; of a text, there is one without a name."""
+    """Map each speaker's name to (file, its words); the one reference of a text has the name ""."""
     from audiollm.generation.speaking.dialogue import parse_script
 
     if len(texts) > len(references):
         raise ConfigError("more texts than references", "--reference-text", "give each after its --reference")
     if script is None and len(references) > 1:
-        raise ConfigError("a text is said in one voice", "--reference", "give one, or --dialogue")
+        raise ConfigError("a text takes one reference", "--reference", "give one, or --dialogue")
     speakers = (
         list(dict.fromkeys(turn.speaker for turn in parse_script(script))) if script is not None else [""]
     )
@@ -301,12 +307,12 @@ def _references(
     return named
 
 
-# Private: what is shown and written
+# Private: output
 
 
 @contextmanager
 def _bar(words: str) -> Iterator[Callable[[float], None]]:
-    """Takes the seconds of speech so far; there is a bar once it has taken `BAR_AFTER_S`."""
+    """Yield a callback for the seconds of speech made so far; the progress bar appears after `BAR_AFTER_S`."""
     import time
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -344,7 +350,7 @@ def _save(speech: Speech, out: Path) -> None:
 def _tell(
     speech: Speech | SpeechStream, out: Path, console: Console, drawn: Defaults, first: bool = True
 ) -> None:
-    """What was written; with the first of several takes, what holds for all: notes go to the errors."""
+    """Print what was written; the first of several takes also prints the sampling, and the notes to stderr."""
     for note in speech.notes if first else ():
         Console(stderr=True, soft_wrap=True).print(f"note: {note}", highlight=False, markup=False)
     cut = "" if speech.stopped else ", cut where it did not end by itself"

@@ -1,4 +1,4 @@
-"""What the stage `generate_prompts` does: prompts from samples, codes from the model, sound from the codec."""
+"""The work of the stage `generate_prompts`: prompts from samples, codes from the model, sound from the codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from audiollm.recipe.runner import Context
 ROW_KEYS: Mapping[str, Kinds] = {
     "id": str, "path": str, "text": str, "speaker": str, "prompt_index": int, "duration_s": NUMBER, "stopped": bool,
 }  # fmt: skip
-"""What every row of `generated.jsonl` has."""
+"""Columns that every row of `generated.jsonl` has."""
 
 
 def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _kept_batch(path: Path, size: int, context: Context) -> list[dict[str, Any]]
 
 
 def defaults_of(config: GenerateConfig, generator: Generator) -> Defaults:
-    """How codes are drawn: what the recipe says, else what the model's folder does."""
+    """Sampling of the stage: the recipe's settings over the defaults of the model's folder."""
     return generator.defaults.over(
         temperature=config.temperature,
         top_k=config.top_k,
@@ -121,7 +121,7 @@ def _speak_batch(
 
 
 def _sound(codec: Codec, answer: Answer) -> Tensor:
-    """All that is spoken in an answer, `[1, N]`; where it is words alone, a frame of silence."""
+    """Decode all speech of an answer, `[1, N]`; an answer without speech gives a frame of silence."""
     if answer.codes_KT.shape[1]:
         return codec.decode(answer.codes_KT)
     return torch.zeros(1, round(codec.sample_rate / codec.frame_rate))
@@ -137,13 +137,13 @@ def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
 
 
 def _said(sample: Sample) -> tuple[str, str]:
-    """Text and speaker; by the metadata where it tells, else what the user wrote, and nobody."""
+    """Return a sample's text and speaker from its metadata; else the user's text and no speaker."""
     text = sample.metadata.get("text", " ".join(sample.texts("user")))
     return str(text), str(sample.metadata.get("speaker", ""))
 
 
 def _longest_s(samples: Sequence[Sample]) -> float:
-    """1.2 times the longest that a message of the data says, at least 1 s."""
+    """Return 1.2 times the longest speech of a message in the data, at least 1 s."""
     spoken = [m.content for sample in samples for m in sample.messages if m.role == "assistant"]
     audio = [[part for part in content if isinstance(part, AudioPart)] for content in spoken]
     return max(

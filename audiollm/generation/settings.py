@@ -21,18 +21,18 @@ class GenerateConfig(StageConfig):
     takes: int = Field(3, ge=1)
     """Times each pair is spoken, each with a seed of its own."""
     max_prompts: int = Field(60, ge=1)
-    """At most so many pairs, evenly picked."""
+    """Most pairs, picked evenly."""
     batch_size: int = Field(60, ge=1)
     max_duration_s: float = Field(30.0, gt=0)
-    """Nothing is spoken longer; the limit follows the training clips where those are shorter."""
+    """Longest speech; the limit follows the training clips where those are shorter."""
     temperature: float | None = Field(None, ge=0)
-    """None, here and below: as the model's generation_config.json says, else 0.7."""
+    """0 takes the most likely code. None: the model's setting (generation_config.json), else 0.7."""
     top_k: int | None = Field(None, ge=0)
-    """0 (all) where nothing says more."""
+    """Keep the k most likely codes, 0 keeps all. None: the model's setting, else 0."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """0.9 where nothing says more."""
+    """Keep the smallest set of codes with this probability. None: the model's setting, else 0.9."""
     ras_window: int | None = Field(None, ge=0)
-    """Repetition-aware sampling looks back so many frames (Higgs Audio V2: 7); 0 (none) where nothing says more."""
+    """Frames that repetition-aware sampling looks back (Higgs Audio V2: 7). None: the model's setting, else 0 (off)."""
     text_guidance: float | None = Field(None, ge=0)
     """Classifier-free guidance on the text, 1 is none. None: 3 where training hid the text at times, else 1."""
     speaker_guidance: float | None = Field(None, ge=0)

@@ -1,4 +1,4 @@
-"""The command `annotate`: raw audio to segments, with a report on what was kept and why the rest was not."""
+"""The command `annotate`: raw audio to segments, with a report on the kept ones and the reasons of all drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # t
 
 
 class EngineName(str, Enum):
-    """Where the work is done."""
+    """Place of the work: processes of this machine or a Ray cluster."""
 
     local = "local"
     ray = "ray"
@@ -41,21 +41,21 @@ def annotate(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is made.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
     preset: Annotated[
         PresetName | None, typer.Option(help="Steps and thresholds by name.", show_default="quickstart")
     ] = None,
     transcripts: Annotated[
         str | None,
         typer.Option(
-            help="What is said, where it is known: a .csv or .jsonl of path,text[,speaker,split,language], or a "
+            help="Transcripts, where they are known: a .csv or .jsonl of path,text[,speaker,split,language], or a "
             "pattern over file names such as '{text}_{speaker}_{take}.wav'."
         ),
     ] = None,
     recognizer: Annotated[
         list[str] | None,
         typer.Option(
-            help="Who hears, once for each: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER, "
+            help="A recognizer; repeat for several: pocketsphinx, faster_whisper=FOLDER, transformers=FOLDER, "
             "audio_llm=FOLDER, endpoint=MODEL@URL, none.",
             show_default="pocketsphinx",
         ),
@@ -73,7 +73,7 @@ def annotate(
     ] = None,
     missing_scorer: Annotated[
         str | None,
-        typer.Option(help="fail, or skip: go on without what is not here.", show_default="fail"),
+        typer.Option(help="If a model is missing: fail, or skip (go on without it).", show_default="fail"),
     ] = None,
     shards: Annotated[
         bool | None, typer.Option("--shards/--no-shards", help="Write webdataset shards.", show_default="yes")
@@ -82,17 +82,19 @@ def annotate(
         EngineName, typer.Option(help="Processes of this machine, or a Ray cluster.")
     ] = EngineName.local,
     ray_address: Annotated[
-        str | None, typer.Option(help="Of the cluster.", show_default="one on this machine")
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a CPU")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes.", show_default="one per CPU")
+    ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what failed before.")
+        bool, typer.Option("--retry-failed", help="Try the failed calls of an earlier run again.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done and what is missing, and end.")
+        bool, typer.Option("--dry-run", help="Print the plan and what is missing, and exit.")
     ] = False,
 ) -> None:
-    """Find who says what in raw audio, how well it sounds, and what else is heard.
+    """Annotate raw audio: who says what, the sound quality, and other sounds.
 
     Every file ends as kept, filtered (with the reason) or failed (with the reason). Killed
     and run again, it goes on where it was; with other settings it does again only what
@@ -142,7 +144,7 @@ def annotate(
 
 
 def _recognizers(given: Sequence[str] | None) -> list[dict[str, str]] | None:
-    """`kind=where` as settings; `none` alone: nobody hears."""
+    """Parse `kind=where` into settings; `none` alone: no recognizer."""
     if given is None or list(given) == ["none"]:
         return None if given is None else []
     found = []
@@ -185,7 +187,7 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AnnotationCon
 
 
 def _nearest_setting(wrong: str) -> str:
-    """What may have been meant: a setting that ends so, one whose last name is the same, or the most similar."""
+    """Guess the setting that was meant: one that ends so, one with the same last name, or the most similar one."""
     from pipelines.annotate.execution.chain import KINDS, config_class
     from pipelines.annotate.execution.config import AnnotationConfig
     from pipelines.annotate.execution.rules import Thresholds
@@ -209,7 +211,7 @@ def _override(given: dict[str, Any], text: str) -> None:
     for name in parents:
         place = place.setdefault(name, {})
         if not isinstance(place, dict):
-            raise ConfigError(f"{key}: {name} holds no settings", "--set", "give the whole of it")
+            raise ConfigError(f"{key}: {name} is not a group of settings", "--set", "set its whole value")
     try:
         place[last] = yaml.safe_load(value)
     except yaml.YAMLError:
@@ -217,7 +219,7 @@ def _override(given: dict[str, Any], text: str) -> None:
 
 
 def _show(config: AnnotationConfig, console: Console) -> None:
-    """Steps, thresholds, what there is and what it takes."""
+    """Print the steps, the thresholds, the amount of audio, and the estimated time."""
     from pipelines.annotate.execution import chain as chains
     from pipelines.annotate.execution.plan import plan_annotation
 

@@ -1,4 +1,4 @@
-"""The stage `annotate`: recordings, or a corpus that it speaks itself, to segments of which all is known."""
+"""The stage `annotate`: recordings, or a synthetic corpus, to annotated segments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LINK_COSINE = 0.83
 
 
 def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]:
-    """Write what `output.write_output` says, and what the report reads beside it; returns `funnel.json`'s content.
+    """Write the files of `write_output` and those that the report reads beside them; returns `funnel.json`'s content.
 
     Raises:
         StageError: inputs, transcripts or a grammar that cannot be used, or a scorer that is missing (exit code 2),
@@ -53,7 +53,7 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             funnel = _run(config, context, ledger)
             if config.shards:
                 write_shards(config, context, ledger)
-            else:  # an earlier run's are of other segments
+            else:  # those of an earlier run belong to other segments
                 shutil.rmtree(context.folder / "shards", ignore_errors=True)
             request_report(config, context, ledger)
     except (TranscriptError, InputError, AudioError) as error:
@@ -154,7 +154,7 @@ def _refuse_missing_scorers(config: AnnotationConfig) -> None:
 def _chain(
     config: AnnotationConfig, context: Context, sources: Sources
 ) -> tuple[Thresholds, Chain, list[Missing]]:
-    """The steps that can run, the thresholds that can be applied, and what cannot.
+    """Return the steps that can run, the thresholds that can be applied, and the missing ones.
 
     Raises:
         StageError: a grammar that cannot be used.
@@ -186,7 +186,7 @@ def _chain(
 
 
 def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tuple[str, ...] | None:
-    """The closed grammar of pocketsphinx, proved to work; None is the open vocabulary."""
+    """Return pocketsphinx's closed grammar after a trial; None: open vocabulary."""
     from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 
     if config.grammar == "open":

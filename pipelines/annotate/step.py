@@ -1,4 +1,4 @@
-"""What a step of the annotation is: an object that measures one recording, or one segment of one.
+"""Steps of the annotation: objects that measure one recording, or one segment of it.
 
 A step is built from its `Config`, travels to a worker process (pickled before `setup`), loads what it needs there, and
 then turns recordings or segments into JSON values. It knows nothing of processes, ledgers or filters.
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from audiollm.audio import Waveform
 
 Value = dict[str, Any]
-"""What a step finds: JSON values by name; floats rounded to what is meant."""
-_KEPT_S, _KEPT_RATE = 300.0, 96_000
+"""Result of a step: JSON values by name; floats are rounded to their meaningful digits."""
+_MAX_CACHED_S, _MAX_CACHED_RATE = 300.0, 96_000
 """A recording that is no longer is decoded once for all steps; with more samples a second, all channels together, it
 must be as much shorter."""
 
@@ -34,14 +34,14 @@ class StepConfig(BaseModel):
 
 
 class Resources(NamedTuple):
-    """What one worker of a step takes; steps with the same share a pool of workers."""
+    """Resources of one worker of a step; steps with equal resources share a pool of workers."""
 
     cpus: float = 1.0
     gpus: float = 0.0
 
 
 class Given(NamedTuple):
-    """What is known of a recording beforehand."""
+    """Metadata given with a recording."""
 
     text: str | None = None
     speaker: str | None = None
@@ -72,7 +72,7 @@ class Step(Protocol):
     def resources(self) -> Resources: ...
 
     def missing(self) -> str | None:
-        """What is not here that it needs (package or path, and how to mend it), told without loading anything."""
+        """Name a missing package or path and its remedy, without loading anything; None: nothing is missing."""
 
     def setup(self) -> None:
         """Import and load; called once in every worker process."""
@@ -98,7 +98,7 @@ class SharedStep(Step, Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether that holds with its settings."""
+        """Whether its present settings allow sharing."""
 
 
 @dataclass
@@ -138,14 +138,14 @@ class Listener:
             yield piece_1N[0].numpy()
 
     def _kept(self) -> Waveform | None:
-        """The decoded file, if it is short."""
+        """Return the decoded file; None if it is long."""
         from audiollm.audio import load, probe
 
         if self._is_short is None:
             info = probe(self.path)
-            samples_a_s = max(info.sample_rate * info.num_channels, _KEPT_RATE)
+            samples_a_s = max(info.sample_rate * info.num_channels, _MAX_CACHED_RATE)
             seconds = math.inf if info.duration_s is None else info.duration_s
-            self._is_short = seconds * samples_a_s <= _KEPT_S * _KEPT_RATE
+            self._is_short = seconds * samples_a_s <= _MAX_CACHED_S * _MAX_CACHED_RATE
         if self._is_short and self._whole is None:
             self._whole = load(self.path)
         return self._whole
@@ -201,7 +201,7 @@ class Segment:
         return self.end_s - self.start_s
 
     def waveform(self) -> Waveform:
-        """As it was recorded, `[C, N]`."""
+        """Samples as recorded, `[C, N]`."""
         return self.listener.waveform(self.start_s, self.end_s)
 
     def samples(self, sample_rate: int) -> NDArray[np.float32]:

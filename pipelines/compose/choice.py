@@ -1,4 +1,4 @@
-"""Which segments are tested, and which samples are taken where there are too many of a kind."""
+"""Choice of the test segments, and of the samples to keep where there are too many of a kind."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pipelines.compose.rows import Row, SegmentRow
 
 
 class Balance(BaseModel):
-    """A limit to the training samples of a task that have something in common."""
+    """A limit on the training samples of a task that share a property."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     by: str = Field("task", min_length=1)
-    """What they have in common: the `speaker`, the `file`, the `text`, the `answer`, a column of the segments (of a
-    list its first), or the `task` alone."""
+    """Property that is limited: the `speaker`, `file`, `text` or `answer`, a column of the segments (of a list its
+    first element), or the `task` alone."""
     most: int | None = Field(None, ge=1)
-    """At most so many."""
+    """Most samples per group."""
     share: float | None = Field(None, gt=0, le=1)
-    """At most this share of what is left; where there are too few groups for it, all get the same number."""
+    """Largest share of a group in the kept samples; where groups are too few for it, all get the same number."""
 
     @model_validator(mode="after")
     def _says_how_many(self) -> Balance:
@@ -34,7 +34,7 @@ class Balance(BaseModel):
         return self
 
     def group(self, row: Row, answer: str) -> str:
-        """What it is counted under; what lacks the column is a group of its own."""
+        """Return the group that a row is counted in; rows without the column form one group."""
         own = {"task": "", "speaker": row.speaker, "file": row.file, "text": row.words, "answer": answer}
         if self.by in own:
             return own[self.by]
@@ -45,7 +45,7 @@ class Balance(BaseModel):
 
 
 def taken(groups: Mapping[str, str], balance: Balance, seed: int) -> set[str]:
-    """The ids that stay, drawn by a hash: of each group as many as the limits allow.
+    """Draw, by a hash, the ids that are kept: of each group as many as the limits allow.
 
     Args:
         groups: id -> group.
@@ -106,7 +106,7 @@ def choose_test(
 
 
 def place(text: str) -> float:
-    """A number in [0, 1) that follows from the text alone."""
+    """Hash a text to a number in [0, 1)."""
     return int(sha256(text.encode()).hexdigest()[:16], 16) / 16**16
 
 

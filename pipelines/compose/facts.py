@@ -1,4 +1,4 @@
-"""What was measured on a segment, as fields of tasks: captions, tags, voices, and questions with closed answers.
+"""Measured values of a segment as fields of tasks: captions, tags, voices, and questions with closed answers.
 
 No model writes here: the questions stand in `tasks.yaml`, and their answers follow from labels and counts. Where there
 are few labels all of them are the choices, always in the same order; else the wrong ones are drawn from the labels of
@@ -15,12 +15,17 @@ Columns = Mapping[str, Any]
 Fields = dict[str, str]
 
 NUM_CHOICES = 4
-MOST_CHOICES = 8
-"""Of a question that names all labels of the corpus."""
+MAX_CHOICES = 8
+"""Most choices of a question that names all labels of the corpus."""
 DESCRIPTION = ("scene", "speakers", "content")
 VOICE = ("gender", "age", "accent", "emotion", "pitch", "pitch_variation", "rate", "energy")
-"""Columns that say what a voice is like, in the order in which they are told."""
-NAMED = {"pitch": "{} pitch", "pitch_variation": "{} intonation", "rate": "speaks {}", "energy": "speaks {}"}
+"""Columns that describe a voice, in the order of the description."""
+PHRASE_OF_COLUMN = {
+    "pitch": "{} pitch",
+    "pitch_variation": "{} intonation",
+    "rate": "speaks {}",
+    "energy": "speaks {}",
+}
 COUNTS = ("nobody", "one person", "two people", "three people", "four people")
 MEN, WOMEN = frozenset({"m", "male", "man"}), frozenset({"f", "female", "woman"})
 # fmt: off
@@ -56,7 +61,7 @@ class Facts:
         self._first_sounds.sort()  # whatever the order of the segments
 
     def of(self, id: str, columns: Columns, speakers: int | None) -> Fields:
-        """The fields that follow from the columns of a segment or conversation.
+        """Derive fields from the columns of a segment or conversation.
 
         Args:
             speakers: how many people speak; None where that is not known.
@@ -87,14 +92,14 @@ class Facts:
         return fields
 
     def _absent_sound(self, id: str, known: set[str]) -> str:
-        """That of another segment, as often as there are such, so that a frequent label is not always there."""
+        """Draw a label of another segment, as often as it occurs, so that a frequent label is no safe answer."""
         start, count = self._hash(f"{id}:absent"), len(self._first_sounds)
         places = ((start + step) % count for step in range(count))
         return next(label for place in places if (label := self._first_sounds[place]) not in known)
 
     def _choices(self, key: str, right: str, others: Sequence[str]) -> str:
         # labels of AudioSet have commas in them
-        if len(others) < MOST_CHOICES:
+        if len(others) < MAX_CHOICES:
             return "; ".join(sorted([right, *others]))
         choices = [right, *self._drawn(key, others)[: NUM_CHOICES - 1]]
         return "; ".join(self._drawn(f"{key}:order", choices))
@@ -107,7 +112,7 @@ class Facts:
 
 
 def language_name(language: Any) -> str | None:
-    """A code of ISO 639 as the name of the language; what is none as it stands."""
+    """Return the name of a language by its ISO 639 code; any other text is returned unchanged."""
     text = str(language or "")
     return LANGUAGES.get(text.casefold().partition("-")[0], text) or None
 
@@ -121,7 +126,9 @@ def _told(columns: Columns) -> Fields:
     sounds = _labels(columns.get("events"))
     if sounds:
         fields["tags"] = ("; " if any("," in label for label in sounds) else ", ").join(sounds)
-    voice = [NAMED.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))]
+    voice = [
+        PHRASE_OF_COLUMN.get(name, "{}").format(text) for name in VOICE for text in _text(columns.get(name))
+    ]
     if voice:
         fields["attributes"] = fields["voice"] = ", ".join(voice)
     if described := _text(columns.get("speakers")):

@@ -1,4 +1,4 @@
-"""Segments as what tasks are made of: clips and conversations, with the fields that a task's phrasings name."""
+"""The material of tasks: clips and conversations of segments, with the fields that a task's phrasings name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from audiollm.data.text.sound_tags import without_sound_tags
 from audiollm.errors import BadSample
 from pipelines.compose.facts import Facts
 
-CONVERSATION_GAP_S = 2.0
-"""A longer pause ends a conversation."""
-CONVERSATION_S = 30.0
-"""What is longer is taken apart."""
+MAX_CONVERSATION_GAP_S = 2.0
+"""Longest pause within a conversation."""
+MAX_CONVERSATION_S = 30.0
+"""Longest conversation; a longer one is split."""
 _PARTS = TypeAdapter(list[Part])
 
 
@@ -48,14 +48,14 @@ class SegmentRow(BaseModel):
     speaker: str = Field(min_length=1)
     text: str
     kind: Literal["speech", "sound"] = "speech"
-    """sound: there is no speech in it; what stands for its speaker says nothing."""
+    """sound: a segment without speech, whose `speaker` has no meaning."""
     split: Literal["train", "test"] | None = None
     text_refused: Refusal | None = None
     """Why there is no text, where a recognizer heard one."""
 
     @property
     def source(self) -> str:
-        """The recording that it comes from, by a name that stays when the folder moves."""
+        """Name of the segment's recording, which does not change when the folder moves."""
         return self.file or self.path
 
     @property
@@ -76,13 +76,13 @@ class Row:
     speaker: str
     segment: str
     words: str
-    """What is said, without tags."""
+    """The spoken text without tags."""
     fields: dict[str, FieldValue]
     columns: Mapping[str, Any]
-    """The other columns of its segments, as they stand there."""
+    """Other columns of the segments, unchanged."""
     file: str
     facts: Mapping[str, str]
-    """What follows from the columns (`compose_facts`); a column of the same name comes first."""
+    """Fields derived from the columns (`pipelines/compose/facts.py`); a column of the same name takes precedence."""
 
     def fields_for(self, task: TaskTemplate) -> dict[str, FieldValue]:
         """All fields, the columns read as recordings where the task says that they are.
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def names(self) -> set[str]:
-        """Of the fields and of the columns that may be one."""
+        """Names of the fields, and of the columns that may become fields."""
         return {*self.fields, *self.columns, *self.facts}
 
 
@@ -207,7 +207,7 @@ class _References:
                 self._clips[segment.speaker, segment.split].append(segment)
 
     def of(self, segment: SegmentRow, without: set[str]) -> SegmentRow | None:
-        """One that is none of `without`, drawn by a hash of the segment's id; None where there is none."""
+        """Draw, by a hash of the segment's id, a clip that is not in `without`; None where there is none."""
         known = self._clips[segment.speaker, segment.split]
         start = int(sha256(f"{self._seed}:reference:{segment.id}".encode()).hexdigest()[:16], 16)
         for step in range(min(len(known), len(without) + 1)):
@@ -218,7 +218,7 @@ class _References:
 
 
 def _speakers_heard(segment: SegmentRow) -> int | None:
-    """How many people speak in a segment: none in a sound, and one where a step has looked for others."""
+    """Number of people who speak in a segment: none in a sound, and one where a step has looked for others."""
     if segment.kind == "sound":
         return 0
     return 1 if "speakers" in ((segment.model_extra or {}).get("measured") or {}) else None
@@ -233,8 +233,8 @@ def _groups(segments: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
             and (previous.path, previous.split) == (segment.path, segment.split)
             and previous.text
             and segment.text
-            and segment.start_s - previous.end_s <= CONVERSATION_GAP_S
-            and segment.end_s - groups[-1][0].start_s <= CONVERSATION_S
+            and segment.start_s - previous.end_s <= MAX_CONVERSATION_GAP_S
+            and segment.end_s - groups[-1][0].start_s <= MAX_CONVERSATION_S
         )
         if goes_on:
             groups[-1].append(segment)

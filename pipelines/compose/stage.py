@@ -28,8 +28,8 @@ class ComposeConfig(StageConfig):
     tasks_file: InputPath | None = None
     """Tasks of your own, in YAML (`audiollm/data/chat/tasks.yaml` shows how they read)."""
     tasks: dict[str, float] = Field(default={"tts": 1.0})
-    """What the samples ask for, and how much of each: weights relative to one another. The task of the largest
-    weight is made of every segment that has its fields, another of a share of those: its weight to the largest."""
+    """Task -> relative weight. The task of the largest weight is made of every segment that has its fields; another is
+    made of a share of its segments, its weight over the largest."""
     balance: dict[str, Balance] = Field(default={})
     """Task -> a limit to its training samples of one speaker, file, text, answer or label. Which ones stay is drawn by
     a hash of seed and id."""
@@ -37,9 +37,9 @@ class ComposeConfig(StageConfig):
     """given: as the transcripts say; speaker, file: a seeded share of the speakers or files is tested; group: of what
     hangs together by speakers and files, so that neither is ever on both sides."""
     test_share: float = Field(default=0.1, gt=0, lt=1)
-    """Of the speakers, files or groups, for the splits of those names."""
+    """Share of the speakers, files or groups that is tested, for the splits of those names."""
     min_seconds: float = Field(default=300.0, ge=0)
-    """Of training audio; with less the run ends here."""
+    """Least training audio; with less the run ends here."""
     normalize_text: bool = True
     """Write numbers as words, and sounds such as [laugh] as Higgs's tags."""
     seed: int = 0
@@ -65,7 +65,7 @@ class ComposeConfig(StageConfig):
         tasks = info.data.get("tasks", balance)
         for name in balance:
             if name not in tasks:
-                raise ValueError(f"{name!r} is no task of this stage; {suggestion(name, tasks)}")
+                raise ValueError(f"{name!r} is not a task of this stage; {suggestion(name, tasks)}")
         return balance
 
     @property
@@ -268,7 +268,7 @@ def _without_text(segment: SegmentRow) -> BadSample:
 
 
 def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample]) -> None:
-    """What the segments' stage set aside, then what this one does."""
+    """Write the samples that the annotation set aside, then those of this stage."""
     upstream = read_set_aside(segments.parent / "set_aside.jsonl")
     write_jsonl(target, [*upstream, *(row_of(bad, "compose") for bad in dropped)])
 

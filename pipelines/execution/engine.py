@@ -16,8 +16,6 @@ from typing import Any, Protocol, TypeAlias
 
 from pipelines.execution.ledger import Ledger, Outcome
 
-WORKER_FILE = "AUDIOLLM_WORKER_FILE"
-"""Names the file of a pickled worker for the process that others are forked from."""
 MAX_DEATHS = 2
 """A call is set aside when this many workers have died over it alone."""
 
@@ -43,7 +41,7 @@ Walk: TypeAlias = Generator[Call, Outcome, "Sequence[Walk]"]
 
 
 class Worker(Protocol):
-    """What answers calls. Pickled to every process; heavy things are made when a step is first called."""
+    """Interface of the object that answers calls; pickled to every process, it loads a step at its first call."""
 
     def process(self, step: str, items: Sequence[Any]) -> list[Outcome]:
         """The outcomes of the items, in their order; what fails is an outcome with an error.
@@ -55,11 +53,11 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """So many equal workers, and the steps that they do.
+    """A number of equal workers, and the steps that they do.
 
     Args:
-        cpus, gpus: what each of them takes.
-        batch_sizes: of those steps that take several items at a time.
+        cpus, gpus: resources of each worker.
+        batch_sizes: step -> most items per call, for the steps that take several.
     """
 
     name: str
@@ -84,7 +82,7 @@ class WorkerReply:
 
 
 class WorkerBackend(Protocol):
-    """Where workers live: processes of this machine, or actors of a cluster. Workers are numbered by it."""
+    """Host of the workers, which it numbers: processes of this machine, or actors of a cluster."""
 
     def start(self, pool: Pool) -> int:
         """A new worker of the pool, which may be sent to at once."""
@@ -93,7 +91,7 @@ class WorkerBackend(Protocol):
         """Give an idle worker something to do."""
 
     def wait(self) -> list[WorkerReply]:
-        """What has happened; blocks until something has.
+        """Block until a worker replies; return the replies.
 
         Raises:
             EngineError: a step cannot be set up.
@@ -141,9 +139,9 @@ class _Waiting:
     call: Call
     walk: Walk
     alone: bool = False
-    """Not together with others: a worker died over it."""
+    """Whether the call must be sent alone, because a worker died over it."""
     deaths: int = 0
-    """Of workers that had nothing else to do."""
+    """Workers that died while this was their only call."""
 
 
 @dataclass
@@ -157,12 +155,12 @@ class _Lane:
 
     @property
     def room(self) -> int:
-        """How many more calls may wait here: enough for the next batch of every worker."""
+        """Number of further calls that may wait here: enough for the next batch of every worker."""
         batch = max(self.pool.batch_sizes.values(), default=1)
         return 2 * self.pool.workers * batch - len(self.queue) - len(self.busy)
 
     def take(self) -> list[_Waiting]:
-        """The next batch: the first that waits, and others of its step that are closest in size."""
+        """Take the next batch: the first waiting call, and others of its step that are closest in size."""
         first = self.queue.popleft()
         size = self.pool.batch_sizes.get(first.call.step, 1)
         if size == 1 or first.alone:
@@ -202,7 +200,7 @@ class _Schedule:
                 self._receive(answer)
 
     def _begin_walks(self) -> None:
-        """Where every pool has room; a pool that is behind holds up what would pile up before it."""
+        """Begin walks while every pool has room: a pool that is behind holds up the work before it."""
         while all(lane.room > 0 for lane in self._lanes):
             if self._children:
                 walk = self._children.popleft()
@@ -215,7 +213,7 @@ class _Schedule:
             self._advance(walk, None)
 
     def _advance(self, walk: Walk, outcome: Outcome | None) -> None:
-        """To the next call that the ledger does not know; a walk that goes on waits before those that begin."""
+        """Advance a walk to its next call that the ledger does not know; walks under way come before new ones."""
         begins = outcome is None
         while True:
             try:
@@ -260,7 +258,7 @@ class _Schedule:
         self._advance(waiting.walk, outcome)
 
     def _bury(self, lane: _Lane, batch: list[_Waiting], how: str) -> None:
-        """A worker died over a batch: each of it is tried again alone, and set aside when that kills as well."""
+        """Retry the calls of a dead worker's batch one by one; a call that kills `MAX_DEATHS` alone is set aside."""
         for waiting in reversed(batch):
             waiting.deaths += len(batch) == 1
             if waiting.deaths >= MAX_DEATHS:
@@ -273,7 +271,7 @@ class _Schedule:
                 lane.queue.appendleft(waiting)
 
     def _refuse_a_broken_step(self, step: str, how: str) -> None:
-        """A step that has never answered, and over which worker after worker dies, cannot be set up."""
+        """Raise an error for a step that has never answered while its workers keep dying: it cannot be set up."""
         self._buried[step] += 1
         if step not in self._answered and self._buried[step] > MAX_DEATHS:
             raise EngineError(f"the step {step} cannot be set up: its worker processes die ({how})")

@@ -1,4 +1,4 @@
-"""The ledger of a run: what became of every call, by its key, in one SQLite file that a `kill -9` cannot tear."""
+"""The ledger of a run: the outcome of every call, by its key, in one SQLite file that survives a `kill -9`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ create table if not exists calls (
 """
 
 
-DAMAGED = "it is damaged: delete it, and what it held is done again"
+DAMAGED_REMEDY = "the ledger is damaged: delete it, and its calls are done again"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: a `value`, or an `error`, never both."""
+    """Result of a call: either a `value` or an `error`."""
 
     value: dict[str, Any] | None = None
     error: str | None = None
     seconds: float = 0.0
-    """Of CPU, when it was done."""
+    """CPU time that the call took when it was done."""
 
 
 class LedgerError(Exception):
-    """A ledger that cannot be read or written: says which, and what to do."""
+    """A ledger that cannot be read or written; the message names the file and the remedy."""
 
 
 class Ledger:
@@ -60,12 +60,12 @@ class Ledger:
             remedy = (
                 "another run works in this folder: wait for it or choose another folder"
                 if "locked" in str(error)
-                else DAMAGED
+                else DAMAGED_REMEDY
             )
             raise LedgerError(f"{path}: {error}; {remedy}") from None
 
     def get(self, key: str) -> Outcome | None:
-        """What is known of a call.
+        """Return the recorded outcome of a call; None: not recorded.
 
         Raises:
             LedgerError: the file is damaged.
@@ -78,10 +78,10 @@ class Ledger:
             value, error, seconds = row
             return Outcome(None if value is None else json.loads(value), error, seconds)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED_REMEDY}") from None
 
     def put(self, key: str, step: str, outcome: Outcome) -> None:
-        """Keep an outcome.
+        """Store an outcome.
 
         Raises:
             LedgerError: the disk is full or fails.
@@ -96,7 +96,7 @@ class Ledger:
             raise LedgerError(f"{self._path}: {error}") from None
 
     def learn(self, other: Ledger) -> int:
-        """Take over what another ledger knows and this one does not, but for failures; how many calls that is."""
+        """Copy the outcomes that only another ledger has, but no failures; return their number."""
         before = self._database.total_changes
         try:
             known = other._database.execute("select * from calls where error is null")
@@ -108,11 +108,11 @@ class Ledger:
         return self._database.total_changes - before
 
     def forget_errors(self) -> int:
-        """Drop the calls that failed, so that they are tried again; how many there were."""
+        """Delete failed calls, so that they are tried again; return their number."""
         try:
             return self._database.execute("delete from calls where error is not null").rowcount
         except sqlite3.DatabaseError as error:
-            raise LedgerError(f"{self._path}: {error}; {DAMAGED}") from None
+            raise LedgerError(f"{self._path}: {error}; {DAMAGED_REMEDY}") from None
 
     def close(self) -> None:
         self._database.close()

@@ -15,7 +15,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from audiollm.processes import end_with_parent
-from pipelines.execution.engine import WORKER_FILE, EngineError, Pool, Worker, WorkerReply
+from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
+from pipelines.execution.shared_setup import WORKER_FILE, worker_of
 
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
@@ -23,11 +24,11 @@ ONE_THREAD = dict.fromkeys(
 
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-"""The names of the GPUs that a process sees, with commas between them."""
+"""Environment variable with the GPUs that a process sees, separated by commas."""
 
 
 class InProcess:
-    """Answers every call here and now; a death of this process is the run's."""
+    """Workers in this process, which answer every call at once; nothing protects the run from a crash of a step."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -68,7 +69,7 @@ class LocalProcesses:
         self._worker, self._num_gpus = bytes(ForkingPickler.dumps(worker)), num_gpus
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.shared_setup"]
+            ["audiollm.fork_server", __name__, *modules, "pipelines.execution.fork_setup"]
         )
         self._numbers = count()
         self._gpu_share = 0.0
@@ -131,9 +132,7 @@ class LocalProcesses:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """The life of a worker process."""
-    from pipelines.execution.shared_setup import worker_of  # sets up the worker when it is imported
-
+    """Run a worker process: answer calls until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()  # of the process that it was forked from, which may have been there before this run
     os.environ.update(environment)
@@ -156,7 +155,7 @@ def _cannot(step: str, error: Exception) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line."""
+    """Format an error as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

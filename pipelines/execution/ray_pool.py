@@ -15,7 +15,7 @@ _INSTALL = "pip install 'audiollm[ray]'"
 
 
 class _Host:
-    """What lives in an actor."""
+    """Worker inside a Ray actor."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -107,7 +107,7 @@ class RayActors:
 
 
 def _last_line(error: Exception) -> str:
-    """Of what Ray tells of a death: the cause comes last, below the trace of where it was."""
+    """Return the last line of Ray's message about a death: the cause stands below the trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[-1][:300]
 

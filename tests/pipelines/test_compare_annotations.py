@@ -101,7 +101,7 @@ def test_scores_that_both_have_are_set_side_by_side(tmp_path: Path) -> None:
 
 
 def test_other_recordings_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="not one segment") as caught:
+    with pytest.raises(StageError, match="no segment in common") as caught:
         compared(tmp_path, ([row(1, "a")], []), ([row(2, "a")], []))
     assert caught.value.exit_code == 2
 

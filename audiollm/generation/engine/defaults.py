@@ -1,6 +1,6 @@
-"""How codes are drawn where nobody says: by what a model's folder tells of its training and of its authors' settings.
+"""Default sampling of a model, from the files in its folder: its training, and the settings of its authors.
 
-The one place that decides, field by field: what the user says; `trained.json`; `generation_config.json`; else plain
+The one place that decides, field by field and in this order: the user; `trained.json`; `generation_config.json`; plain
 sampling.
 """
 
@@ -21,22 +21,22 @@ from audiollm.models.generation_config import read_generation
 
 PLAIN = SamplingConfig()
 TEXT_GUIDANCE, SPEAKER_GUIDANCE = 3.0, 2.0
-"""Of models that were trained so."""
-GIVEN = "given"
+"""Guidance weights of models whose training hid the text or the speaker at times."""
+GIVEN_BY_USER = "given"
 DAMAGED_REMEDY = "mend it, or remove the file: then nothing is known of the training"
 
-_NAMES = {
+_FIELD_OF_KEY = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "ras_win_len": "ras_window",
     "ras_win_max_num_repeat": "ras_repeats",
 }
-"""Of `generation_config.json`, and here."""
+"""Key of `generation_config.json` -> field of `SamplingConfig`."""
 
 
 class Trained(NamedTuple):
-    """What `trained.json` tells; None is not known."""
+    """The content of `trained.json`; None: not known."""
 
     longest_positions: int | None = None
     text_dropout: float | None = None
@@ -46,16 +46,18 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """How to draw, and who says so."""
+    """Sampling settings, and where each comes from."""
 
     sampling: SamplingConfig = PLAIN
     sources: Mapping[str, str] = field(default_factory=dict)
-    """The file that a field of `sampling` comes from, or `GIVEN`; the others are those of `PLAIN`."""
+    """The file that a field of `sampling` comes from, or `GIVEN_BY_USER`; the others are those of `PLAIN`."""
 
     def over(self, **given: float | int | None) -> Defaults:
-        """With what the user says in place of it; None says nothing."""
+        """Replace the fields that the user gives; None keeps a field."""
         said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return Defaults(replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN)})
+        return Defaults(
+            replace(self.sampling, **said), {**self.sources, **dict.fromkeys(said, GIVEN_BY_USER)}
+        )
 
     def __str__(self) -> str:
         """`temperature 0.5 (given), top_p 0.9, text_guidance 3 (trained.json)`; what is switched off is left out."""
@@ -73,7 +75,7 @@ class Defaults:
 
 
 def read_defaults(folder: Path) -> Defaults:
-    """Of a model's folder.
+    """Read the default sampling of a model's folder.
 
     Guidance is `TEXT_GUIDANCE` and `SPEAKER_GUIDANCE` where the training hid the text or the speaker at times, else
     none; the rest is what `generation_config.json` says.
@@ -84,7 +86,7 @@ def read_defaults(folder: Path) -> Defaults:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, value in read_generation(folder).items():
-        values[_NAMES[name]], sources[_NAMES[name]] = value, GENERATION_FILE
+        values[_FIELD_OF_KEY[name]], sources[_FIELD_OF_KEY[name]] = value, GENERATION_FILE
     trained = read_trained(folder)
     guidance = guidance_of(trained.text_dropout, trained.speaker_dropout)
     values, sources = values | guidance, sources | dict.fromkeys(guidance, TRAINED_FILE)
@@ -92,7 +94,7 @@ def read_defaults(folder: Path) -> Defaults:
 
 
 def guidance_of(text_dropout: float | None, speaker_dropout: float | None) -> dict[str, Any]:
-    """The weights of a training's guidance, by field; without those of which is not known whether it was hidden."""
+    """Guidance weights by field, from how often a training hid each condition; unknown (None) ones are left out."""
     known = (
         ("text_guidance", text_dropout, TEXT_GUIDANCE),
         ("speaker_guidance", speaker_dropout, SPEAKER_GUIDANCE),
@@ -101,7 +103,7 @@ def guidance_of(text_dropout: float | None, speaker_dropout: float | None) -> di
 
 
 def read_trained(folder: Path) -> Trained:
-    """What the train stage wrote beside its model; nothing is known of a model without it.
+    """Read `trained.json`, which the train stage writes beside its model; without the file, every field is None.
 
     Raises:
         ConfigError: it is damaged.
@@ -114,11 +116,9 @@ def read_trained(folder: Path) -> Trained:
         value = data.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value <= most):
-            problem = (
-                f"{name}: {value!r} is no number of 0{f' to {most:g}' if most < math.inf else ' or more'}"
-            )
+            problem = f"{name}: {value!r} is not a number from 0{f' to {most:g}' if most < math.inf else ' or more'}"
             raise ConfigError(problem, str(path), DAMAGED_REMEDY)
     digest = data.get("codec_digest")
     if digest is not None and not isinstance(digest, str):
-        raise ConfigError(f"codec_digest: {digest!r} is no text", str(path), DAMAGED_REMEDY)
+        raise ConfigError(f"codec_digest: {digest!r} is not a string", str(path), DAMAGED_REMEDY)
     return Trained(**{name: data.get(name) for name in Trained._fields})

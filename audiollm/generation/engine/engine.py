@@ -32,7 +32,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
 
 PREFILL_POSITIONS = 8192
-"""Prompts go through the model together up to so many positions."""
+"""Most positions of the prompts that go through the model together."""
 
 
 class Engine:
@@ -57,13 +57,13 @@ class Engine:
         self._template, self._device = template, weight.device
         self._decoder = decoder or GenerationDecoder(model)
         self._layers: DualFFN | PackedDecoder = model
-        """What computes the steps, with the weights as they were when an answer last began."""
+        """Decoder that computes the steps, with the weights of the time when an answer last began."""
         self._marks = Marks.of(template)
         self._cache = Cache.empty(model.config, slots, max_length, weight.device, weight.dtype)
         self._slots, self._submitted = slots, 0
         self._waiting: deque[Running] = deque()
         self._owners: list[Running] = []
-        """Of each row in use."""
+        """The running answer that owns each cache row in use."""
         self._plan: StepPlan | None = None
         forbidden = _forbidden_words(template, self._marks, model.config.vocab_size)
         self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
@@ -77,18 +77,18 @@ class Engine:
         most_slots: int = 256,
         decoder: GenerationDecoder | None = None,
     ) -> Engine:
-        """One with a slot for each branch of these requests, fewer where they are many, and room for the longest."""
+        """Make an engine with a slot for each branch of these requests, up to a limit, and room for the longest one."""
         branches = [len(request.sampling.branches) for request in requests]
         longest = max(_positions(template, request, _prompts(template, request)) for request in requests)
         return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
 
     @property
     def busy(self) -> bool:
-        """Something runs or waits."""
+        """Whether any request runs or waits."""
         return bool(self._owners or self._waiting)
 
     def submit(self, request: Request) -> int:
-        """Put a request in line; its number, which its events carry.
+        """Queue a request; returns its number, which its events carry.
 
         Raises:
             ValueError: it needs more slots or more room than there are, or its audio does not fit its messages.
@@ -120,14 +120,14 @@ class Engine:
         return self._submitted
 
     def cancel(self, number: int) -> None:
-        """Forget a request and free its slots; nothing where it is over or was never there."""
+        """Drop a request and free its slots; does nothing for a finished or unknown one."""
         self._waiting = deque(each for each in self._waiting if each.number != number)
         for running in [each for each in self._running() if each.number == number]:
             self._release(running)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Admit what waits, feed every row in use, draw, and tell what came of it."""
+        """Admit waiting requests, feed every row in use, draw, and return the events."""
         self._admit()
         if not self._owners:
             return []
@@ -144,7 +144,7 @@ class Engine:
     def run(
         self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
     ) -> list[Answer]:
-        """The answers to all of these, in their order; what was submitted before goes on beside them."""
+        """Answer all of these requests, in their order; those submitted before run on beside them."""
         numbers = [self.submit(request) for request in requests]
         answers: dict[int, Answer] = {}
         while any(number not in answers for number in numbers):
@@ -154,7 +154,7 @@ class Engine:
         return [answers[number] for number in numbers]
 
     def stream(self, request: Request) -> Iterator[Event]:
-        """The events of one request as they come; the last is `Finished`. Given up early, it is cancelled.
+        """Yield the events of one request; the last is `Finished`. Closing the iterator early cancels the request.
 
         Events of others that run beside it are not told: with several at a time, `submit` and `step`.
         """
@@ -169,7 +169,7 @@ class Engine:
             self.cancel(number)
 
     def _admit(self) -> None:
-        """Those in line that there are slots for; their prompts go through the model without padding."""
+        """Admit waiting requests that there are slots for; their prompts go through the model without padding."""
         admitted: list[Running] = []
         while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
             running = self._waiting.popleft()
@@ -193,13 +193,13 @@ class Engine:
             running.streams = []
 
     def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One position more in every row: hidden states of what is fed text, audio logits of what is fed codes."""
+        """Feed one position to every row; returns hidden states of text rows and audio logits of code rows."""
         ids_X, codes_YK = ids_X.to(self._device), codes_YK.to(self._device)
         hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
         return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()
 
     def _draw_words(self, hidden_XC: Tensor, group: Group) -> Tensor:
-        """One token an answer, `[B]`. Guidance is for speech: of the branches the full prompt alone counts."""
+        """Draw one token per answer, `[B]`, from the full prompt's branch alone: guidance is for speech."""
         full, request = group.branches[0], group.members[0].request
         hidden_BC = hidden_XC if full is None else hidden_XC[full]
         logits_BV = self._layers.text_logits(hidden_BC).float()
@@ -208,7 +208,7 @@ class Engine:
         return sample_codes(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
 
     def _draw_codes(self, logits_YKV: Tensor, group: Group) -> Tensor:
-        """One code a codebook and answer, `[B, K]`: never BOS, and EOS of the first codebook alone."""
+        """Draw one code per codebook and answer, `[B, K]`: never BOS, and EOS in the first codebook only."""
         sampling, marks = group.members[0].request.sampling, self._marks
         branches = [logits_YKV if each is None else logits_YKV[each] for each in group.branches]
         logits_BKV = branches[0]
@@ -228,13 +228,13 @@ class Engine:
         return sample_codes(logits_BKV, sampling, self._uniform(group), recent_BWK)
 
     def _uniform(self, group: Group) -> Tensor:
-        """The members' numbers, `[B, 2, K]`; none for the most likely code."""
+        """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
         if group.members[0].request.sampling.temperature == 0:
             return torch.empty(0, 2, 0)
         return torch.stack([each.next_uniform_2K() for each in group.members]).to(self._device)
 
     def _advance(self, plan: StepPlan, drawn: Codes) -> list[Event]:
-        """Every answer's next state, from what was drawn for it; those that are over give their slots back."""
+        """Advance every answer's state by what was drawn for it, and free the slots of finished answers."""
         events: list[Event] = []
         start = 0
         for group in plan.text_groups:
@@ -276,7 +276,7 @@ class Engine:
         return list({owner.number: owner for owner in self._owners}.values())
 
     def _release(self, running: Running) -> None:
-        """Free its rows; the last rows in use move into the gaps."""
+        """Free an answer's rows; the last rows in use move into the gaps."""
         self._plan = None
         for row in sorted(running.rows, reverse=True):
             last = len(self._owners) - 1
@@ -292,7 +292,7 @@ class Engine:
 
 
 def _prompts(template: Template, request: Request) -> list[TokenStream]:
-    """The prompt of each branch."""
+    """Lay out the prompt of each branch."""
     open_turn = template.prompt if request.answer == "audio" else template.text_prompt
     return [
         open_turn(*without_conditions(request.messages, request.audio, *hidden))
@@ -301,7 +301,7 @@ def _prompts(template: Template, request: Request) -> list[TokenStream]:
 
 
 def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:
-    """What the longest of these prompts and its answer may take (with one stretch of speech, where it is `any`)."""
+    """Positions of the longest prompt with its longest answer (with one stretch of speech, where it is `any`)."""
     speech = request.limits.max_frames + template.num_codebooks + 1
     text = request.limits.max_text_tokens
     answer = {"audio": speech, "text": text, "any": text + speech + 3}[request.answer]
@@ -309,7 +309,7 @@ def _positions(template: Template, request: Request, prompts: Sequence[TokenStre
 
 
 def _without_last(stream: TokenStream) -> TokenStream:
-    """Without its last position, which is text."""
+    """Remove a stream's last position, which is text."""
     rows: dict[str, Any] = {
         name: rows[:-1] for name, rows in stream.__dict__.items() if isinstance(rows, Tensor)
     }
@@ -317,7 +317,7 @@ def _without_last(stream: TokenStream) -> TokenStream:
 
 
 def _forbidden_words(template: Template, marks: Marks, vocab_size: int) -> dict[str, Tensor]:
-    """By the kind of the answer, the tokens that are never drawn: control tokens, and what is no token at all."""
+    """Masks, by the kind of the answer, of the tokens that are never drawn: control tokens and unused ids."""
     vocabulary = template.tokenizer.get_vocab_size(with_added_tokens=True)
     style = tokens.HEADER_STYLES[template.header_style]
     ids = map(template.tokenizer.token_to_id, (*style.special_tokens, tokens.AUDIO_DELAY))

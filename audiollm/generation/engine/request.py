@@ -1,4 +1,4 @@
-"""What the engine is asked, what it answers, and what it tells on the way.
+"""Requests to the engine, its answers, and the events on the way.
 
 Shapes: K codebooks, T code frames.
 """
@@ -21,19 +21,19 @@ Reason = Literal["end", "length"]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an answer may become."""
+    """The largest size of an answer."""
 
     max_frames: int = 750
-    """Code frames, of all its speech together."""
+    """Most code frames, over all stretches of speech."""
     max_text_tokens: int = 512
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to answer, and how."""
+    """A chat to answer, and how to answer it."""
 
     messages: Sequence[Message]
-    """What comes before the assistant's turn."""
+    """Messages before the assistant's turn."""
     seed: int = 0
     audio: Sequence[PartAudio] = ()
     """Codes `[K, T]` or features of each recording in the messages, in order of appearance."""
@@ -45,18 +45,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request."""
+    """The complete answer to a request."""
 
     parts: tuple[str | Tensor, ...]
     """Text, and the codes `[K, T]` of each stretch of speech, in the order in which they came."""
     codes_KT: Tensor
-    """All its speech."""
+    """Codes of all speech in the answer."""
     reason: Reason
-    """`length` where a limit ended it."""
+    """Why the answer ended: `end`, by itself; `length`, by a limit."""
     first_frame_s: float | None
-    """From the request to its first complete code frame; None without speech."""
+    """Seconds from the request to its first complete code frame; None without speech."""
     seconds: float
-    """From the request to the end."""
+    """Seconds from the request to the end of the answer."""
 
     @property
     def text(self) -> str:
@@ -64,13 +64,13 @@ class Answer:
 
     @property
     def stopped(self) -> bool:
-        """It ended by itself."""
+        """Whether the answer ended by itself, not by a limit."""
         return self.reason == "end"
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Whole characters, as soon as there are any."""
+    """Text of an answer, told as soon as whole characters are there."""
 
     request: int
     text: str
@@ -78,17 +78,17 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class Frames:
-    """Code frames, as soon as all their codebooks are there: K - 1 rows after the first one."""
+    """Code frames, told once all their codebooks are there: K - 1 rows after the first codebook's code."""
 
     request: int
     codes_KT: Tensor
     stretch: int = 0
-    """Of which stretch of speech: one that follows text is another."""
+    """Number of the stretch of speech that the frames belong to: speech after text begins another."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The answer is complete, and its slots are free."""
+    """End of a request: its answer is complete, and its slots are free."""
 
     request: int
     answer: Answer

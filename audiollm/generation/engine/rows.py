@@ -1,4 +1,4 @@
-"""Which rows of a step are text and which are audio, and which of them are drawn from together.
+"""The plan of a step: its text rows, its audio rows, and the groups of rows that are drawn from together.
 
 A plan is made anew when an answer begins, ends or goes from text to speech or back, and kept in between.
 
@@ -20,7 +20,7 @@ from audiollm.generation.engine.request import Request
 from audiollm.generation.engine.state import AnswerState
 
 UNIFORM_STEPS = 256
-"""Random numbers are made for so many steps at a time."""
+"""Steps whose random numbers are made at once."""
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Running:
     submitted: float
     generator: torch.Generator
     rows: list[int] = field(default_factory=list)
-    """Its rows of the cache, one a branch."""
+    """Rows of the cache, one per branch."""
     first_frame: float | None = None
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def next_uniform_2K(self) -> Tensor:
-        """The numbers of its next draws: its seed and the steps that it has taken tell them, and nothing else."""
+        """Return the random numbers of the next draws, which depend on the seed and the steps taken only."""
         place = self._steps % UNIFORM_STEPS
         if place == 0:
             shape = (UNIFORM_STEPS, 2, self.state.marks.num_codebooks)
@@ -52,7 +52,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Group:
-    """Answers that are drawn together: in the same way, in one call."""
+    """Answers with equal sampling settings, drawn in one call."""
 
     members: list[Running]
     branches: list[Tensor | None]
@@ -66,16 +66,16 @@ class StepPlan:
     writing: list[Running]
     speaking: list[Running]
     writer_X: NDArray[np.int64]
-    """Whose token goes into each text row, as a place in `writing`."""
+    """Index into `writing` of the answer whose token each text row is fed."""
     speaker_Y: NDArray[np.int64]
     order_R: Tensor | None
-    """The cache row of each row; None where they are in the cache's order."""
+    """Cache row of each row of the step; None: the cache's order."""
     text_groups: list[Group]
     audio_groups: list[Group]
 
 
 def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
-    """For the answers that own the rows of the cache in use, row by row."""
+    """Plan a step for the answers that own the rows of the cache in use, row by row."""
     text_rows = [row for row, owner in enumerate(owners) if not owner.state.speaks]
     audio_rows = [row for row, owner in enumerate(owners) if owner.state.speaks]
     mixed = bool(text_rows and audio_rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LIKELY = 128
+SORTED_CODES = 128
 """Codes that are sorted first on a CPU: they nearly always hold the share that top-p asks for."""
 
 
@@ -30,19 +30,19 @@ class SamplingConfig:
     text_guidance: float = 1.0
     speaker_guidance: float = 1.0
     ras_window: int = 0
-    """Repetition-aware sampling of codes looks back so many rows; 0 for none, 7 as in Higgs Audio V2."""
+    """Rows that repetition-aware sampling of codes looks back; 0 switches it off, Higgs Audio V2 has 7."""
     ras_repeats: int = 2
-    """A code that a codebook had so often in the window is drawn again, from all codes and at temperature 1."""
+    """Occurrences in the window from which a code is drawn again, from all codes and at temperature 1."""
 
     @property
     def branches(self) -> list[tuple[bool, bool]]:
-        """What is hidden, `(text, speaker)`, from each copy of a prompt that the guidance compares."""
+        """Conditions hidden, as `(text, speaker)`, from each copy of a prompt that the guidance compares."""
         without_text = [(True, False)] if self.text_guidance != 1 else []
         return [(False, False), *without_text, *([(False, True)] if self.speaker_guidance != 1 else [])]
 
 
 def guide(full: Tensor, no_text: Tensor | None, no_speaker: Tensor | None, config: SamplingConfig) -> Tensor:
-    """Classifier-free guidance in log-probabilities, one term a condition (arXiv 2207.12598; 2211.09800 eq. 3).
+    """Classifier-free guidance in log-probabilities, one term per condition (arXiv 2207.12598; 2211.09800 eq. 3).
 
     `full + (w_text - 1) (full - no_text) + (w_speaker - 1) (full - no_speaker)`.
     """
@@ -66,7 +66,7 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     total = logits.logsumexp(dim=-1, keepdim=True)
     most = top_k if 0 < top_k < size else size
     # a GPU sorts all of them sooner than the host could ask whether that is needed
-    for count in (most,) if logits.is_cuda or most <= LIKELY else (LIKELY, most):
+    for count in (most,) if logits.is_cuda or most <= SORTED_CODES else (SORTED_CODES, most):
         best = logits.topk(count, dim=-1).values
         shares = (best - total).exp()
         before = shares.cumsum(dim=-1) - shares
@@ -80,7 +80,7 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def sample_codes(
     logits_BKV: Tensor, config: SamplingConfig, uniform_B2K: Tensor, recent_BWK: Tensor | None = None
 ) -> Tensor:
-    """One code a codebook, `[B, K]`.
+    """Draw one code per codebook, `[B, K]`.
 
     Repetition-aware sampling is that of VALL-E 2 (arXiv 2406.05370, section 3.2) as Higgs Audio V2 has it
     (`_sample_audio_tokens` in boson-ai/higgs-audio): a code that occurs `ras_repeats` times in the window is
@@ -91,7 +91,7 @@ def sample_codes(
         recent_BWK: each codebook's last codes, for repetition-aware sampling; -1 where there was none.
     """
     if config.temperature == 0:
-        if logits_BKV.device.type == "cpu":  # NumPy's is ten times as fast as torch's
+        if logits_BKV.device.type == "cpu":  # NumPy's cumulative sum is ten times as fast as torch's
             return torch.from_numpy(logits_BKV.numpy().argmax(axis=-1))
         return logits_BKV.argmax(dim=-1)
     kept_BKV = truncate(logits_BKV / config.temperature, config.top_k, config.top_p)
@@ -103,7 +103,7 @@ def sample_codes(
 
 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
-    """The first code at which the cumulated shares exceed a uniform number: each with its own probability."""
+    """Pick the first code at which the cumulated shares exceed a uniform number: each code by its probability."""
     cumulated = shares.cumsum(dim=-1)
     wanted = uniform[..., None].clamp(max=1 - 1e-6) * cumulated[..., -1:]
     return torch.searchsorted(cumulated, wanted, right=True)[..., 0]

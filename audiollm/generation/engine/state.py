@@ -1,4 +1,4 @@
-"""Where an answer stands: which row is fed next, what follows from what is drawn, and what is complete.
+"""State machine of an answer: the row that is fed next, the effect of a drawn token or code, the complete parts.
 
 An answer is a stream of text and speech. Text is drawn token by token until the turn ends or `<|audio_out_bos|>`
 opens a stretch of speech; speech is drawn row by row in the delay pattern (BOS and EOS are forced where the pattern
@@ -23,13 +23,13 @@ from audiollm.generation.engine.request import AnswerKind, Limits, Reason
 
 Codes = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
-LONGEST_WAIT = 16
-"""Tokens without a whole character at their end: what takes longer is no UTF-8, and comes out as it is."""
+MAX_PENDING_TOKENS = 16
+"""Most tokens that wait for a whole character; a longer sequence is invalid UTF-8 and is given out as it is."""
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What of a vocabulary and a codec steers an answer."""
+    """Control tokens of a vocabulary and codec that steer an answer."""
 
     num_codebooks: int
     audio_bos: int
@@ -70,9 +70,9 @@ class SpeechState:
         self._rows_FK: Codes = np.full((64, marks.num_codebooks), marks.audio_bos, dtype=np.int64)
         self.rows = 1
         self.frames: int | None = None
-        """T, once it is known."""
+        """Number of frames T; None: not known yet."""
         self.said_end = False
-        """The model ended it, and not the limit."""
+        """Whether the model ended the stretch, not the limit."""
 
     @property
     def last_K(self) -> Codes:
@@ -81,7 +81,7 @@ class SpeechState:
 
     @property
     def complete(self) -> int:
-        """Frames that all codebooks have."""
+        """Number of frames whose codes are complete in all codebooks."""
         done = max(0, self.rows - self._marks.num_codebooks)
         return done if self.frames is None else min(done, self.frames)
 
@@ -91,7 +91,7 @@ class SpeechState:
 
     @property
     def closed(self) -> bool:
-        """The last row has been made: all EOS."""
+        """Whether the last row, all EOS, has been made."""
         return self.frames is not None and self.rows == self.frames + self._marks.num_codebooks + 1
 
     def take(self, drawn_K: Codes) -> None:
@@ -136,18 +136,18 @@ class Text:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._context = self._given = 0
-        """Where the ids of the last piece begin and end."""
+        """First and last index of the ids of the last piece."""
         self.text = ""
 
     def take(self, token: int) -> str:
-        """What this token completes; empty while a character is cut in two."""
+        """Add a token; return the text that it completes, empty while a character is cut in two."""
         self._ids.append(token)
         piece = self._beyond()
-        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < LONGEST_WAIT
+        cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < MAX_PENDING_TOKENS
         return "" if cut else self._give(piece)
 
     def finish(self) -> str:
-        """What is left: a character that never became whole shows as U+FFFD."""
+        """Return the remaining text; a character that never became whole is U+FFFD."""
         return self._give(self._beyond())
 
     def _give(self, piece: str) -> str:
@@ -182,7 +182,7 @@ class AnswerState:
     input_id: int | None = field(default=None, init=False)
     """The text token that is fed next; None where a row of codes is."""
     reason: Reason | None = field(default=None, init=False)
-    """Why the answer is over."""
+    """Why the answer ended; None: it goes on."""
     _text_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -192,23 +192,23 @@ class AnswerState:
 
     @property
     def speech(self) -> SpeechState:
-        """The stretch that is being spoken."""
+        """The present stretch of speech."""
         last = self.parts[-1]
         assert isinstance(last, SpeechState)
         return last
 
     @property
     def stretches(self) -> int:
-        """Of speech, so far."""
+        """Number of stretches of speech so far."""
         return sum(isinstance(part, SpeechState) for part in self.parts)
 
     @property
     def speaks(self) -> bool:
-        """A row of codes is fed next."""
+        """Whether the next row is codes, not text."""
         return self.input_id is None
 
     def take_text(self, drawn: int) -> str:
-        """What follows the text token that was fed; returns the text that this completes."""
+        """Advance by the token drawn after a text row; return the text that it completes."""
         self.room -= 1
         if self.input_id == self.marks.opens_speech:
             self._open_speech()
@@ -235,7 +235,7 @@ class AnswerState:
         return last.take(drawn)
 
     def take_codes(self, drawn_K: Codes) -> Tensor | None:
-        """What follows the row of codes that was fed; returns the frames `[K, t]` that this completes."""
+        """Advance by the codes drawn after a row of codes; return the frames `[K, t]` that they complete."""
         self.room -= 1
         speech = self.speech
         if speech.closed:  # only a text goes on here

@@ -1,4 +1,4 @@
-"""Sound while codes are made: what an engine tells step by step, turned into samples as soon as a codec can.
+"""Sound while codes are made: the engine's events, decoded to samples as soon as the codec can.
 
 Shapes: N samples, K codebooks, T code frames.
 """
@@ -16,7 +16,7 @@ from audiollm.codec import Codec, CodeStream, StreamedCodec
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, TextPiece
 
 CHUNK_FRAMES = 4
-"""Frames that are decoded at a time, once there has been sound: one by one costs more."""
+"""Frames decoded at a time after the first sound: decoding one by one costs more."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Spoken:
     samples_1N: Tensor
     text: str = ""
     answer: Answer | None = None
-    """With the last piece."""
+    """The complete answer, given with the last piece."""
     first_audio_s: float | None = None
-    """With the last piece: from the request to the first samples; None without speech."""
+    """Seconds from the request to the first samples, given with the last piece; None without speech."""
 
 
 def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUNK_FRAMES) -> Iterator[Spoken]:
-    """The events of one request (`Engine.stream`) with samples in place of codes.
+    """Turn the events of one request (`Engine.stream`) into pieces with samples in place of codes.
 
     The sound in all is that of `codec.decode` for every stretch of speech, as closely as `code_stream(codec)` says.
     The first frames are decoded one by one, until there is sound; then `chunk_frames` at a time.
@@ -55,7 +55,7 @@ def stream_audio(events: Iterable[Event], codec: Codec, chunk_frames: int = CHUN
 
 
 def code_stream(codec: Codec) -> CodeStream:
-    """The codec's own incremental decoder, where it has one; else windows that overlap."""
+    """Return the codec's own incremental decoder where it has one, else overlapping windows."""
     return codec.code_stream() if isinstance(codec, StreamedCodec) else OverlappingWindows(codec)
 
 
@@ -63,13 +63,13 @@ class OverlappingWindows:
     """Decodes window by window, each with frames before and behind it that are thrown away.
 
     As good as decoding the whole where a frame's sound depends on no more than `past` frames before it and `future`
-    behind; convolutional decoders at 12 to 75 frames a second reach 3 to 10 (Higgs's, EnCodec's), and what attends to
+    behind; convolutional decoders at 12 to 75 frames per second reach 3 to 10 (Higgs's, EnCodec's), and what attends to
     all of its past (Mimi's) comes close. Costs `past + future` frames more to decode a window.
     """
 
     _codes_KT: Tensor | None
     _context: int
-    """Of the frames that are kept, those whose sound is out."""
+    """Kept frames whose sound has already been returned."""
 
     def __init__(self, codec: Codec, past: int = 32, future: int = 10, window: int = 8) -> None:
         self._codec, self._past, self._future, self._window = codec, past, future, window
@@ -81,7 +81,7 @@ class OverlappingWindows:
         return (self._window + self._future) / self._codec.frame_rate
 
     def push(self, codes_KT: Tensor) -> Tensor:
-        """Codes `[K, t]` to the samples `[1, n]` of the windows that they complete."""
+        """Add codes `[K, t]`; return the samples `[1, n]` of the windows that they complete."""
         self._codes_KT = codes_KT if self._codes_KT is None else torch.cat([self._codes_KT, codes_KT], dim=1)
         parts = [torch.zeros(1, 0)]
         while self._codes_KT.shape[1] - self._context >= self._window + self._future:
@@ -89,7 +89,7 @@ class OverlappingWindows:
         return torch.cat(parts, dim=1)
 
     def flush(self) -> Tensor:
-        """The rest; then begin anew."""
+        """Return the rest of the sound, and begin anew."""
         codes_KT = self._codes_KT
         rest = 0 if codes_KT is None else codes_KT.shape[1] - self._context
         samples_1N = self._decode(rest) if rest else torch.zeros(1, 0)
@@ -100,7 +100,7 @@ class OverlappingWindows:
         self._codes_KT, self._context = None, 0
 
     def _decode(self, frames: int) -> Tensor:
-        """The sound of the next frames; they become context."""
+        """Decode the next frames, which then become context."""
         assert self._codes_KT is not None
         end = self._context + frames
         samples_1N = self._codec.decode(self._codes_KT[:, : end + self._future]).cpu()
@@ -112,7 +112,7 @@ class OverlappingWindows:
 
 
 class _Voice:
-    """Frames of one stretch of speech after the other to samples."""
+    """Decoder of the frames of one stretch of speech after the other."""
 
     def __init__(self, codec: Codec, chunk_frames: int) -> None:
         self._decoder, self._chunk_frames = code_stream(codec), chunk_frames
@@ -133,7 +133,7 @@ class _Voice:
         return torch.cat([ended_1N, samples_1N], dim=1)
 
     def finish(self) -> Tensor:
-        """The rest of the stretch."""
+        """Return the rest of the stretch's sound."""
         if not self._began:
             return self.nothing_10
         samples_1N = torch.cat([self._decode(), self._decoder.flush().cpu()], dim=1)

@@ -23,16 +23,15 @@ from audiollm.data.records.sample import AudioPart
 from audiollm.errors import ConfigError, suggestion
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, spoken_seconds
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
 from audiollm.generation.speaking.speak import (
     SHORTEST_CHUNK_S,
     SLACK,
     SLACK_S,
-    Manner,
     OnSeconds,
     Said,
     Speech,
-    check,
     chunks_of,
     notes_of,
     say,
@@ -47,7 +46,7 @@ _NAMED = re.compile(r"^\s*([^\W\d_][\w .'-]{0,39}?)\s*[:：](?!//)\s*(.*)$")
 
 @dataclass(frozen=True)
 class Turn:
-    """What one speaker says in one go."""
+    """One uninterrupted turn of one speaker."""
 
     speaker: str
     text: str
@@ -73,7 +72,7 @@ def parse_script(script: str) -> list[Turn]:
             elif words:
                 turns[-1][1].append(words)
     if not turns:
-        raise ConfigError("there is no turn in it", "dialogue", "write one turn a line: [SPEAKER0] Hello.")
+        raise ConfigError("the script has no turn", "dialogue", "write one turn per line: [SPEAKER0] Hello.")
     for speaker, parts, number in turns:
         if not any(parts):
             raise ConfigError(
@@ -83,7 +82,7 @@ def parse_script(script: str) -> list[Turn]:
 
 
 def match_references(speakers: Sequence[str], given: Mapping[str, Voice]) -> dict[str, Voice]:
-    """The voice of each speaker who has one; a bare number is that of `SPEAKER0`, or counts the speakers.
+    """Map each speaker who has a reference to its voice; a bare number n means `SPEAKERn`, else the n-th speaker.
 
     Raises:
         ConfigError: a reference for nobody in the script.
@@ -111,8 +110,8 @@ def converse(
     manner: Manner,
     on_seconds: OnSeconds = lambda seconds: None,
 ) -> Speech:
-    """Turn by turn. A speaker without a reference is one of the model's by name, or speaks the first turn in a voice of
-    the model's choice (which is noted) and the others in that of the first.
+    """Say a dialogue turn by turn. A speaker without a reference is the model's of that name; else the model chooses
+    the voice of the first turn (which is noted), and the speaker's later turns keep it.
 
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
@@ -157,14 +156,13 @@ def converse_together(
     manner: Manner,
     on_seconds: OnSeconds = lambda seconds: None,
 ) -> Speech:
-    """All turns in one go, by the task `dialogue`. Where not everybody has a reference, nobody's is used: the model
+    """Say all turns in one go (task `dialogue`). Where any speaker lacks a reference, no reference is used: the model
     chooses all voices, and this is noted.
 
     Raises:
         ConfigError: no turns, a turn without words, or what `speak` raises.
     """
     begun = time.perf_counter()
-    check(generator, replace(manner, speaker=None))
     speakers = list(dict.fromkeys(turn.speaker for turn in turns))
     known = match_references(speakers, references)
     manners = {name: replace(manner, speaker=None, voice=known.get(name)) for name in speakers}
@@ -205,7 +203,7 @@ def converse_together(
 
 
 def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
-    """(speaker or None where the line goes on with the turn before, words)."""
+    """Split a line into (speaker, words); the speaker is None where the turn before goes on."""
     if not tagged:
         found = _NAMED.match(line)
         return [(found[1], found[2].strip())] if found else [(None, line.strip())]
@@ -218,7 +216,7 @@ def _pieces(line: str, tagged: bool) -> list[tuple[str | None, str]]:
 
 def _manner(generator: SpeakingModel, manner: Manner, name: str, voice: Voice | None, place: int) -> Manner:
     speaker = name if voice is None and name in generator.speakers else None
-    # without another seed, two voices of the model's own choice would be the same one
+    # with one seed, two voices of the model's own choice would be the same
     return replace(manner, speaker=speaker, voice=voice, seed=manner.seed + (place if voice is None else 0))
 
 
@@ -237,7 +235,7 @@ def _chunks(generator: SpeakingModel, turn: Turn, manner: Manner, place: int) ->
 
 
 def _text(turns: Sequence[Turn], chunks: Sequence[Sequence[Chunk]]) -> str:
-    """The turns as the model reads them."""
+    """The dialogue's text as the model reads it."""
     said = zip(turns, chunks, strict=True)
     return dialogue_text([(turn.speaker, " ".join(chunk.text for chunk in here)) for turn, here in said])
 
@@ -255,7 +253,7 @@ def _notes(
         notes.append(f"no reference for {', '.join(own)}: the model chooses the voice")
     notes += notes_of(generator, chunks, Manner())
     if left_out:
-        notes.append(f"{left_out} of {len(chunks)} parts are left out: the limit was reached")
+        notes.append(f"{left_out} of {len(chunks)} parts are left out: max_duration_s was reached")
     return tuple(notes)
 
 

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from torch import Tensor
 
@@ -29,7 +30,8 @@ from audiollm.generation.engine.request import Answer, Event, Frames, Limits, Re
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking import dialogue as dialogues
 from audiollm.generation.speaking import speak as speaking
-from audiollm.generation.speaking.speak import Manner, Speech
+from audiollm.generation.speaking.manner import Manner, Recording, SpeakOptions, TakeOptions, check_one_voice
+from audiollm.generation.speaking.speak import Speech
 from audiollm.generation.speaking.speech_stream import SpeechStream
 from audiollm.generation.speaking.voice import LEVEL_DBFS, Voice, read_voice
 from audiollm.models.decoder import DualFFNConfig
@@ -38,21 +40,19 @@ from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.models.pretrained import model_folder
 
 LONGEST_HEARD_S = 600.0
-"""Of a recording that is asked about."""
+"""Longest recording that can be asked about."""
 GREEDY = SamplingConfig(temperature=0.0)
 CODEC_REMEDY = "give the folder of the codec that the model was trained with"
-
-Recording = str | Path | Waveform
 
 
 class Generator:
     """A trained model and a codec.
 
     Args:
-        codec: None for a model that hears through an encoder of its own and is only asked.
+        codec: None for a model that hears through its own encoder and only answers in words.
         speakers: the speaker names that the model was trained on.
-        longest_positions: of the samples that it was trained on; None where that is not known.
-        defaults: how codes are drawn where a call does not say it.
+        longest_positions: positions of the longest training sample; None: not known.
+        defaults: sampling of the calls that do not give one.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Generator:
     ) -> None:
         self.model, self._codec, self.template = model.eval(), codec, template
         self.decoder = GenerationDecoder(model)
-        """Shared by the engines of all answers: weights are laid out once."""
+        """Decoder shared by the engines of all answers, so that weights are laid out once."""
         self.speakers, self.longest_positions = list(speakers), longest_positions
         self.defaults = defaults or Defaults()
 
     @classmethod
     def from_pretrained(cls, model: Path | str, codec: Path | str | None = None) -> Generator:
-        """Both from folders (a model's or a stage's), and what is known of how to speak with them (`read_defaults`).
+        """Load a model and its codec from their folders (or those of their stages), with the default sampling.
 
         Args:
             codec: by default the `train_tokenizer` of the run that the model's stage belongs to.
@@ -103,7 +103,7 @@ class Generator:
 
     @property
     def codec(self) -> Codec:
-        """Raises: ConfigError: there is none."""
+        """The codec. Raises: ConfigError: the model was loaded without one."""
         if self._codec is None:
             raise ConfigError("this model was loaded without a codec", "codec", CODEC_REMEDY)
         return self._codec
@@ -112,41 +112,29 @@ class Generator:
         self,
         text: str,
         *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
         on_seconds: Callable[[float], None] = lambda seconds: None,
+        **options: Unpack[SpeakOptions],
     ) -> Speech:
         """Say a text of any length: by a speaker of the training data, in the voice of a reference, or in any voice.
 
         Args:
-            speaker: a name that the model was trained on.
-            reference: a recording of the voice (a file or a waveform); more than `voice.LONGEST_S` of it is cut off.
-            reference_text: its words, which make the likeness better where the model was trained so.
-            scene: a description of place and mood.
-            seed: another seed, another take.
-            sampling: how codes are drawn; by default as is best known for the model (`self.defaults`).
-            max_duration_s: nothing is spoken longer; by default three times what the text should take.
             on_seconds: called now and then with the seconds of speech made so far.
+            options: `speaker`, `reference`, `reference_text`, `scene`, `seed`, `sampling`, `max_duration_s`, each
+                explained in `SpeakOptions`.
 
         Raises:
-            ConfigError: no text, one without a word or with control tokens, an unknown speaker, a speaker and a
-                reference, or a reference that cannot be used.
+            ConfigError: no text, a text without a word or with control tokens, an unknown speaker, a speaker and a
+                reference, a reference that cannot be used, or a duration that is not in (0, 600].
         """
-        manner = self.manner(
-            speaker=speaker,
-            reference=reference,
-            reference_text=reference_text,
-            scene=scene,
-            seed=seed,
-            sampling=sampling,
-            max_duration_s=max_duration_s,
-        )
-        return speaking.speak(self, text, manner, on_seconds)
+        return speaking.speak(self, text, self.manner(**options), on_seconds)
+
+    def stream(self, text: str, **options: Unpack[SpeakOptions]) -> SpeechStream:
+        """Say a text as `speak` does, but iterate over the pieces of its sound while they are made.
+
+        Raises:
+            ConfigError: as `speak`, before the first piece.
+        """
+        return SpeechStream(self, text, self.manner(**options))
 
     def dialogue(
         self,
@@ -154,12 +142,9 @@ class Generator:
         *,
         references: Mapping[str, Recording | Voice] | None = None,
         reference_texts: Mapping[str, str] | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
         together: bool = False,
         on_seconds: Callable[[float], None] = lambda seconds: None,
+        **options: Unpack[TakeOptions],
     ) -> Speech:
         """Say a dialogue: a script (`[SPEAKER0] Hello.` or `Ann: Hello.`), or (speaker, text) turns.
 
@@ -167,7 +152,9 @@ class Generator:
             references: a recording for a speaker's name, tag (`SPEAKER0`) or number. Who has none is a speaker of the
                 training data by name, or speaks in a voice of the model's choice.
             reference_texts: the words of these recordings, by the same names.
-            together: all turns in one go, for models that were trained on conversations.
+            together: make all turns in one go, for models that were trained on conversations.
+            on_seconds: called now and then with the seconds of speech made so far.
+            options: `scene`, `seed`, `sampling`, `max_duration_s`, each explained in `TakeOptions`.
 
         Raises:
             ConfigError: an empty turn, a reference for nobody, or what `speak` raises.
@@ -178,39 +165,14 @@ class Generator:
             else [dialogues.Turn(*turn) for turn in script]
         )
         if not parsed:
-            raise ConfigError("there is no turn in it", "dialogue", "give at least one")
+            raise ConfigError("the dialogue has no turn", "dialogue", "give at least one")
         texts = reference_texts or {}
         known = {
             str(name): self.voice(reference, texts.get(name))
             for name, reference in (references or {}).items()
         }
-        manner = self.manner(scene=scene, seed=seed, sampling=sampling, max_duration_s=max_duration_s)
         converse = dialogues.converse_together if together else dialogues.converse
-        return converse(self, parsed, known, manner, on_seconds)
-
-    def stream(
-        self,
-        text: str,
-        *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
-    ) -> SpeechStream:
-        """As `speak`, in pieces while they are made: iterate over it."""
-        manner = self.manner(
-            speaker=speaker,
-            reference=reference,
-            reference_text=reference_text,
-            scene=scene,
-            seed=seed,
-            sampling=sampling,
-            max_duration_s=max_duration_s,
-        )
-        return SpeechStream(self, text, manner)
+        return converse(self, parsed, known, self.manner(**options), on_seconds)
 
     def answer(
         self,
@@ -238,7 +200,11 @@ class Generator:
         sampling: SamplingConfig = GREEDY,
         max_tokens: int = 256,
     ) -> Request:
-        """What `answer` asks the engine. Raises: ConfigError: as there."""
+        """Build the engine request of `answer`.
+
+        Raises:
+            ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
+        """
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
         part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
@@ -259,7 +225,7 @@ class Generator:
         sampling: SamplingConfig = GREEDY,
         max_tokens: int = 256,
     ) -> Request:
-        """A request for an answer in words to a chat, the one recording of which is `audio`.
+        """Build the request for an answer in words to a chat whose one recording is `audio`.
 
         Raises:
             ConfigError: control tokens in the words, or a recording that `answer` does not take.
@@ -274,7 +240,7 @@ class Generator:
         return Request(list(messages), seed, [self.heard(heard)], sampling, limits, "text")
 
     def notes_on(self, request: Request) -> tuple[str, ...]:
-        """What whoever asks should know: the prompt is longer than what the model was trained on."""
+        """Warnings about a request: a prompt that is longer than the samples that the model was trained on."""
         length = self.template.length(request.messages, [size_of(part) for part in request.audio])
         if self.longest_positions is None or length <= self.longest_positions:
             return ()
@@ -284,36 +250,43 @@ class Generator:
     def answer_all(
         self, requests: Sequence[Request], on_seconds: Callable[[float], None] = lambda seconds: None
     ) -> list[Answer]:
-        """The engine's answers, in order."""
+        """Run requests through the engine; the answers come in the order of the requests."""
         made = 0
 
         def on_step(events: Sequence[Event]) -> None:
             nonlocal made
             new = sum(event.codes_KT.shape[1] for event in events if isinstance(event, Frames))
             made += new
-            if new:  # text alone may come of a model without a codec
+            if new:  # a model without a codec makes text only
                 on_seconds(made / self.codec.frame_rate)
 
         engine = Engine.sized_for(self.model, self.template, requests, decoder=self.decoder)
         return engine.run(requests, on_step)
 
-    def manner(
-        self,
-        *,
-        speaker: str | None = None,
-        reference: Recording | Voice | None = None,
-        reference_text: str | None = None,
-        scene: str | None = None,
-        seed: int = 0,
-        sampling: SamplingConfig | None = None,
-        max_duration_s: float | None = None,
-    ) -> Manner:
-        """How to say something, with the reference read: what `speak`, `converse` and `SpeechStream` take."""
-        voice = None if reference is None else self.voice(reference, reference_text)
-        return Manner(speaker, voice, scene, seed, sampling or self.defaults.sampling, max_duration_s)
+    def manner(self, **options: Unpack[SpeakOptions]) -> Manner:
+        """Check the options of `speak` and read the reference, for `speaking.speak`, `converse` and `SpeechStream`.
+
+        Raises:
+            TypeError: an option that `SpeakOptions` does not declare.
+            ConfigError: a speaker and a reference, a reference that cannot be used, or a duration that is not in
+                (0, 600].
+        """
+        unknown = sorted(options.keys() - SpeakOptions.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+        speaker, reference = options.get("speaker"), options.get("reference")
+        check_one_voice(speaker, reference)
+        return Manner(
+            speaker=speaker,
+            voice=None if reference is None else self.voice(reference, options.get("reference_text")),
+            scene=options.get("scene"),
+            seed=options.get("seed", 0),
+            sampling=options.get("sampling") or self.defaults.sampling,
+            max_duration_s=options.get("max_duration_s"),
+        )
 
     def voice(self, reference: Recording | Voice, text: str | None = None) -> Voice:
-        """A reference, read and encoded once, to be used many times.
+        """Read and encode a reference once, to be used many times.
 
         Raises:
             ConfigError: it cannot be read, is silent or too short.
@@ -321,10 +294,10 @@ class Generator:
         return reference if isinstance(reference, Voice) else read_voice(reference, text, self.codec)
 
     def heard(self, waveform: Waveform, codes_KT: Tensor | None = None) -> PartAudio:
-        """A recording of a system's or user's turn as the model was trained to be given it.
+        """Encode a recording of a system's or user's turn in the form that the model was trained on.
 
         Args:
-            codes_KT: its codes, where they are at hand.
+            codes_KT: the recording's codes, where they are known already.
         """
         encoder = self.model.config.audio_encoder
         if encoder is not None:
@@ -332,7 +305,7 @@ class Generator:
         return self._encode(waveform) if codes_KT is None else codes_KT
 
     def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
-        """The recordings in a prompt's messages, read from their files, as `Request` takes them.
+        """Read and encode the recordings in a prompt's messages, as `Request` takes them.
 
         Raises:
             AudioError: one cannot be read.
@@ -346,7 +319,7 @@ class Generator:
         return audio
 
     def unseen_letters(self, text: str) -> str:
-        """The letters and signs beyond ASCII that the vocabulary spells byte by byte: it never saw them in training."""
+        """Return the non-ASCII letters and signs that the vocabulary spells byte by byte: training never had them."""
         encode = self.template.tokenizer.encode
         letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
         return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
@@ -357,11 +330,11 @@ class Generator:
 
 
 def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:
-    """The codec in a folder, if it is that of the model in `folder` as far as is known (`digest`)."""
+    """Load the codec in a folder, and refuse one that is not the model's by shape or by `digest`."""
     found = model_folder(codec_folder)
     try:
         codec = load_codec(found)
-    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not go together
+    except (RuntimeError, TypeError, ValueError) as error:  # weights and settings that do not match
         said = " ".join(str(error).split())
         raise ConfigError(f"the codec cannot be loaded: {said:.300}", str(found), CODEC_REMEDY) from error
     shapes = (config.num_codebooks, config.codebook_size - 2), (codec.num_codebooks, codec.codebook_size)

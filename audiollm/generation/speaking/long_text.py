@@ -1,4 +1,4 @@
-"""A long text in chunks that a model can say, and the chunks' sound as one: pauses between them, and no clicks.
+"""Long texts: chunks that a model can say, and their sound joined with pauses and without clicks.
 
 Shapes: N samples.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 LETTERS_PER_SECOND, HAN_PER_SECOND, KANA_PER_SECOND = 14.0, 4.0, 6.5
-"""Of fluent reading, spaces and points counted in. A model takes what it takes: these only say where to cut."""
+"""Rates of fluent reading, with spaces and punctuation. They only decide where a text is cut, not the model's pace."""
 SENTENCE_PAUSE_S, CLAUSE_PAUSE_S, PARAGRAPH_PAUSE_S = 0.3, 0.15, 0.6
 QUIET_DB = -45.0
-"""Below the chunk's loudest 10 ms: counts as the silence around its speech."""
+"""Level, relative to the chunk's loudest 10 ms, below which a chunk's ends count as silence."""
 KEPT_SILENCE_S = 0.05
 FADE_S = 0.01
 
@@ -38,11 +38,11 @@ class Chunk:
 
     text: str
     pause_s: float
-    """Of silence behind it; 0 after the last one and within a phrase."""
+    """Silence after the chunk; 0 after the last one and within a phrase."""
 
 
 def spoken_seconds(text: str) -> float:
-    """About how long a text takes to say."""
+    """Estimate the seconds that a text takes to say."""
     said = _UNBROKEN.sub("", text)
     han, kana = (len(script.findall(said)) for script in (_HAN, _KANA))
     return han / HAN_PER_SECOND + kana / KANA_PER_SECOND + (len(said) - han - kana) / LETTERS_PER_SECOND
@@ -70,7 +70,7 @@ def split_text(text: str, chunk_s: float) -> list[Chunk]:
 
 
 def trim(samples_1N: Tensor, sample_rate: int, kept_s: float = KEPT_SILENCE_S) -> Tensor:
-    """The silence at both ends cut down to `kept_s`, with short fades; all of it where nothing is louder."""
+    """Cut the silence at both ends down to `kept_s`, with short fades; a silent recording stays whole."""
     block = max(1, round(0.01 * sample_rate))
     whole = samples_1N.shape[1] // block * block
     if whole == 0:
@@ -90,7 +90,7 @@ def fade_samples(sample_rate: int) -> int:
 
 
 def fade(samples_1N: Tensor, sample_rate: int, at_start: bool = True, at_end: bool = True) -> Tensor:
-    """Raised-cosine fades of `FADE_S` at the ends."""
+    """Apply raised-cosine fades of `FADE_S` at the ends."""
     length = min(fade_samples(sample_rate), samples_1N.shape[1] // 2)
     if length == 0:
         return samples_1N
@@ -114,7 +114,7 @@ def join_pieces(pieces: Sequence[Tensor], pauses_s: Sequence[float], sample_rate
     for piece_1N, pause_s in zip(pieces, pauses_s, strict=True):
         trimmed_1N = trim(piece_1N.cpu(), sample_rate)
         overlap = min(overlap, joined_1N.shape[1], trimmed_1N.shape[1])
-        if overlap:  # both ends are faded already: laid over each other they add up to one
+        if overlap:  # both ends are faded already: overlapped, the fades add up to one
             joined_1N[:, -overlap:] += trimmed_1N[:, :overlap]
         silence_1N = torch.zeros(1, round(pause_s * sample_rate))
         joined_1N = torch.cat([joined_1N, trimmed_1N[:, overlap:], silence_1N], dim=1)
@@ -173,7 +173,7 @@ def _words(clause: str, chunk_s: float) -> list[str]:
 
 
 def _letters_within(word: str, chunk_s: float) -> int:
-    """How many of its first letters can be said in that time."""
+    """Number of first letters of a text that can be said in a time."""
     most = min(len(word), int(chunk_s * LETTERS_PER_SECOND))
     return bisect_right(range(1, most + 1), chunk_s, key=lambda letters: spoken_seconds(word[:letters]))
 
@@ -190,7 +190,7 @@ def _packed(pieces: Sequence[str], chunk_s: float) -> list[str]:
 
 
 def _joined(first: str, second: str) -> str:
-    """With a space between them, but not behind Chinese and Japanese characters and points."""
+    """Join two texts with a space, but without one after Chinese and Japanese characters and punctuation."""
     return first + ("" if re.search(r"[\u2026\u3000-\u9fff\uff00-\uffef]$", first) else " ") + second
 
 

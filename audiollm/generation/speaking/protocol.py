@@ -1,4 +1,4 @@
-"""What speaking needs of a loaded model: `Generator` has it.
+"""The part of a loaded model that speaking needs; `Generator` implements it.
 
 Shapes: K codebooks, T code frames.
 """

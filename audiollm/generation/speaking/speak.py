@@ -20,48 +20,26 @@ from audiollm.data.hearing.features import PartAudio, size_of
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.forms import prompt_form
 from audiollm.errors import ConfigError, suggestion
-from audiollm.generation.engine.defaults import PLAIN
 from audiollm.generation.engine.request import Answer, Limits, Request
-from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.long_text import Chunk, join_pieces, split_text, spoken_seconds
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
-from audiollm.generation.speaking.voice import Voice
 
-LONGEST_S = 600.0
-"""The most that is said in one call."""
 CHUNK_S, SHORTEST_CHUNK_S = 12.0, 1.0
-"""A chunk of a long text takes about so long at most; less where the model was trained on shorter clips."""
+"""Bounds of a chunk's estimated duration; the upper one is less where the model was trained on shorter clips."""
 POSITIONS_PER_SECOND = 40.0
-"""Code frames and text tokens of a second of speech, generously."""
+"""Upper estimate of the code frames and text tokens per second of speech."""
 SLACK, SLACK_S = 3.0, 3.0
-"""A chunk may take so many times its estimated length, and so much more, before it is cut."""
-TOGETHER = 16
-"""So many chunks at most go through the engine at a time: each takes memory for all that it may become."""
+"""A chunk is cut at `SLACK` times its estimated duration plus `SLACK_S`."""
+MAX_PARALLEL_CHUNKS = 16
+"""Most chunks in the engine at a time: each reserves memory for its longest possible answer."""
 
 _SPOKEN = AudioPart(path="(to be said)")
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How a text is to be said."""
-
-    speaker: str | None = None
-    voice: Voice | None = None
-    scene: str | None = None
-    seed: int = 0
-    sampling: SamplingConfig = PLAIN
-    max_duration_s: float | None = None
-    """Of all of it; None: by the length of the text."""
-    chunk_s: float | None = None
-    """None: `CHUNK_S`, or what the model was trained on."""
-    remembered: int | None = None
-    """Chunks before the present one that the prompt shows, so that the voice stays: by default one, and none for a
-    speaker who is known by name."""
-
-
 @dataclass(frozen=True, eq=False)
 class Said:
-    """A chunk and its codes."""
+    """A spoken chunk: its text and codes."""
 
     text: str
     codes_KT: Tensor
@@ -75,20 +53,20 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """What was said."""
+    """The recording of a spoken text."""
 
     samples_1N: Tensor
     sample_rate: int
     stopped: bool
-    """The model ended it by itself; False where a limit did."""
+    """Whether the model ended the speech by itself; False where a limit did."""
     text: str
-    """As the model read it."""
+    """The text as the model read it."""
     seconds: float
-    """That it took to make."""
+    """Time that making the speech took."""
     first_audio_s: float | None
-    """From the call to the first code frame."""
+    """Seconds from the call to the first code frame."""
     notes: tuple[str, ...] = ()
-    """What a listener should know: a reference that was cut, letters that the model never saw."""
+    """Warnings for the listener: a reference that was cut, letters that the model never saw."""
 
     @property
     def waveform(self) -> Waveform:
@@ -100,7 +78,7 @@ class Speech:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of sound."""
+        """Seconds of work per second of sound."""
         return self.seconds / self.duration_s
 
 
@@ -111,7 +89,7 @@ OnSeconds = Callable[[float], None]
 def speak(
     generator: SpeakingModel, text: str, manner: Manner, on_seconds: OnSeconds = lambda seconds: None
 ) -> Speech:
-    """All of a text as one recording.
+    """Say a whole text as one recording.
 
     Raises:
         ConfigError: no text, one without a word, with control tokens or characters, an unknown speaker, a speaker and a
@@ -130,7 +108,7 @@ def speak(
     notes = notes_of(generator, chunks, manner)
     if len(said) < len(chunks):
         notes += (
-            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: the limit was reached",
+            f"{len(chunks) - len(said)} of {len(chunks)} parts of the text are left out: max_duration_s was reached",
         )
     return Speech(
         samples_1N=whole,
@@ -144,12 +122,12 @@ def speak(
 
 
 def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk]:
-    """The chunks of a text, each as the model is to read it, after all that can be wrong has been looked at.
+    """Check a text and the speaker, and split the text into chunks, each in the form that the model reads.
 
     Raises:
         ConfigError: as `speak`.
     """
-    check(generator, manner)
+    check_speaker(generator, manner.speaker)
     if not text.strip():
         raise ConfigError("there is no text", "text", "give the words to say")
     unprintable = next((a for a in text if unicodedata.category(a) in ("Cc", "Cs") and not a.isspace()), None)
@@ -162,7 +140,7 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
     chunks = split_text("\n\n".join(paragraphs), chunk_seconds(generator, manner))
     whole = " ".join(chunk.text for chunk in chunks)
     if not any(letter.isalnum() for letter in whole):
-        raise ConfigError(f"there is no word in it: {whole:.40}", "text", "give words to say")
+        raise ConfigError(f"the text has no word: {whole:.40}", "text", "give words to say")
     for name, words in (("text", whole), ("scene", manner.scene or "")):
         try:
             generator.template.layout([Message(role="user", content=[TextPart(text=words)])], [])
@@ -172,22 +150,15 @@ def chunks_of(generator: SpeakingModel, text: str, manner: Manner) -> list[Chunk
     return chunks
 
 
-def check(generator: SpeakingModel, manner: Manner) -> None:
-    """Raises: ConfigError: an unknown speaker, one beside a voice, or a length that cannot be."""
-    if manner.speaker is not None and manner.voice is not None:
-        raise ConfigError("a speaker's name and a reference: whose voice?", "speaker", "give one of them")
-    if manner.speaker is not None and generator.speakers and manner.speaker not in generator.speakers:
-        remedy = suggestion(manner.speaker, generator.speakers)
-        raise ConfigError(f"{manner.speaker}: not a speaker of this model", "speaker", remedy)
-    limit = manner.max_duration_s
-    if limit is not None and not 0 < limit <= LONGEST_S:
-        raise ConfigError(
-            f"{limit:g} s is no length to speak", "max_duration_s", f"more than 0, at most {LONGEST_S:g}"
-        )
+def check_speaker(generator: SpeakingModel, speaker: str | None) -> None:
+    """Raises: ConfigError: a speaker that the model does not know, where the names of its speakers are known."""
+    if speaker is not None and generator.speakers and speaker not in generator.speakers:
+        remedy = suggestion(speaker, generator.speakers)
+        raise ConfigError(f"{speaker}: not a speaker of this model", "speaker", remedy)
 
 
 def chunk_seconds(generator: SpeakingModel, manner: Manner) -> float:
-    """About how long a chunk may be, by what the model was trained on."""
+    """Longest estimated duration of a chunk, from the longest sample that the model was trained on."""
     if manner.chunk_s is not None or generator.longest_positions is None:
         return manner.chunk_s or CHUNK_S
     messages, audio = prompt_of(generator, "a", manner, ())
@@ -204,15 +175,15 @@ def say(
     earlier: Sequence[Said],
     on_seconds: OnSeconds = lambda seconds: None,
 ) -> Iterator[Said]:
-    """The chunks one after the other, each remembering those before it; together where none has to.
+    """Say chunks one after the other, each prompted with those before it; in parallel where no chunk is remembered.
 
     Args:
-        earlier: what the same voice said before.
+        earlier: chunks that the same voice said before.
     """
-    if _remembered(manner) == 0 and manner.max_duration_s is None:
+    if manner.remembered_chunks == 0 and manner.max_duration_s is None:
         seconds = 0.0
-        for first in range(0, len(chunks), TOGETHER):
-            some = chunks[first : first + TOGETHER]
+        for first in range(0, len(chunks), MAX_PARALLEL_CHUNKS):
+            some = chunks[first : first + MAX_PARALLEL_CHUNKS]
             requests = [chunk_request(generator, chunk.text, manner, ()) for chunk in some]
             answers = generator.answer_all(requests, partial(_add, on_seconds, seconds))
             seconds += sum(each.codes_KT.shape[1] for each in answers) / generator.codec.frame_rate
@@ -225,7 +196,7 @@ def say(
 
 
 class Reading:
-    """Chunks that are said one after the other: each one's request shows what was said before it."""
+    """A sequence of chunks whose requests each show the speech before them."""
 
     def __init__(
         self, generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner, earlier: Sequence[Said] = ()
@@ -233,11 +204,11 @@ class Reading:
         self._generator, self._chunks, self._manner = generator, chunks, manner
         self._history = list(earlier)
         self.seconds = 0.0
-        """Of speech so far."""
+        """Duration of the speech so far."""
 
     def requests(self) -> Iterator[tuple[Chunk, Request]]:
-        """Each chunk's; what came of one must be `add`ed before the next is taken. Ends early at the manner's limit."""
-        limit_s, remembered = self._manner.max_duration_s, _remembered(self._manner)
+        """Yield each chunk with its request; `add` its result before the next. Ends early at the time limit."""
+        limit_s, remembered = self._manner.max_duration_s, self._manner.remembered_chunks
         for number, chunk in enumerate(self._chunks):
             left_s = math.inf if limit_s is None else limit_s - self.seconds
             if number and left_s < SHORTEST_CHUNK_S:
@@ -260,11 +231,11 @@ def chunk_request(
     left_s: float = math.inf,
     alone: bool = True,
 ) -> Request:
-    """What the engine is asked for one chunk. Of `earlier` as much is shown as the trained length has room for.
+    """Build the engine request of one chunk; it shows as much of `earlier` as the trained length has room for.
 
     Args:
-        left_s: of what the caller allows; inf where nothing is said of that.
-        alone: it is the whole text, and may take all of `left_s`.
+        left_s: remaining part of the caller's limit; inf: no limit.
+        alone: the chunk is the whole text, and may take all of `left_s`.
     """
     expected_s = SLACK * spoken_seconds(text) + SLACK_S
     limit_s = left_s if alone and math.isfinite(left_s) else min(expected_s, left_s)
@@ -275,7 +246,7 @@ def chunk_request(
         while earlier and generator.template.length(messages, [size_of(part) for part in audio]) > room:
             earlier = earlier[1:]
             messages, audio = prompt_of(generator, text, manner, earlier)
-    by_name = manner.speaker is not None and manner.voice is None
+    by_name = manner.speaker is not None
     sampling = manner.sampling if by_name else replace(manner.sampling, speaker_guidance=1.0)
     return Request(messages, manner.seed, audio, sampling, Limits(max_frames=frames), "audio")
 
@@ -283,7 +254,7 @@ def chunk_request(
 def prompt_of(
     generator: SpeakingModel, text: str, manner: Manner, earlier: Sequence[Said]
 ) -> tuple[list[Message], list[PartAudio]]:
-    """The messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
+    """Build the messages before the assistant's turn, in the words of `tasks.yaml`, and their audio in order.
 
     `clone_by_turn` with a reference whose words are known, `clone` with one whose words are not, else `tts`. What the
     voice said before stands as turns between the reference and the text.
@@ -310,7 +281,7 @@ def prompt_of(
 
 
 def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) -> tuple[str, ...]:
-    """What a listener should know beforehand."""
+    """Warnings that are known before anything is said."""
     notes = manner.voice.notes if manner.voice else ()
     if manner.speaker is not None and not generator.speakers:
         notes += (f"the model has no list of its speakers: whether it knows {manner.speaker} is not known",)
@@ -324,12 +295,6 @@ def notes_of(generator: SpeakingModel, chunks: Sequence[Chunk], manner: Manner) 
 
 
 # Private
-
-
-def _remembered(manner: Manner) -> int:
-    if manner.remembered is not None:
-        return manner.remembered
-    return 0 if manner.speaker and not manner.voice else 1
 
 
 def _add(on_seconds: OnSeconds, before_s: float, seconds: float) -> None:

@@ -16,12 +16,13 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Answer, Request
 from audiollm.generation.engine.streaming import stream_audio
 from audiollm.generation.speaking.long_text import Chunk, fade, fade_samples
+from audiollm.generation.speaking.manner import Manner
 from audiollm.generation.speaking.protocol import SpeakingModel
-from audiollm.generation.speaking.speak import Manner, Reading, Said, chunks_of, notes_of
+from audiollm.generation.speaking.speak import Reading, Said, chunks_of, notes_of
 
 
 class SpeechStream:
-    """Iterate over it once for the pieces; what is known at the end stands in its attributes then.
+    """Speech to be iterated over once, piece by piece; the attributes are complete at the end.
 
     Between the chunks of a long text are the same pauses as in `speak`; the silence that a chunk has at its own ends
     stays, since what comes after it is not known yet.
@@ -37,10 +38,10 @@ class SpeechStream:
         self.notes = notes_of(generator, self._chunks, manner)
         self.sample_rate = generator.codec.sample_rate
         self.stopped = True
-        """No limit ended it."""
+        """Whether the model ended all chunks by itself, so far."""
         self.duration_s = self.seconds = 0.0
         self.first_audio_s: float | None = None
-        """From the first piece's being asked for to its samples; None while there are none."""
+        """Seconds from the request for the first piece to its samples; None until then."""
 
     def __iter__(self) -> Iterator[Waveform]:
         begun = time.perf_counter()
@@ -58,7 +59,7 @@ class SpeechStream:
         self.seconds = time.perf_counter() - begun
 
     def _sound(self, chunk: Chunk, request: Request, reading: Reading) -> Iterator[Tensor]:
-        """A chunk's, with fades at its ends and the pause behind it. The last moment is held back for the fade."""
+        """Yield a chunk's sound, with fades and the pause after it; the last moment is held back for the fade."""
         generator, rate = self._generator, self.sample_rate
         engine = Engine.sized_for(generator.model, generator.template, [request], decoder=generator.decoder)
         held_1N, at_start = torch.zeros(1, 0), True

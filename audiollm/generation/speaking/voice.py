@@ -1,4 +1,4 @@
-"""A recording as the voice to speak with: read, checked, cut to a length that a model has seen, brought to one level.
+"""Reference voices: a recording is read, checked, cut to a length that a model has seen, and brought to one level.
 
 Shapes: K codebooks, T code frames, N samples.
 """
@@ -18,47 +18,49 @@ from audiollm.data.text.forms import prompt_form
 from audiollm.errors import ConfigError
 from audiollm.generation.speaking.long_text import trim
 
-LONGEST_S, SHORTEST_S = 15.0, 0.2
-"""Of a reference. More of a voice than a quarter of a minute tells a model little, and costs a row for each 40 ms."""
+LONGEST_REFERENCE_S, SHORTEST_REFERENCE_S = 15.0, 0.2
+"""Bounds of a reference. More than 15 s of a voice tells a model little more, and costs a row per 40 ms."""
 SILENCE_DBFS = -60.0
-"""A recording whose loudest sample is below this holds nothing that could be heard."""
+"""Peak level below which a recording counts as silent."""
 LEVEL_DBFS = -23.0
-"""RMS: what codecs and models of the recipes are trained at."""
+"""RMS level that codecs and models of the recipes are trained at."""
 
 
 @dataclass(frozen=True)
 class Voice:
-    """A reference, ready to stand in a prompt."""
+    """A reference in the form that prompts take."""
 
     part: AudioPart
     waveform: Waveform
     """One channel at the codec's rate, at `LEVEL_DBFS`."""
     codes_KT: Tensor
     text: str | None
-    """Its words, as they are spoken; None where they are not known."""
+    """Transcript of the reference in its spoken form; None: not known."""
     notes: tuple[str, ...] = ()
-    """What was done to it that its owner should know."""
+    """Warnings about the reference: it was cut."""
 
 
 def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec) -> Voice:
-    """The voice of a recording. What is longer than `LONGEST_S` is cut at a pause; its text is then of no use.
+    """Read a recording as a voice; a longer one than `LONGEST_REFERENCE_S` is cut at a pause and loses its text.
 
     Raises:
-        ConfigError: it cannot be read, is silent, or has less than `SHORTEST_S` of sound in it.
+        ConfigError: it cannot be read, is silent, or has less than `SHORTEST_REFERENCE_S` of sound in it.
     """
     name = "the reference" if isinstance(reference, Waveform) else str(reference)
     waveform, whole_s = _read(reference, name, codec.sample_rate)
     if peak_dbfs(waveform.samples_CN) < SILENCE_DBFS:
-        remedy = f"give a recording of a voice (the first {2 * LONGEST_S:g} s are looked at)"
-        raise ConfigError(f"{name}: there is only silence in it", "reference", remedy)
+        remedy = f"give a recording of a voice (the first {2 * LONGEST_REFERENCE_S:g} s are looked at)"
+        raise ConfigError(f"{name}: contains only silence", "reference", remedy)
     loud_s = trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.0).shape[1] / waveform.sample_rate
-    if loud_s < SHORTEST_S:
-        remedy = f"give at least {SHORTEST_S:g} s of one voice, better 3 to {LONGEST_S:g} s"
+    if loud_s < SHORTEST_REFERENCE_S:
+        remedy = (
+            f"give at least {SHORTEST_REFERENCE_S:g} s of one voice, better 3 to {LONGEST_REFERENCE_S:g} s"
+        )
         raise ConfigError(f"{name}: {loud_s:.2f} s of sound is too short to be a voice", "reference", remedy)
     waveform = Waveform(trim(waveform.samples_CN, waveform.sample_rate, kept_s=0.1), waveform.sample_rate)
     said = prompt_form(text) if text else None
     notes: tuple[str, ...] = ()
-    if waveform.duration_s > LONGEST_S:
+    if waveform.duration_s > LONGEST_REFERENCE_S:
         waveform = Waveform(waveform.samples_CN[:, : _pause(waveform)], waveform.sample_rate)
         dropped = ", and its text, which tells of more, is not used" if said else ""
         notes = (
@@ -74,27 +76,27 @@ def read_voice(reference: str | Path | Waveform, text: str | None, codec: Codec)
 
 
 def _read(reference: str | Path | Waveform, name: str, sample_rate: int) -> tuple[Waveform, float]:
-    """One channel at the codec's rate, no more of it than is needed, and how long all of it is."""
+    """Read the needed part of a recording, mono at the codec's rate, with the duration of the whole."""
     if isinstance(reference, Waveform):
         if not bool(torch.isfinite(reference.samples_CN).all()) or reference.num_samples == 0:
             raise ConfigError(
                 f"{name}: no samples, or some that are not finite", "reference", "mend the recording"
             )
-        end = round(2 * LONGEST_S * reference.sample_rate)
+        end = round(2 * LONGEST_REFERENCE_S * reference.sample_rate)
         head = Waveform(reference.samples_CN[:, :end], reference.sample_rate)
         return head.mono().resample(sample_rate), reference.duration_s
     try:
         whole_s = probe(reference).duration_s
-        head = load(reference, end_s=2 * LONGEST_S, sample_rate=sample_rate, mono=True)
+        head = load(reference, end_s=2 * LONGEST_REFERENCE_S, sample_rate=sample_rate, mono=True)
     except AudioError as error:
         raise ConfigError(str(error), "reference", "give a sound file with one voice in it") from error
     return head, max(head.duration_s, whole_s or 0.0)
 
 
 def _pause(waveform: Waveform) -> int:
-    """The sample in the middle of the quietest 0.1 s of the last third before `LONGEST_S`."""
+    """Return the sample in the middle of the quietest 0.1 s of the last third before `LONGEST_REFERENCE_S`."""
     rate = waveform.sample_rate
-    end, start = round(LONGEST_S * rate), round(LONGEST_S * rate * 2 / 3)
+    end, start = round(LONGEST_REFERENCE_S * rate), round(LONGEST_REFERENCE_S * rate * 2 / 3)
     block = round(0.1 * rate)
     power_N = waveform.samples_CN[0, start:end].double().square()
     mean_N = torch.nn.functional.avg_pool1d(power_N[None, None], block, stride=max(1, block // 10))[0, 0]

@@ -14,11 +14,11 @@ from typing import BinaryIO
 from torch import Tensor
 
 _UNKNOWN = 0xFFFFFFFF - 36
-"""What players take for "until the stream ends"."""
+"""Size of the data chunk that players read as "until the stream ends"."""
 
 
 class WavWriter:
-    """One channel of 16 bits. The lengths in the header are set right at the end, where one can go back to them.
+    """Writer of 16-bit mono WAV. At the end it corrects the lengths in the header where the output can be rewound.
 
     Args:
         path: None for the standard output.
@@ -46,7 +46,7 @@ class WavWriter:
         self._file.close()
 
     def write(self, samples_1N: Tensor) -> None:
-        """Samples in [-1, 1]; they are handed on at once."""
+        """Write samples in [-1, 1] without buffering."""
         levels_N = (samples_1N[0].cpu().double() * 2**15).round().clamp(-(2**15), 2**15 - 1)
         data = levels_N.numpy().astype("<i2").tobytes()
         self._bytes += len(data)

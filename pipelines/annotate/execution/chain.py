@@ -1,4 +1,4 @@
-"""The steps of a run in their order, built from settings; what they lack; and what a call's key is made of."""
+"""The chain of steps of a run, built from settings: its order, its missing parts, and the ledger keys of its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.annotate.step import BatchStep, Resources, Step, Value
 from pipelines.execution.engine import Pool
 
 BUILT_IN = ("probe", "voice_activity", "segments", "signal")
-"""Always there."""
+"""Steps that every run has."""
 
 
 class _Kind(NamedTuple):
@@ -45,17 +45,17 @@ KINDS: Mapping[str, _Kind] = {
     "alignment": _Kind("alignment", "Alignment", "AlignmentConfig"),
     "description": _Kind("description", "Description", "DescriptionConfig"),
 }
-"""In the order in which they run: what is cheap, or decides much, comes first. Recognizers come before `consensus`."""
-_HEAR_ALL = ("consensus", "language")
-"""Built with the names of the recognizers."""
-OF_TEXT = frozenset({"repetition", "language", "alignment"})
-"""What is not measured on segments without a text that is trusted."""
-OF_SOUNDS = frozenset({"signal", "events", "fingerprint", "description"})
-"""What is measured on segments without speech."""
+"""Steps in the order in which they run: cheap or decisive ones first. Recognizers run before `consensus`."""
+_NEED_RECOGNIZERS = ("consensus", "language")
+"""Steps that are built with the names of the recognizers."""
+TEXT_STEPS = frozenset({"repetition", "language", "alignment"})
+"""Steps that are skipped on segments without a trusted text."""
+SOUND_STEPS = frozenset({"signal", "events", "fingerprint", "description"})
+"""Steps that run on segments without speech."""
 
 
 class Missing(NamedTuple):
-    """Something that a run needs and that is not there.
+    """A requirement of a run that is not met.
 
     Args:
         rules: those whose thresholds cannot be applied.
@@ -93,7 +93,7 @@ class Chain:
         return {step.name: step for step in (*self.recording, *self.segment, *self.sampled)}
 
     def key(self, step: Step, digest: str, known: object, values: Mapping[str, Value]) -> str:
-        """The ledger's key of a step's call: its settings, the content, what is known beforehand, and what it reads."""
+        """Return the ledger's key of a call: a hash of the step's settings, the content, `known`, and `values`."""
         return _hash([self.hashes[step.name], digest, known, values])
 
 
@@ -109,7 +109,7 @@ def build(
     recognizers: Sequence[RecognizerChoice],
     sampled: Mapping[str, BaseModel],
 ) -> Chain:
-    """A chain of these steps; the recognizers stand where they belong."""
+    """Build a chain of these steps, with the recognizers before `consensus`."""
     hearing = [make_recognizer(each) for each in recognizers]
     names = tuple(step.name for step in hearing)
     steps: list[Step] = []
@@ -131,7 +131,7 @@ def build(
 
 
 def missing(chain: Chain, thresholds: Thresholds) -> list[Missing]:
-    """Steps that lack something, and thresholds for which nothing measures."""
+    """List the steps that lack something, and the thresholds whose value no step measures."""
     steps = chain.steps
     active = [rule for rule in RULES if getattr(thresholds, rule.threshold) is not None]
     found = []
@@ -149,7 +149,7 @@ def missing(chain: Chain, thresholds: Thresholds) -> list[Missing]:
 
 
 def pools(chain: Chain, workers: int, num_gpus: float, overrides: Mapping[str, Resources]) -> list[Pool]:
-    """Steps that take the same share of a machine have their workers together.
+    """Make the pools: steps with equal resources share their workers.
 
     Args:
         workers: of each pool that asks for no GPU.
@@ -190,18 +190,20 @@ def _unmeasured(rule: Rule, chain: Chain) -> str | None:
 def _make(name: str, settings: BaseModel, recognizers: tuple[str, ...]) -> Step:
     kind = KINDS[name]
     made = getattr(import_module(f"pipelines.annotate.steps.{kind.module}"), kind.step)
-    step: Step = made(settings, recognizers) if name in _HEAR_ALL else made(settings)
+    step: Step = made(settings, recognizers) if name in _NEED_RECOGNIZERS else made(settings)
     return step
 
 
 def _settings_hash(step: Step, settings: BaseModel) -> str:
-    shown = settings.model_dump(mode="json", exclude={"folder"})  # where it writes is not what it makes
+    shown = settings.model_dump(
+        mode="json", exclude={"folder"}
+    )  # the output folder does not change the output
     read = [_content(path) for path in paths_of(settings)]
     return _hash([type(step).__name__, step.name, step.version, step.needs, shown, read])
 
 
 def _content(path: Path) -> list[tuple[str, int, int]]:
-    """What tells of a change in a model: names, sizes and times of its files."""
+    """Evidence of a change in a model: names, sizes and modification times of its files."""
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
 

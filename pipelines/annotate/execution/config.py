@@ -1,4 +1,4 @@
-"""Settings of the stage `annotate`: what comes in, which steps measure, which thresholds decide, where it runs."""
+"""Settings of the stage `annotate`: input, steps, thresholds, and the machines that it runs on."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class AnnotationConfig(StageConfig):
     transcripts: str | None = None
     """A CSV or JSONL of path,text[,speaker,split], or a pattern such as '{text}_{speaker}_{take}.wav'."""
     test: str | None = None
-    """Which recordings are the test set, by the transcripts' fields: 'take<5', 'speaker==theo,take>=3'."""
+    """Condition on the transcripts' fields that selects the test set: 'take<5', 'speaker==theo,take>=3'."""
     preset: PresetName = "quickstart"
-    """Steps and thresholds by name; those below change it."""
+    """Named set of steps and thresholds, which the settings below change."""
     recognizers: list[Any] = Field(default=["pocketsphinx"])
-    """Who hears: kinds, or objects with a `kind` and its settings. Of several the consensus is the text where none is
-    given."""
+    """Speech recognizers: kinds, or objects with a `kind` and its settings. Where no text is given, the consensus of
+    several is the text."""
     grammar: Literal["auto", "open"] | list[str] = "auto"
     """The texts that pocketsphinx may hear; auto: those given where there are at most 60, else any."""
     steps: dict[str, dict[str, Any] | None] = Field(default={})
@@ -51,30 +51,30 @@ class AnnotationConfig(StageConfig):
     thresholds: dict[str, Any] = Field(default={})
     """Threshold -> value, over those of the preset; null: without this threshold."""
     missing_scorer: Literal["fail", "skip"] = "fail"
-    """What happens where a model of a step or threshold is not there; skip: the report says what was not applied."""
+    """Reaction to a missing model of a step or threshold; skip: go on, and report what was not applied."""
     outlier_iqr: float | None = Field(None, gt=0)
-    """Interquartile ranges beside the quartiles of a file's seconds a character from which a segment is dropped; null:
-    as the preset says."""
+    """Drop a segment whose seconds per character lie this many interquartile ranges outside the quartiles of its file;
+    null: as the preset says."""
     duplicates: DuplicateConfig | Literal[False] | None = None
-    """What counts as a duplicate, and is dropped; false: nothing; null: as the preset says."""
+    """Criteria of the duplicates to drop; false: drop none; null: as the preset says."""
     link_speakers: float | None = Field(None, gt=0, le=1)
     """Cosine from which voices of two recordings are one speaker; null: 0.83 where the step speakers runs."""
     bins: Path | None = None
-    """Edges of an earlier run (`bins.json`) for the words that say how high, fast and loud; null: of this corpus."""
+    """Bin edges (`bins.json`) of an earlier run for words of pitch, rate and energy; null: fit to this corpus."""
     quality_sample: int = Field(default=300, ge=0)
-    """On how many segments the quality is measured where no step does it for all (DNSMOS, 0.25 s each)."""
+    """Segments whose quality is measured (DNSMOS, 0.25 s each) where no step does it for all."""
     shards: bool = False
     """Write the kept segments as webdataset shards, too."""
     max_unpacked_gb: float = Field(default=100, gt=0)
-    """Archives are unpacked up to so much in all; what comes after it is set aside."""
+    """Limit, in GB, to what all archives unpack to; members beyond it are set aside."""
     workers: int | None = Field(default=None, ge=0)
-    """Processes; 0 and 1: in this one; null: one a CPU."""
+    """Worker processes; 0 and 1: work in this process; null: one per CPU."""
     engine: Literal["local", "ray"] = "local"
     """Processes of this machine, or actors of a Ray cluster."""
     ray_address: str | None = None
-    """Of the cluster; null: one that is started on this machine."""
+    """Address of the Ray cluster; null: start one on this machine."""
     gpus: float = Field(0.0, ge=0)
-    """How many there are for steps that want one."""
+    """GPUs that the steps may share."""
     resources: dict[str, Resources] = Field(default={})
     """Step -> what one worker of it takes."""
     earlier: InputPath | None = None
@@ -148,13 +148,13 @@ class AnnotationConfig(StageConfig):
 
     @property
     def inputs(self) -> list[str]:
-        """All of them; none where a corpus is spoken."""
+        """All inputs; empty where a synthetic corpus is spoken."""
         paths = [self.input] if isinstance(self.input, str) else self.input or []
         return [text if is_address(text) else str(Path(text).expanduser()) for text in paths]
 
     @property
     def num_workers(self) -> int:
-        """Asked for, or one for each CPU."""
+        """Worker processes: the setting, or one per CPU."""
         return max(1, available_cpus() if self.workers is None else self.workers)
 
     @property
@@ -163,7 +163,7 @@ class AnnotationConfig(StageConfig):
 
     @property
     def limits(self) -> Thresholds:
-        """The preset's thresholds and those set by hand."""
+        """Thresholds of the preset, overridden by those set by hand."""
         known = Thresholds.model_fields
         for name in self.thresholds:
             if name not in known:
@@ -171,7 +171,7 @@ class AnnotationConfig(StageConfig):
         return Thresholds(**{**self.chosen_preset.thresholds.model_dump(), **self.thresholds})
 
     def recognizer_settings(self) -> list[RecognizerChoice]:
-        """Typed."""
+        """Typed settings of the recognizers."""
         return [
             _RECOGNIZER.validate_python({"kind": each} if isinstance(each, str) else each)
             for each in self.recognizers

@@ -1,4 +1,4 @@
-"""What only the whole corpus tells: outliers among a file's segments, duplicates, and who speaks in several files."""
+"""Findings that need the whole corpus: outliers among a file's segments, duplicates, speakers of several files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pipelines.annotate.execution.rules import Drop
 from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, find_duplicates
 
-_FEWEST_FOR_OUTLIERS = 4
+_MIN_SEGMENTS_FOR_OUTLIERS = 4
 _COMPARED = ("duration_s", "text", "speaker", "file")
-"""Columns of a row that duplicates are found by."""
+"""Columns of a row that the search for duplicates reads."""
 
 Place = tuple[int, int]
-"""A segment: its file's number, and its own in it."""
+"""Identity of a segment: (number of its file, number in the file)."""
 
 
 @dataclass
 class Verdicts:
-    """What was found out about the segments of a corpus."""
+    """Findings about the segments of a corpus: their ids, drops and speakers."""
 
     ids: dict[Place, str] = field(default_factory=dict)
     drops: dict[Place, Drop] = field(default_factory=dict)
@@ -36,7 +36,7 @@ def judge_segments(
     duplicates: DuplicateConfig | None,
     link_threshold: float | None,
 ) -> Verdicts:
-    """Everything that needs more than one segment.
+    """Find outliers, duplicates and speakers across files: all that needs more than one segment.
 
     Args:
         outlier_iqr: see `presets.Preset`; null: no outliers.
@@ -54,7 +54,7 @@ def judge_segments(
 
 
 def kept_rows(spool: Spool, verdicts: Verdicts) -> Iterator[tuple[Place, Row]]:
-    """The segments that nothing has dropped so far."""
+    """Yield the segments that no rule has dropped so far."""
     for file, number, row in spool.segments():
         if row["dropped"] is None and (file, number) not in verdicts.drops:
             yield (file, number), row
@@ -80,7 +80,7 @@ def _outliers(spool: Spool, width: float) -> dict[Place, Drop]:
             rates[file].append(((file, number), row["duration_s"] / len(row["text"])))
     drops = {}
     for found in rates.values():
-        if len(found) < _FEWEST_FOR_OUTLIERS:
+        if len(found) < _MIN_SEGMENTS_FOR_OUTLIERS:
             continue
         low, _, high = quantiles((rate for _, rate in found), n=4, method="inclusive")
         floor, ceiling = low - width * (high - low), high + width * (high - low)

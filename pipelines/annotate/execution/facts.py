@@ -1,4 +1,4 @@
-"""What the report reads beside the rows: the rules, what was not applied, and what every step cost."""
+"""Facts that the report reads beside the rows: the rules, those not applied, and the cost of every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `audiollm plan` says of an annotation: sound by headers, times by measured rates of one CPU, what is missing."""
+"""The plan of an annotation for `audiollm plan`: audio by headers, times by measured rates of a CPU, missing parts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipelines.annotate.input.inputs import is_address
 
 _PROBED_FILES = 2000
 # seconds of one CPU, measured; see README.md
-_PER_CLIP_S, _PER_SCORE_S, _START_S = 0.012, 0.22, 3.0
-_CLOSED_RTF = 0.015
+_SECONDS_PER_CLIP, _SECONDS_PER_SCORE, _STARTUP_S = 0.012, 0.22, 3.0
+_GRAMMAR_RTF = 0.015
 _RTF = {
     "voice_activity": 0.005,
     "pocketsphinx": 0.35,
@@ -25,7 +25,7 @@ _RTF = {
     "events": 0.03,
     "prosody": 0.02,
 }
-_OWN_MB, _WORKER_MB = 700.0, 750.0
+_DRIVER_MB, _WORKER_MB = 700.0, 750.0
 _SPOKEN_CLIP_S = 0.47
 
 
@@ -49,24 +49,24 @@ def plan_annotation(config: AnnotationConfig, upstream: Mapping[str, StagePlan])
     workers = config.num_workers
     rates = dict(_RTF)
     if config.grammar != "open" and (config.transcripts is not None or not config.inputs):
-        rates["pocketsphinx"] = _CLOSED_RTF
+        rates["pocketsphinx"] = _GRAMMAR_RTF
     names = ["voice_activity", *config.step_settings(), *(each.kind for each in config.recognizer_settings())]
-    work_s = sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _PER_CLIP_S * clips
-    work_s += _PER_SCORE_S * min(clips, config.quality_sample)
+    work_s = sum(rates.get(name, 0.0) for name in dict.fromkeys(names)) * audio_s + _SECONDS_PER_CLIP * clips
+    work_s += _SECONDS_PER_SCORE * min(clips, config.quality_sample)
     return StagePlan(
-        memory_mb=_OWN_MB + _WORKER_MB * workers * (workers > 1),
+        memory_mb=_DRIVER_MB + _WORKER_MB * workers * (workers > 1),
         disk_mb=disk_mb + 4e-3 * clips,
-        seconds=2 * _START_S + work_s / workers,
+        seconds=2 * _STARTUP_S + work_s / workers,
         note="; ".join(filter(None, notes)),
         facts={"audio_s": audio_s, "clips": clips},
     )
 
 
 def _lacking(config: AnnotationConfig) -> list[str]:
-    """What is missing and will be gone on without.
+    """Missing models that the run will do without.
 
     Raises:
-        ConfigError: it will not.
+        ConfigError: a model is missing and the run must not go on without it.
     """
     chain = chains.build(config.step_settings(), config.recognizer_settings(), {})
     # a model that an earlier stage makes, or that is not here yet: the plan says so by itself

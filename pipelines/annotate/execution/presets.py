@@ -17,14 +17,14 @@ from pipelines.annotate.execution.rules import Thresholds
 
 @dataclass(frozen=True)
 class Preset:
-    """What a name stands for.
+    """Steps and thresholds that a preset's name stands for.
 
     Args:
-        about: for whom.
+        about: the corpora that the preset is for.
         steps: optional steps with their settings; the others (probe, voice_activity, segments, signal, consensus) are
             always there.
-        outlier_iqr: segments whose seconds a character are so many interquartile ranges beside those of their file's
-            others are dropped; null: none are.
+        outlier_iqr: interquartile ranges outside the quartiles of a file's seconds per character from which a segment
+            is dropped; null: drop none.
     """
 
     about: str

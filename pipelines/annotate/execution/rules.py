@@ -1,4 +1,4 @@
-"""What may be dropped and why: thresholds by name, and the rules that compare measured values with them."""
+"""Reasons to drop a segment: thresholds by name, and the rules that compare measured values with them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Operation = Literal[">=", "<=", "in", "is"]
 
 
 class Thresholds(BaseModel):
-    """What a segment must keep to; null: anything goes. A preset sets them, and each may be set by hand."""
+    """Limits that a kept segment must meet; null: no limit. A preset sets them, and each may be set by hand."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_duration_s: float | None = Field(None, ge=0)
     max_duration_s: float | None = Field(None, ge=1)
-    """Speech is cut to it, too."""
+    """Longest segment in seconds; longer speech is cut to it."""
     max_overlap_share: float | None = Field(None, ge=0, le=1)
-    """Of the segment, several speakers at once."""
+    """Largest share of the segment in which several speakers speak at once."""
     min_speech_share: float | None = Field(None, ge=0, le=1)
-    """Of the segment, somebody speaks."""
+    """Smallest share of the segment in which somebody speaks."""
     min_sample_rate: int | None = Field(None, ge=1)
     min_level_dbfs: float | None = None
     max_clipped_share: float | None = Field(None, ge=0, le=1)
@@ -39,46 +39,46 @@ class Thresholds(BaseModel):
     min_sigmos_noise: float | None = None
     min_sigmos_ovrl: float | None = None
     max_pairwise_wer: float | None = Field(None, ge=0)
-    """Mean word error rate between recognizers; needs two of them."""
+    """Largest mean word error rate between recognizers; needs two of them."""
     min_vote_share: float | None = Field(None, ge=0, le=1)
-    """Mean share of recognizers behind a word of the consensus; needs two of them."""
+    """Smallest mean share of recognizers behind a word of the consensus; needs two of them."""
     languages: list[str] | None = None
-    """ISO 639-1 codes."""
+    """Allowed languages, as ISO 639-1 codes."""
     min_language_probability: float | None = Field(None, ge=0, le=1)
     min_characters: int | None = Field(None, ge=0)
     min_unique_word_share: float | None = Field(None, ge=0, le=1)
     max_word_characters: int | None = Field(None, ge=1)
     max_longest_ratio: float | None = Field(None, ge=1)
-    """Length of the longest word over that of the second longest."""
+    """Largest ratio of the longest word's length to that of the second longest."""
     max_ngram_count: int | None = Field(None, ge=1)
-    """How often the most frequent sequence of ten words may occur."""
+    """Most occurrences of the most frequent sequence of ten words."""
     max_longest_loop: int | None = Field(None, ge=1)
-    """How often a word, or a group of words, may follow upon itself."""
+    """Most repetitions in a row of a word or a group of words."""
     max_characters_per_s: float | None = Field(None, gt=0)
     no_known_hallucination: bool | None = None
     """True: drop texts that recognizers are known to make up."""
     min_text_speech_share: float | None = Field(0.2, ge=0, le=1)
-    """Of the segment, somebody speaks. This and all below: else a recognized text is refused, and the segment stays
-    without one."""
+    """Smallest share of the segment with speech for a recognized text to be trusted. Where this threshold or one below
+    is not met, the segment is kept without a text."""
     max_text_other_sound: float | None = Field(0.5, ge=0, le=1)
-    """Score of a sound event where no kind of speech is among the tags."""
+    """Largest score of a sound event where no kind of speech is among the tags."""
     no_foreign_text: bool | None = True
     """True: refuse the text of a recognizer of another language than the one that is given, or of which another
     recognizer is sure."""
     min_text_language_probability: float | None = Field(0.5, ge=0, le=1)
-    """How sure a recognizer is of its language."""
+    """Smallest probability that a recognizer gives to its language."""
     min_pocketsphinx_confidence: float | None = Field(0.6, ge=0, le=1)
-    """Mean posterior probability of the words; open vocabulary."""
+    """Smallest mean posterior probability of the words; open vocabulary."""
     min_pocketsphinx_words: int | None = Field(3, ge=1)
-    """Fewer words are not enough to tell speech from sounds by; open vocabulary."""
+    """Fewest words of a trusted text: fewer cannot tell speech from other sounds; open vocabulary."""
     min_pocketsphinx_fit: float | None = -3.7
-    """Log-likelihood of the words over that of the acoustic units that fit best, in nats per frame; open vocabulary."""
+    """Smallest log-likelihood ratio of the words to the best acoustic units, in nats per frame; open vocabulary."""
     min_grammar_fit: float | None = -4.0
-    """The same with a grammar."""
+    """Smallest fit of pocketsphinx's text where it hears with a grammar."""
     min_token_confidence: float | None = Field(0.37, ge=0, le=1)
-    """Mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
+    """Smallest mean probability of the tokens of faster_whisper, transformers and endpoints, where they tell it."""
     min_text_vote_share: float | None = Field(0.6, ge=0, le=1)
-    """Mean share of recognizers behind a word; of two recognizers 0.5 where they have nothing in common."""
+    """Smallest mean share of recognizers behind a word; 0.5 for two recognizers without a common word."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Drop:
     threshold: Any = None
 
     def as_row(self) -> dict[str, Any]:
-        """As rows hold it."""
+        """Return the drop as a dictionary of the rows."""
         return {
             "step": self.step,
             "rule": self.rule,
@@ -183,7 +183,7 @@ class Drop:
 def first_broken(
     rules: tuple[Rule, ...], thresholds: Thresholds, step: str, value: Value, kind: str
 ) -> Drop | None:
-    """The first rule about a step's value that a segment of this kind breaks. What was not measured breaks none."""
+    """The first rule about a step's value that a segment of this kind breaks. A missing value breaks none."""
     for rule in rules:
         limit = getattr(thresholds, rule.threshold)
         if rule.step != step or limit is None or (kind == "sound" and not rule.sounds):
@@ -195,7 +195,7 @@ def first_broken(
 
 
 def lookup(value: Mapping[str, Any], path: str) -> Any:
-    """What is at a dotted path; None where there is nothing."""
+    """Return the value at a dotted path; None where there is nothing."""
     found: Any = value
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -203,7 +203,7 @@ def lookup(value: Mapping[str, Any], path: str) -> Any:
 
 
 def keeps(found: Any, operation: Operation, limit: Any) -> bool:
-    """Whether a value keeps to its limit."""
+    """Whether a value meets its limit."""
     if operation == ">=":
         return bool(found >= limit)
     if operation == "<=":

@@ -1,4 +1,4 @@
-"""A run of the steps over all recordings: walks, workers, and the bar that shows how far it is."""
+"""A run of the steps over all recordings: walks, workers, and the progress bar."""
 
 from __future__ import annotations
 
@@ -35,13 +35,18 @@ from pipelines.execution.engine import Call, Outcome, Pool, Walk, Worker, Worker
 from pipelines.execution.ledger import Ledger
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
-IMPORTED = ("pipelines.annotate.execution.worker", "audiollm.audio", "scipy.signal", "audiollm.commands.cli")
-"""By nearly every worker; the last is the main module of `audiollm`, which processes import anew."""
+PRELOADED_MODULES = (
+    "pipelines.annotate.execution.worker",
+    "audiollm.audio",
+    "scipy.signal",
+    "audiollm.commands.cli",
+)
+"""Modules that nearly every worker imports; the last is the main module of `audiollm`, which processes import anew."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What all parts of a run share."""
+    """Objects that all parts of a run share."""
 
     config: AnnotationConfig
     context: Context
@@ -53,7 +58,7 @@ class Run:
     costs: StepCosts = field(default_factory=StepCosts)
 
     def annotate(self) -> None:
-        """All recordings and their segments through all steps, into the spool. A file that repeats another is named.
+        """Take all recordings and their segments through all steps, into the spool; a repeated file is only named.
 
         Raises:
             EngineError: a step cannot be set up.
@@ -72,7 +77,7 @@ class Run:
         self._walk("annotating", len(self.sources), begin())
 
     def sample(self, verdicts: Verdicts) -> None:
-        """Measure on a seeded sample of the kept segments what no step measures on all."""
+        """Measure the quality of a seeded sample of the kept segments, where no step measures it for all."""
         if not self.chain.sampled:
             return
         places = [place for place, row in kept_rows(self.spool, verdicts) if row["kind"] == "speech"]
@@ -96,7 +101,7 @@ class Run:
                     rate.heard(call)
 
             def counted(walk: Walk) -> Walk:
-                """The same, but for the bar: segments that are found are more to do."""
+                """Pass a walk on, but add the segments that it finds to the work of the progress bar."""
                 children = yield from walk
                 bar.update(TaskID(0), advance=1, total=(bar.tasks[0].total or 0) + len(children))
                 return [counted(child) for child in children]
@@ -105,7 +110,7 @@ class Run:
 
 
 def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
-    """The kept segments as shards, each made by one of the workers.
+    """Write the kept segments as shards, each made by one of the workers.
 
     Raises:
         StageError: a shard that cannot be written.
@@ -134,7 +139,7 @@ def write_shards(config: AnnotationConfig, context: Context, ledger: Ledger) -> 
 
 
 def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -> None:
-    """`report.html`, made by one of the workers.
+    """Have one of the workers write `report.html`.
 
     Raises:
         StageError: it cannot be written.
@@ -144,7 +149,9 @@ def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -
         outcome = yield Call("report", None, context.folder)
         if outcome.value is None:
             page = context.folder / "report.html"
-            remedy = "all else of this run is written: mend it, and run it again for the report alone"
+            remedy = (
+                "all other results are written: correct the problem and run again to make the report alone"
+            )
             raise StageError(f"annotate: {page}: {outcome.error}", remedy)
         return []
 
@@ -153,7 +160,7 @@ def request_report(config: AnnotationConfig, context: Context, ledger: Ledger) -
 
 @dataclass
 class _Rate:
-    """Says beside the bar how much faster than it plays sound goes by."""
+    """The speed beside the progress bar: seconds of audio processed per second."""
 
     bar: Any
     title: str
@@ -168,8 +175,8 @@ class _Rate:
 
 
 def _local(worker: Worker, workers: int) -> WorkerBackend:
-    """Where there is more than one worker, this process only directs: what they have imported, it does without."""
-    return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=IMPORTED)
+    """Make the local backend. With several workers, this process only directs, and does without their imports."""
+    return InProcess(worker) if workers < 2 else LocalProcesses(worker, modules=PRELOADED_MODULES)
 
 
 def _backend(config: AnnotationConfig, worker: StepWorker, pools: Sequence[Pool]) -> WorkerBackend:
@@ -180,4 +187,4 @@ def _backend(config: AnnotationConfig, worker: StepWorker, pools: Sequence[Pool]
     if sum(pool.workers for pool in pools) < 2:
         return InProcess(worker)
     of_steps = {type(step).__module__ for step in worker.steps.values()}
-    return LocalProcesses(worker, int(config.gpus), [*IMPORTED, *sorted(of_steps)])
+    return LocalProcesses(worker, int(config.gpus), [*PRELOADED_MODULES, *sorted(of_steps)])

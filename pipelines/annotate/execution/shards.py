@@ -29,39 +29,39 @@ if TYPE_CHECKING:
     from audiollm.audio import Waveform
 
 Row = Mapping[str, Any]
-NAMED = r"%06d.tar"
-INDEX = "index.json"
-_PEAK = 0.99
-_BYTES_A_SAMPLE = 2
-"""Uncompressed, which bounds what FLAC takes: the rows of a shard are known before a sample is read."""
-_BYTES_A_ROW = 4096
-"""Two headers and the row's JSON, roughly."""
+SHARD_NAME = r"%06d.tar"
+INDEX_NAME = "index.json"
+_MAX_PEAK = 0.99
+_BYTES_PER_SAMPLE = 2
+"""Uncompressed size, an upper bound of FLAC's: the rows of a shard are chosen before a sample is read."""
+_BYTES_PER_ROW = 4096
+"""Estimated size of two tar headers and the row's JSON."""
 
 
 class ShardConfig(BaseModel):
-    """What the sound in the shards is like, and how large they are."""
+    """Sound format and size of the shards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sample_rate: int = Field(24_000, ge=8_000)
-    """In Hz; the sound is one channel."""
+    """Sample rate in Hz; shards are mono."""
     loudness_lufs: float | None = Field(-23.0, ge=-70, le=0)
-    """Of each segment (ITU-R BS.1770-4), or as near as its peak allows; null: as it was recorded."""
+    """Loudness of each segment (ITU-R BS.1770-4), or as near as its peak allows; null: as it was recorded."""
     max_gain_db: float = Field(20.0, ge=0)
-    """Nothing is made louder by more: what is all but silent stays so."""
+    """Largest gain: segments that are all but silent stay so."""
     max_bytes: int = Field(500_000_000, ge=1)
-    """Of a shard, at 16 bits a sample; one segment may exceed it."""
+    """Largest size of a shard, at 16 bits per sample; a shard of a single segment may exceed it."""
 
 
 class Shard(NamedTuple):
-    """What is in a shard that is to be made, or was."""
+    """Name and rows of a shard, made or to be made."""
 
     name: str
     rows: tuple[Row, ...]
 
 
 class Made(NamedTuple):
-    """A shard that is there: what it holds, and what could not be read (rows of `set_aside.jsonl`)."""
+    """A finished shard: its content, and the segments that could not be read (rows of `set_aside.jsonl`)."""
 
     name: str
     digest: str
@@ -71,7 +71,7 @@ class Made(NamedTuple):
 
 
 def plan_shards(rows: Iterable[Row], config: ShardConfig) -> list[Shard]:
-    """Which rows go into which shard, in their order, by their durations.
+    """Distribute rows over shards, in their order, by their durations.
 
     Raises:
         ValueError: an id that is no file's name, or is there twice.
@@ -81,13 +81,13 @@ def plan_shards(rows: Iterable[Row], config: ShardConfig) -> list[Shard]:
     seen: set[str] = set()
     for row in rows:
         _check_id(row["id"], seen)
-        size = _seconds(row) * config.sample_rate * _BYTES_A_SAMPLE + _BYTES_A_ROW
+        size = _seconds(row) * config.sample_rate * _BYTES_PER_SAMPLE + _BYTES_PER_ROW
         if not shards or used + size > config.max_bytes:
             shards.append([])
             used = 0.0
         shards[-1].append(row)
         used += size
-    return [Shard(NAMED % index, tuple(each)) for index, each in enumerate(shards)]
+    return [Shard(SHARD_NAME % index, tuple(each)) for index, each in enumerate(shards)]
 
 
 def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
@@ -129,13 +129,13 @@ def make_shard(shard: Shard, folder: Path, config: ShardConfig) -> Made:
 
 
 def made_from(value: Mapping[str, Any]) -> Made:
-    """What `Made._asdict` gave, as it comes out of JSON."""
+    """Rebuild a `Made` from the JSON of its `_asdict`."""
     ids, aside = tuple(value["ids"]), tuple(value["set_aside"])
     return Made(value["name"], value["digest"], ids, float(value["seconds"]), aside)
 
 
 def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> dict[str, Any]:
-    """Write `index.json` over all shards, and remove those of an earlier run that are no more; returns its content."""
+    """Write `index.json` over all shards and delete shards of an earlier run that it lacks; returns its content."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {each.name for each in made}
     for old in folder.glob("[0-9]*.tar"):
@@ -157,12 +157,12 @@ def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> di
         "set_aside": [row for each in sorted(made) for row in each.set_aside],
         "shards": shards,
     }
-    write_json(folder / INDEX, index)
+    write_json(folder / INDEX_NAME, index)
     return index
 
 
 def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
-    """One channel at the rate and loudness of the shards; one gain for all samples, and nothing is clipped."""
+    """Convert to mono at the rate and loudness of the shards, with one gain for all samples and without clipping."""
     from audiollm.audio import Waveform, integrated_loudness_lufs
 
     sound = sound.mono().resample(config.sample_rate)
@@ -173,7 +173,7 @@ def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
     if loudness == -math.inf or peak == 0:
         return sound
     gain = 10 ** (min(config.loudness_lufs - loudness, config.max_gain_db) / 20)
-    return Waveform(sound.samples_CN * min(gain, _PEAK / peak), config.sample_rate)
+    return Waveform(sound.samples_CN * min(gain, _MAX_PEAK / peak), config.sample_rate)
 
 
 # ---------------------------------------------------------------------------------------------- private
@@ -194,10 +194,10 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _check_id(id: str, seen: set[str]) -> None:
     if not id or id in seen:
-        raise ValueError(f"the id {id!r} is there twice" if id else "a segment has no id")
+        raise ValueError(f"the id {id!r} occurs twice" if id else "a segment has no id")
     # webdataset takes what follows the first dot for the kind of a member
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", id):
-        raise ValueError(f"{id!r:.120} is no file's name: letters, digits, - and _, at most 200")
+        raise ValueError(f"{id!r:.120} is not a valid file name: use letters, digits, - and _, at most 200")
     seen.add(id)
 
 
@@ -211,7 +211,7 @@ def _digest(shard: Shard, config: ShardConfig) -> str:
 
 
 def _noted(note: Path, tar: Path, digest: str) -> Made | None:
-    """What was made earlier of the same rows; None where that is another or is not there."""
+    """Return the shard that was made earlier from the same rows; None where it is absent or of other rows."""
     try:
         known = read_json(note)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What walks find, put down as they find it and read again in the order of the input: no run holds all rows at once."""
+"""Rows of the walks, written as they come and read in the order of the input: no run holds all rows at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Spool:
         for stale in (path, path.with_name(f"{path.name}-journal")):
             stale.unlink(missing_ok=True)
         self._database = sqlite3.connect(path, isolation_level=None)
-        # what is here is made again by the next run: nothing needs to survive this one
+        # the next run makes the spool anew: nothing needs to survive this run
         self._database.execute("pragma journal_mode = off")
         self._database.execute("pragma synchronous = off")
         self._database.execute("create table files (file integer primary key, row text)")
@@ -39,12 +39,12 @@ class Spool:
         return row
 
     def files(self) -> Iterator[Row]:
-        """In the order of the input."""
+        """Yield the files in the order of the input."""
         for (text,) in self._database.execute("select row from files order by file"):
             yield json.loads(text)
 
     def segments(self) -> Iterator[tuple[int, int, Row]]:
-        """File, number in it, and row, in order."""
+        """Yield (file, number in it, row), in order."""
         for file, number, text in self._database.execute("select * from segments order by file, number"):
             yield file, number, json.loads(text)
 

@@ -1,4 +1,4 @@
-"""Whether a recognized text is trusted: what speaks for each recognizer's text, and which text is kept.
+"""Trust in recognized text: the evidence for each recognizer's text, and the choice of the text to keep.
 
 Figures by name, each where it was measured; the rules of the step `text` in `rules.py` compare them:
 
@@ -24,18 +24,18 @@ from pipelines.annotate.step import Value
 from pipelines.annotate.steps.language import base_code
 
 STEP = "text"
-"""Under which the rules find the figures, and rows hold them."""
+"""Name under which the rules find the evidence and rows hold it."""
 NO_WORDS = Drop("recognizers", "", "no words recognized", "")
 _SPEECH_LABELS = (
     "speech", "conversation", "narration", "monologue", "babbling", "whispering", "shout", "yell", "chatter"
 )  # fmt: skip
 """Parts of the names of AudioSet's classes in which somebody speaks."""
 _SURE_OF_LANGUAGE = 0.8
-"""From this probability on, a recognizer's language speaks against the text of another one."""
+"""Probability from which a recognizer's language counts against a text in another language."""
 
 
 class Judged(NamedTuple):
-    """The text that is kept of a segment, or why none is.
+    """The kept text of a segment, or the reason why there is none.
 
     Args:
         source: the recognizer's name, or `consensus`; None without a text.

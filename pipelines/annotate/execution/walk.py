@@ -1,4 +1,4 @@
-"""The way of a recording and of its segments from step to step, and where it ends."""
+"""Walks: the way of a recording, and of its segments, from step to step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from audiollm.files.set_aside import UNREADABLE
-from pipelines.annotate.execution.chain import OF_SOUNDS, OF_TEXT, Chain
+from pipelines.annotate.execution.chain import SOUND_STEPS, TEXT_STEPS, Chain
 from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
 from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
@@ -17,20 +17,20 @@ from pipelines.annotate.step import Step, Value
 from pipelines.execution.engine import Call, Walk
 
 FAILED = "failed"
-"""The kind of what ended with an error that is no one's of the file."""
+"""Kind of a drop that an error caused."""
 NO_SPEECH = "no speech found"
 
 
 @dataclass(frozen=True)
 class Walks:
-    """Makes the walks of a run, which put what they find into a spool."""
+    """Maker of the walks of a run, which write their results into a spool."""
 
     chain: Chain
     thresholds: Thresholds
     spool: Spool
 
     def recording(self, file: int, source: RecordingSource) -> Walk:
-        """Through the steps of recordings; returns the walks of the segments."""
+        """Walk a recording through its steps; returns the walks of its segments."""
         values: dict[str, Value] = {}
         path = source.path
         for step in self.chain.recording:
@@ -44,7 +44,7 @@ class Walks:
                 self.spool.put_file(file, _failed(source, values, step.name, outcome.error or ""))
                 return []
             values[step.name] = outcome.value
-            if step.name == "separate":  # all that comes later listens to what it wrote
+            if step.name == "separate":  # all later steps read the separated file
                 path = outcome.value["path"]
                 source = replace(source, digest=self.chain.key(step, source.digest, (), {}))
         parts = values["segments"]["segments"]
@@ -52,7 +52,7 @@ class Walks:
         return [self._segment(file, number, source, path, part, values) for number, part in enumerate(parts)]
 
     def sampled(self, file: int, number: int, source: RecordingSource) -> Walk:
-        """A kept segment through the steps of the sample; what they find is added to its row."""
+        """Walk a kept segment through the steps of the sample; their values are added to its row."""
         row = self.spool.segment(file, number)
         span = SegmentSpan(row["start_s"], row["end_s"], row["kind"], None)
         for step in self.chain.sampled:
@@ -66,7 +66,7 @@ class Walks:
         return []
 
     def repeated(self, source: RecordingSource, same: str) -> Row:
-        """The row of a file whose content came before."""
+        """Write the row of a file whose content came before."""
         return {**_named(source), "duration_s": None, "repeats": same}
 
     def _segment(
@@ -78,7 +78,7 @@ class Walks:
         part: Mapping[str, Any],
         recording: Mapping[str, Value],
     ) -> Walk:
-        """Through the steps of segments, until a rule is broken; returns no further walks."""
+        """Walk a segment through its steps until it breaks a rule; returns no further walks."""
         span = SegmentSpan(part["start_s"], part["end_s"], part["kind"], part["speaker"])
         values: dict[str, Value] = {}
         errors: dict[str, str] = {}
@@ -89,9 +89,9 @@ class Walks:
         for step in self.chain.segment:
             if drop:
                 break
-            if span.kind == "sound" and step.name not in OF_SOUNDS:
+            if span.kind == "sound" and step.name not in SOUND_STEPS:
                 continue
-            if judged and judged.refused and step.name in OF_TEXT:
+            if judged and judged.refused and step.name in TEXT_STEPS:
                 continue
             needed = _needed(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.given, span), needed)
@@ -146,7 +146,7 @@ def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, 
 
 
 def _about(part: Mapping[str, Any]) -> Value:
-    """What the segment itself tells, for rules."""
+    """Values of the segment itself that rules may use."""
     duration_s = part["end_s"] - part["start_s"]
     return {
         "duration_s": round(duration_s, 6),

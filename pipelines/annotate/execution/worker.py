@@ -1,4 +1,4 @@
-"""What a worker process does: sets steps up when they are first called, and answers calls item by item."""
+"""The work of a worker process: set a step up at its first call, and answer calls item by item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.execution.local_pool import error_line
 
 
 class SegmentSpan(NamedTuple):
-    """Which part of a recording a segment is; see `step.Segment`."""
+    """Part of a recording that is a segment; see `step.Segment`."""
 
     start_s: float
     end_s: float
@@ -26,7 +26,7 @@ class SegmentSpan(NamedTuple):
 
 
 class WorkItem(NamedTuple):
-    """What is sent to a worker: where the sound is, and the values that the step needs. `span` is that of a segment."""
+    """One item for a worker: where the sound is, the values that the step needs, and a segment's `span`."""
 
     path: str
     given: Given
@@ -87,7 +87,7 @@ class StepWorker:
         return [Outcome(value, seconds=seconds) for value in values]
 
     def _heard(self, item: WorkItem) -> Recording | Segment:
-        """The item with ears: steps that work on a recording one after the other decode it once."""
+        """Give the item a listener: successive steps on a recording decode it once."""
         if self._listener is None or self._listener.path != item.path:
             self._listener = Listener(item.path)
         if item.span is None:

@@ -1,1 +1,1 @@
-"""What comes in: files, archives, transcripts, and the synthetic corpus."""
+"""Input of the annotation: files, archives, transcripts, and the synthetic corpus."""

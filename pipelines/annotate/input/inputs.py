@@ -1,4 +1,4 @@
-"""Where recordings come from: folders, files, globs, lists, tars and addresses; all become local files with digests."""
+"""Sources of recordings: folders, files, globs, lists, tars and addresses; all become local files with digests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pipelines.execution.ledger import Ledger, Outcome
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".tsv")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _DIGEST_THREADS, _DIGEST_FILES = 4, 1000
-_LARGEST_MEMBER = 1 << 36
-"""In bytes: a header that says more is damaged."""
+_MAX_MEMBER_BYTES = 1 << 36
+"""Largest plausible size of an archive's member; a header with a larger one is damaged."""
 
 
 class InputError(ValueError):
-    """An input that is not there or cannot be read at all."""
+    """An input that is missing or cannot be read at all."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Found:
 
 @dataclass
 class Inputs:
-    """What the inputs hold."""
+    """Recordings that the inputs hold."""
 
     audio: list[Found] = field(default_factory=list)
     not_audio: int = 0
     rejected: list[Row] = field(default_factory=list)
-    """Members and addresses that could not be brought here."""
+    """Members and addresses that could not be unpacked or fetched."""
     root: Path | None = None
-    """The folder that names are relative to, where there is one."""
+    """Folder that names are relative to; None: there is no single one."""
     given: dict[str, Transcript] = field(default_factory=dict)
-    """What a list of recordings gives, by name."""
+    """Transcripts that lists of recordings give, by name."""
     max_unpacked_gb: float = math.inf
-    """What the members of all archives may take together."""
+    """Limit, in GB, to the unpacked size of all archives together."""
     unpacked_bytes: int = 0
 
 
@@ -67,7 +67,7 @@ def collect(
     on_fetched: Callable[[str], None],
     max_unpacked_gb: float = math.inf,
 ) -> Inputs:
-    """All recordings, each once and in the order of the inputs.
+    """Collect all recordings, each once, in the order of the inputs.
 
     Args:
         inputs: folders, files, globs, lists (CSV, JSONL with a column `path`), tars, addresses; the recordings of a
@@ -127,7 +127,7 @@ def digests(
 
 
 def _file_key(path: str) -> str | None:
-    """Of a file as it is now; None where it is gone."""
+    """Key of a file in its present state; None where it is gone."""
     try:
         stat = Path(path).stat()
     except OSError:
@@ -187,7 +187,7 @@ def _sort_in(found: Inputs, name: str, path: str) -> None:
 
 
 def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str]]:
-    """The recordings of a list; paths are relative to its folder."""
+    """Yield the recordings of a list; paths are relative to its folder."""
     for written, transcript in read_manifest(manifest):
         path = absolute(manifest.parent / Path(written).expanduser())
         if not Path(path).is_file():
@@ -234,7 +234,7 @@ def _reject_rest(tar: Path, member: tarfile.TarInfo, found: Inputs) -> None:
 def _copy_member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, found: Inputs, tar: Path
 ) -> bool:
-    source = archive.extractfile(member) if 0 <= member.size < _LARGEST_MEMBER else None
+    source = archive.extractfile(member) if 0 <= member.size < _MAX_MEMBER_BYTES else None
     if source is None:
         reason = f"a size of {member.size} bytes"
         found.rejected.append(set_aside_row("annotate", f"{tar}/{member.name}", UNREADABLE, reason))
@@ -254,7 +254,7 @@ def _download(
     try:
         system, root = fsspec.core.url_to_fs(address)
         names: list[str] = _remote_names(system, root)
-    except Exception as error:  # every file system has errors of its own
+    except Exception as error:  # each file system of fsspec raises errors of its own
         raise InputError(f"{address}: {type(error).__name__}: {error}") from None
     if not names:
         raise InputError(f"{address}: no such file or folder")
@@ -283,7 +283,7 @@ def _remote_names(system: Any, root: str) -> list[str]:
 
 
 def _is_text(name: str) -> bool:
-    """False for names in another encoding, which no JSON can hold."""
+    """Whether a name is valid Unicode; JSON cannot hold others."""
     return all(not "\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -307,6 +307,6 @@ def _safe_suffix(name: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Something of the name that can be part of a path."""
+    """Shorten a name to characters that are safe in a path."""
     name = text.rstrip("/").rsplit("/", 1)[-1]
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)[:40]

@@ -1,4 +1,4 @@
-"""What there is to annotate: the input's audio files, each with the transcript, speaker and split given."""
+"""Recordings to annotate: the input's audio files, each with its given transcript, speaker and split."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class RecordingSource:
 
 @dataclass
 class Sources:
-    """What the input holds; every audio file is in `found` or in `rejected`."""
+    """Audio files of the input, each either in `found` or in `rejected`."""
 
     found: list[RecordingSource] = field(default_factory=list)
     rejected: list[Row] = field(default_factory=list)
     not_audio: int = 0
     orphans: list[Row] = field(default_factory=list)
-    """Rows of the transcripts for which there is no audio file."""
+    """Rows of the transcripts without an audio file."""
 
     @property
     def num_audio(self) -> int:
@@ -62,7 +62,7 @@ class Sources:
 def match_sources(
     inputs: Inputs, digests: Mapping[str, str], transcripts: str | None, test: str | None
 ) -> Sources:
-    """The recordings of the inputs, matched with their transcripts.
+    """Match the recordings of the inputs with their transcripts.
 
     Args:
         digests: by path; a recording without one is in `inputs.rejected` by another name, and is left out.

@@ -32,7 +32,7 @@ class SyntheticVoice(NamedTuple):
     name: str
     espeak: str
     pitch: int
-    """espeak-ng's, before `formants` moves it."""
+    """Pitch setting of espeak-ng, before `formants` shifts it."""
     rate: int
     """Words per minute, as heard."""
     formants: float = 1.0
@@ -57,12 +57,12 @@ class CorpusConfig(StageConfig):
     words: list[str] = Field(
         default=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], min_length=1
     )
-    """The texts, of letters, digits, spaces, hyphens and apostrophes."""
+    """Texts to speak, of letters, digits, spaces, hyphens and apostrophes."""
     voices: int = Field(default=6, ge=1, le=len(VOICES))
     takes: int = Field(default=24, ge=1)
-    """Of each text by each voice."""
+    """Takes of each text by each voice."""
     test_takes: int = Field(default=4, ge=0)
-    """The first so many takes are the test set."""
+    """Number of first takes that form the test set."""
 
     @field_validator("words")
     @classmethod
@@ -73,7 +73,7 @@ class CorpusConfig(StageConfig):
                     f"{word!r} is not made of letters, digits, single spaces, hyphens and apostrophes"
                 )
         if len({word.lower() for word in words}) < len(words):
-            raise ValueError("the same text is there twice")
+            raise ValueError("a text occurs twice")
         return words
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ def _perform(
     samples_N = synthesizer.speak(
         word,
         voice.espeak,
-        rate=round(rate / voice.formants),  # what follows makes it faster by as much
+        rate=round(rate / voice.formants),  # the resampling below makes it faster by the same factor
         pitch=voice.pitch + int(random.integers(-5, 6)),
         intonation=50 + int(random.integers(-20, 21)),
     )

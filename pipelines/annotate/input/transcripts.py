@@ -1,4 +1,4 @@
-"""Given transcripts: rows of a CSV or JSONL, or a pattern over file names; and what marks the test set."""
+"""Given transcripts: rows of a CSV or JSONL, or a pattern over file names; and the condition of the test set."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SPLITS = ("train", "test")
 
 
 class TranscriptError(ValueError):
-    """Transcripts that cannot be used: what is wrong, and where."""
+    """Transcripts that cannot be used; the message names the place and the problem."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What is given for one recording. `fields` holds every column or pattern field, as text."""
+    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text."""
 
     text: str
     speaker: str | None
@@ -65,7 +65,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise TranscriptError(f"{pattern!r}: needs a field {{text}}")
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
-        raise TranscriptError(f"{pattern!r}: the field {{{min(doubled)}}} is there twice")
+        raise TranscriptError(f"{pattern!r}: the field {{{min(doubled)}}} occurs twice")
     if "}{" in pattern:
         raise TranscriptError(f"{pattern!r}: two fields touch; put a character such as _ between them")
     extension = _EXTENSION.search(pattern)
@@ -84,7 +84,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def match_pattern(pattern: str, expression: re.Pattern[str], relative: str) -> Transcript | None:
-    """The transcript that a file's name holds; None where the name does not match.
+    """Read a transcript from a file's name; None where the name does not match.
 
     Underscores in `text` stand for spaces, as a file name can hardly hold those.
 
@@ -134,7 +134,7 @@ def read_manifest(path: Path) -> list[tuple[str, Transcript | None]]:
 
 
 def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
-    """The transcript that a row with a text gives."""
+    """Make the transcript of a row with a text."""
     return Transcript(
         fields["text"], fields.get("speaker") or None, fields.get("split") or None, fields, where
     )
@@ -221,7 +221,7 @@ class Condition:
     comparisons: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
 
     def holds(self, transcript: Transcript) -> bool:
-        """Numbers compare as numbers, everything else as text.
+        """Whether a transcript meets all comparisons; numbers compare as numbers, other values as text.
 
         Raises:
             TranscriptError: no such field, or an order asked of what is not a number.
@@ -244,7 +244,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """`take<5,speaker==theo` as a `Condition`.
+    """Parse `take<5,speaker==theo`.
 
     Raises:
         TranscriptError: not of the form field, sign, value.

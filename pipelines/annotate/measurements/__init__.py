@@ -1,1 +1,1 @@
-"""What is measured on a signal or a corpus: noise, quality, tags, duplicates."""
+"""Measurements on a signal or a corpus: noise, quality, tags, duplicates."""

@@ -1,6 +1,6 @@
-"""What a recording tells of noise, bandwidth and reverberation by itself: no clean reference, no model.
+"""Noise, bandwidth and reverberation of a recording, estimated without a clean reference and without a model.
 
-How good each estimate is, is measured by `benchmarks/quality.py`.
+`benchmarks/quality.py` measures the error of each estimate.
 
 Shapes: B bands, F frames, K frequency bins, N samples, W frames of one window.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLE_RATE = 16000
-"""Of what `band_energies` takes."""
+"""Sample rate of the input of `band_energies`."""
 _FRAME, _HOP = 512, 128
 _HOP_S = _HOP / SAMPLE_RATE
 _NUM_BANDS, _FIRST_BIN = 12, 2  # from 62 Hz: hum and offsets are no part of it
@@ -23,8 +23,8 @@ _MIN_S = 1.0
 _SMOOTHING, _QUIET = 8, 0.1
 # a tenth of white noise, smoothed so, lies below this share of its mean: the wider the band, the steadier
 _QUIET_SHARE_B = np.array([0.676, 0.7, 0.717, 0.736, 0.765, 0.797, 0.804, 0.824, 0.839, 0.859, 0.868, 0.878])
-_ACTIVE_DB = 30.0  # frames this far below the loud ones are no speech
-_ABOVE_NOISE = 0.1  # and so are those in which there is not a tenth more than the noise
+_ACTIVE_DB = 30.0  # frames this far below the loud ones are not speech
+_ABOVE_NOISE = 0.1  # nor are frames with less than a tenth more power than the noise
 _SNR_RANGE_DB = (-20.0, 80.0)
 
 _DECAY_WINDOWS, _DECAY_QUANTILES = (8, 16), (50, 75, 90)
@@ -68,7 +68,7 @@ def band_energies(samples_N: NDArray[np.float32]) -> NDArray[np.float64] | None:
 
 
 def signal_to_noise_db(energies_FB: NDArray[np.float64]) -> float:
-    """Power of the sound while there is any, without the noise, over the noise's, in dB within -20..80.
+    """Estimate the power of active sound, without the noise, over that of the noise, in dB within -20..80.
 
     The noise of each band is what is left in its quietest tenth (64 ms at a time), as between words, corrected by what
     a tenth of steady noise is to its mean. Bands have their quiet moments apart, so short pauses are enough; unlike
@@ -88,7 +88,7 @@ def signal_to_noise_db(energies_FB: NDArray[np.float64]) -> float:
 
 
 def reverberation(energies_FB: NDArray[np.float64]) -> Reverberation | None:
-    """Reverberation time and clarity by how fast the sound of each band falls after it stops.
+    """Estimate reverberation time and clarity from the decay of each band's sound after it stops.
 
     Sounds end no faster than the room lets them: the steepest falls tell the room's. Two regressions lead from them to
     `rt60_s` and `c50_db`. The clarity is the more certain one: in a dry recording the late sound that the reverberation
@@ -142,7 +142,7 @@ def log_decay_times(energies_FB: NDArray[np.float64]) -> NDArray[np.float64] | N
 
 
 def bandwidth_hz(samples_N: NDArray[np.float32], sample_rate: int) -> float | None:
-    """The frequency up to which there is sound, in steps of 250 Hz; what was once at 8 kHz has 4,000 at any rate.
+    """Estimate the highest frequency with sound, in steps of 250 Hz; at most 4,000 for a former 8 kHz recording.
 
     A band counts when its mean level is within 60 dB of the strongest band's (per Hz), and when it comes and goes (its
     loud tenth is 8 dB above its quiet one), which dither and the noise of a converter do not. Where even the strongest

@@ -1,4 +1,4 @@
-"""Whether a description fits a sound better than something plainer does: by a CLAP, or by the model that wrote it.
+"""Gates of descriptions: does one fit the sound better than something plainer, by a CLAP or by the model that wrote it.
 
 Shapes: N samples, D dimensions of an embedding.
 """
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from pipelines.annotate.step import Value
 
 ROUNDING = 1e-4
-"""In nats a token: a model that does not listen finds a text as likely with any sound, up to this."""
+"""Rounding error in nats per token: for a model that ignores sound, likelihoods differ by less."""
 _SHORTEST_WINDOW_S = 0.5
 _SILENCE = 1e-4
 _BUZZ_HZ, _BUZZ_HARMONICS = 110.0, 36
 
 Asked = Sequence[tuple[str, str]]
-"""Questions and what was answered."""
+"""Questions, each with its answer."""
 
 
 class GateResult(NamedTuple):
-    """What the gate found: two numbers of one kind, larger is better, and why it is refused (or nothing)."""
+    """Result of the gate: two numbers of one kind (larger is better), and the reason of a refusal or nothing."""
 
     ours: float | None
     reference: float | None
@@ -42,7 +42,7 @@ class GateResult(NamedTuple):
 
 
 class Gate(Protocol):
-    """Compares a description with something plainer."""
+    """Interface of a gate, which compares a description with a plainer one."""
 
     def judge(self, sound: Waveform, asked: Asked, text: str, values: Mapping[str, Value]) -> GateResult:
         """

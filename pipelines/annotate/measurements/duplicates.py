@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 KEY_FRAMES_APART = 4
-"""A key is the bits of a frame and half of those of the frame that is so far behind it: 24 bits. Each frame has two."""
-KEYS_A_SEGMENT = 64
-"""The keys whose hashes are smallest stand for a segment (a bottom-k sketch): those of two versions overlap."""
-BUCKET = 12
-"""A segment is compared with as many of those that follow it in the list of a key; others meet in the next round."""
-MOST_ROUNDS = 20
+"""Distance of the two frames in a key, which has the bits of one and half of the other's: 24. A frame has two keys."""
+KEYS_PER_SEGMENT = 64
+"""Keys that stand for a segment, those of the smallest hashes (a bottom-k sketch): two versions share some."""
+NEIGHBOURS_PER_KEY = 12
+"""Following segments in the list of a key that a segment is compared with; others meet in the next round."""
+MAX_ROUNDS = 20
 GLANCE_FRAMES = 8
-"""To either side of a common key: where these differ too much, the rest is not looked at."""
+"""Frames on either side of a common key that are compared first; where they differ too much, the rest is skipped."""
 GLANCE_BIT_ERRORS = 0.25
 FULL_FRAMES = 125
-"""From so many frames with sound (2 s) on, two sounds may differ by as much as is allowed."""
-FEWEST_FRAMES = 8
-"""Of two segments that can be alike without being equal."""
+"""Frames with sound (2 s) from which two segments may differ by the full `max_bit_errors`."""
+MIN_COMPARED_FRAMES = 8
+"""Fewest frames of segments that are compared approximately; shorter ones count as duplicates only if equal."""
 
 
 class DuplicateConfig(BaseModel):
-    """What counts as a duplicate."""
+    """Criteria by which a segment counts as a duplicate."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,19 +42,19 @@ class DuplicateConfig(BaseModel):
     """The largest share of bits that differ between the fingerprints of the same sound, of 2 s or more; of shorter ones
     down to half of that: two takes of a short word may differ in as few as 0.11. null: sounds are not compared."""
     min_overlap: float = Field(0.8, gt=0.5, le=1)
-    """Of the longer of the two: what is cut at the edges is still the same, what is a small part of another is not."""
+    """Smallest overlap, as a share of the longer segment: cut edges are allowed, a small excerpt is no duplicate."""
     max_same_text: int | None = Field(None, ge=1)
-    """How many segments with the same text stay; null: any number."""
+    """Segments with the same text that are kept; null: all."""
     text_within: Literal["speaker", "file", "corpus"] = "speaker"
-    """Where texts are compared: among the segments of a speaker, of a file, or of all."""
+    """Scope of the comparison of texts: the segments of a speaker, of a file, or of the corpus."""
 
 
 class ComparedSegment(NamedTuple):
-    """What is known of a segment: the columns of its row that are compared.
+    """Columns of a segment's row that decide on duplicates.
 
     Args:
-        bits_F: of the step `fingerprint`; empty: not comparable by sound.
-        quality: better is larger, compared one after the other.
+        bits_F: fingerprint (step `fingerprint`); empty: not comparable by sound.
+        quality: numbers of which larger is better, compared one after the other.
     """
 
     id: str
@@ -109,12 +109,12 @@ def item_of(row: Mapping[str, Any]) -> ComparedSegment:
 
 
 def same_sound(items: Sequence[ComparedSegment], max_bit_errors: float, min_overlap: float) -> dict[str, str]:
-    """Which items sound like one that comes before them; items are in the order in which they are to be kept."""
+    """Map each item that sounds like an earlier one to the latter; items come in the order of preference."""
     found, left = _equal_bits(items)
     if len(left) < 2:
         return found
     table = _table(left)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         pairs_P2, more = _alike(left, table, max_bit_errors, min_overlap)
         dropped = _dropped(pairs_P2)
         found |= {left[worse].id: left[better].id for worse, better in dropped.items()}
@@ -128,7 +128,7 @@ def same_sound(items: Sequence[ComparedSegment], max_bit_errors: float, min_over
 def same_text(
     items: Sequence[ComparedSegment], most: int, within: Literal["speaker", "file", "corpus"]
 ) -> dict[str, str]:
-    """Which items have the text of `most` others before them; each goes to the first of those that stay."""
+    """Map each item whose text `most` earlier items have to the first of these."""
     from audiollm.data.text.forms import recognition_form
 
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -231,12 +231,12 @@ def _sketch(bits_F: NDArray[np.uint16]) -> tuple[NDArray[np.uint32], NDArray[np.
     lower = np.uint32(1 << 24)
     keys_H = np.concatenate([first_H | second_H >> 8, first_H | second_H & 255 | lower]).astype(np.uint32)
     places_H = np.concatenate([places_H, places_H])
-    if len(keys_H) > KEYS_A_SEGMENT:
+    if len(keys_H) > KEYS_PER_SEGMENT:
         # a multiplicative hash, so that which keys are kept has nothing to do with what they mean
         hashes_H = (keys_H * np.uint32(2654435761)).astype(np.uint64) << np.uint64(32) | places_H.astype(
             np.uint64
         )
-        kept = np.argpartition(hashes_H, KEYS_A_SEGMENT)[:KEYS_A_SEGMENT]
+        kept = np.argpartition(hashes_H, KEYS_PER_SEGMENT)[:KEYS_PER_SEGMENT]
         keys_H, places_H = keys_H[kept], places_H[kept]
     return keys_H, places_H
 
@@ -250,7 +250,7 @@ def _alike(
     starts = np.concatenate([[0], np.cumsum(lengths)])
     bits_A = np.concatenate([item.bits_F for item in items])
     found = np.zeros((0, 2), np.int64)
-    for step in range(1, min(BUCKET, len(key_H) - 1) + 1):
+    for step in range(1, min(NEIGHBOURS_PER_KEY, len(key_H) - 1) + 1):
         same_P = np.flatnonzero((key_H[step:] == key_H[:-step]) & (item_H[step:] != item_H[:-step]))
         one_P, other_P = item_H[same_P], item_H[same_P + step]
         shift_P = place_H[same_P + step] - place_H[same_P]
@@ -263,7 +263,7 @@ def _alike(
             for one, other, shift in triples_P3.tolist()
         ]
         found = np.concatenate([found, triples_P3[np.array(alike, bool), :2]])
-    more = bool((key_H[BUCKET + 1 :] == key_H[: -BUCKET - 1]).any())
+    more = bool((key_H[NEIGHBOURS_PER_KEY + 1 :] == key_H[: -NEIGHBOURS_PER_KEY - 1]).any())
     return np.unique(found, axis=0), more
 
 
@@ -308,7 +308,7 @@ def _is_alike(
     count = min(len(first_F), len(second_F))
     first_F, second_F = first_F[:count], second_F[:count]
     heard = int(np.count_nonzero(first_F | second_F))
-    if heard < FEWEST_FRAMES:
+    if heard < MIN_COMPARED_FRAMES:
         return False
     allowed = max_bit_errors * min(1.0, 0.5 + 0.5 * heard / FULL_FRAMES)
     return float(np.bitwise_count(first_F ^ second_F).sum()) <= allowed * 16 * heard

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipelines.annotate.voice.activity import package_file, single_thread_session
 
 SAMPLE_RATE = 16000
-"""Of DNSMOS and UTMOS."""
+"""Sample rate of DNSMOS and UTMOS."""
 WINDOW_S = 9.01
 _WINDOW = int(WINDOW_S * SAMPLE_RATE)
 # speechmos/dnsmos.py, `get_polyfit_val`: from the network's outputs to opinion scores
@@ -102,7 +102,9 @@ class Utmos:
         """The score of mono speech at 16 kHz, not empty."""
         output = self._session.run(None, {self._input: samples_N[None].astype(np.float32)})[0]
         if output.size != 1:
-            raise ValueError(f"{self._path}: UTMOS gives one number a clip, this gives {list(output.shape)}")
+            raise ValueError(
+                f"{self._path}: expected one number per clip, as of UTMOS, got {list(output.shape)}"
+            )
         return float(output.item())
 
 
@@ -131,7 +133,7 @@ class Sigmos:
         features = sigmos_features(samples_N)
         output = self._session.run(None, {self._input: features})[0]
         if output.size != len(SIGMOS_SCORES):
-            raise ValueError(f"{self._path}: SIGMOS gives seven scores, this gives {list(output.shape)}")
+            raise ValueError(f"{self._path}: expected the seven scores of SIGMOS, got {list(output.shape)}")
         return {name: float(value) for name, value in zip(SIGMOS_SCORES, output.reshape(-1), strict=True)}
 
 

@@ -22,12 +22,12 @@ from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
 
 FILE_SAMPLE_RATE = 16000
-"""What a YAMNet-class file takes: mono at 16 kHz in [-1, 1]."""
+"""Sample rate of a YAMNet-class file, which takes mono sound in [-1, 1]."""
 FILE_WINDOW_S = 0.975
-"""Of a file that takes windows of any length: what YAMNet hears at once."""
+"""Window of a file that takes any length: that of YAMNet."""
 _ASKED_WINDOW_S = 10.0
 _ANY_WINDOW_S = 1.0
-_ANSWER_TOKENS, _LONGEST_LABEL, _MOST_LABELS = 128, 60, 20
+_ANSWER_TOKENS, _MAX_LABEL_CHARACTERS, _MAX_LABELS = 128, 60, 20
 
 
 class WindowScores(NamedTuple):
@@ -45,7 +45,7 @@ class Tagger(Protocol):
     labels: list[str]
 
     def hear(self, windows: Iterable[NDArray[np.float32]]) -> WindowScores:
-        """What is in windows `[N]` of `window_s` at `sample_rate`."""
+        """Tag windows `[N]` of `window_s` at `sample_rate`."""
 
 
 class TfliteTagger:
@@ -173,7 +173,7 @@ class AudioClassifier:
         return self.window_s is not None or bool(getattr(self.extractor, "return_attention_mask", False))
 
     def logits(self, clips: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-        """What the model gives for mono clips at `sample_rate`, `[B, K]`; what is longer than `window_s` is cut."""
+        """Compute the logits `[B, K]` of mono clips at `sample_rate`; sound beyond `window_s` is cut off."""
         import torch
 
         # transformers writes into what it is given, and clips are shared
@@ -207,7 +207,7 @@ class TransformersTagger:
         for some in _in_fours(windows):
             logits_BK = self._classifier.logits(some)
             if not np.isfinite(logits_BK).all():
-                raise ValueError("the sound-event model gives values that are no numbers")
+                raise ValueError("the sound-event model gives values that are not finite")
             parts.append(probabilities(logits_BK, self._classifier.exclusive).astype(np.float32))
         return WindowScores(self.labels, np.concatenate(parts))
 
@@ -263,8 +263,8 @@ def probabilities(logits_BK: NDArray[np.float64], exclusive: bool) -> NDArray[np
 def listed(answer: str) -> list[str]:
     """The names in a list such as "Dog, rain; a car horn." in the order in which they come, without doubles."""
     names = (" ".join(name.split()).strip(" .-*\"'") for name in re.split(r"[,;\n]|\band\b", answer))
-    kept = [name for name in names if name and len(name) <= _LONGEST_LABEL]
-    return list(dict.fromkeys(kept))[:_MOST_LABELS]
+    kept = [name for name in names if name and len(name) <= _MAX_LABEL_CHARACTERS]
+    return list(dict.fromkeys(kept))[:_MAX_LABELS]
 
 
 def read_labels(path: Path) -> list[str]:

@@ -1,1 +1,1 @@
-"""What is left: rows of segments, columns in words and their bins."""
+"""Output of the annotation: rows of segments, columns in words and their bins."""

@@ -1,4 +1,4 @@
-"""Measured numbers in words: how high, how fast, how noisy, by edges that are kept with the corpus.
+"""Measured numbers in words (pitch, rate, noise ...), by bin edges that are kept with the corpus.
 
 What people hear in relation to other voices (pitch, rate, energy) is binned by the corpus itself; what is good or bad
 in itself (noise, reverberation) by fixed edges: in a clean corpus everything is clear. The edges go into JSON, and a
@@ -23,20 +23,20 @@ _SHARES = {
     6: (0.05, 0.2, 0.5, 0.8, 0.95),
     7: (0.04, 0.14, 0.32, 0.68, 0.86, 0.96),
 }
-"""Share of the values below each edge: the extremes are rare, or their words would mean nothing."""
+"""Number of names -> share of the values below each edge. The extreme bins are small: their words mean rare values."""
 _TRIM_SIGMAS = 5.0
 _MIN_GROUP = 20
-"""A group (the male voices) with fewer values is described by the edges of all."""
+"""Fewest values of a group, such as the male voices, for edges of its own; a smaller group has the edges of all."""
 
 
 class Column(NamedTuple):
-    """Which measured number becomes which words.
+    """Rule by which a measured number becomes a word.
 
     Args:
-        value: the number, as `step.name`.
-        names: from the lowest to the highest, five to seven.
-        resolution: what nobody hears, in the number's unit: edges are at least that far apart, so that voices that are
-            all alike are all called by the middle name.
+        value: the measured number, as `step.name`.
+        names: five to seven words, from the lowest to the highest.
+        resolution: smallest distance of two edges, in the number's unit, a difference that nobody hears: voices that
+                        are all alike all get the middle name.
         edges: for the method `fixed`.
         grouped: relative to the speaker's group, where that is known.
     """
@@ -88,13 +88,13 @@ class Edges(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: str = ""
-    """Of which number, as `step.name`."""
+    """The measured number, as `step.name`."""
     names: tuple[str, ...]
     edges: tuple[FiniteFloat, ...]
     groups: dict[str, tuple[FiniteFloat, ...]] = {}
-    """Edges of a group of speakers, in place of those of all."""
+    """Group of speakers -> edges that replace those of all."""
     count: int = 0
-    """Of the values that it was fitted to; 0: fixed."""
+    """Number of values that the edges were fitted to; 0: fixed edges."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Edges:
@@ -120,7 +120,7 @@ class CorpusBins(RootModel[dict[str, Edges]]):
     model_config = ConfigDict(frozen=True)
 
     def labels(self, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-        """What is said of a segment, by column; what was not measured is left out.
+        """Words for a segment's values, by column; values that were not measured are left out.
 
         Args:
             measured: the segment's values, by step.

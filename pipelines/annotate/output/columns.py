@@ -1,4 +1,4 @@
-"""What is measured, said in words: columns for `compose`, with the edges of what is low or high."""
+"""Measured values in words: columns for `compose`, with the edges between low and high."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipelines.annotate.execution.spool import Row
 from pipelines.annotate.output.bins import CorpusBins, fit_corpus
 
 MIN_TAG_SCORE = 0.1
-"""A tag with less is not said of a segment."""
+"""Smallest score of a tag that describes a segment."""
 _DESCRIBED = ("scene", "speakers", "content")
 _ATTRIBUTES = ("age", "gender", "emotion")
 
@@ -41,12 +41,12 @@ class ColumnMaker:
         return found | (self.bins.labels(measured) if row["kind"] == "speech" else {})
 
     def save(self, path: Path) -> None:
-        """The edges, for another corpus."""
+        """Write the edges, for use by another corpus."""
         write_text(path, self.bins.model_dump_json(indent=2) + "\n")
 
 
 def make_columns(edges: Path | None, rows: Iterable[Row]) -> ColumnMaker:
-    """With the edges of an earlier run, or with those of these rows.
+    """Make the columns with the edges of an earlier run, or with edges fitted to these rows.
 
     Raises:
         ConfigError: `edges` holds none.

@@ -1,4 +1,4 @@
-"""What a run leaves: the segments, what was filtered, what became of every file, and the counts that add up."""
+"""Results of a run: the segments, the filtered ones, the fate of every file, and the counts that add up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipelines.annotate.execution.walk import NO_SPEECH
 from pipelines.annotate.input.sources import Sources
 
 Columns = Callable[[Row], Mapping[str, Any]]
-"""What is said of a segment in words, from its row."""
+"""Function from a segment's row to its columns in words."""
 _QUALITIES = ("sig", "bak", "ovr")
 
 
@@ -38,13 +38,13 @@ class _Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     dropped_s: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     dropped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """By step, rule and kind."""
+    """Number of dropped segments by (step, rule, kind)."""
     kept_of: Counter[int] = field(default_factory=Counter)
     kept_s_of: Counter[int] = field(default_factory=Counter)
     found_of: Counter[int] = field(default_factory=Counter)
     reasons_of: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     errors: Counter[str] = field(default_factory=Counter)
-    """Values that could not be had, by step, of segments that were kept."""
+    """Number of failed measurements of kept segments, by step."""
     refused: Counter[str] = field(default_factory=Counter)
     """Segments that were kept without their recognized text, by reason."""
     refused_s: Counter[str] = field(default_factory=Counter)
@@ -142,7 +142,7 @@ def _safe_name(file: str) -> str:
 def _settled(
     spool: Spool, verdicts: Verdicts, columns: Columns
 ) -> Iterator[tuple[Place, Row, Mapping[str, Any] | None]]:
-    """All segments with their ids, voices and columns, and why they are dropped."""
+    """Yield all segments with their ids, speakers and columns, and the reason of a drop."""
     for file, number, row in spool.segments():
         place = (file, number)
         drop = row.pop("dropped")
@@ -153,7 +153,7 @@ def _settled(
 
 
 def _files(spool: Spool, sources: Sources, tally: _Tally) -> Iterator[tuple[Row, Row | None]]:
-    """What became of every file, and its row of `set_aside.jsonl` where it is set aside as a whole."""
+    """Yield the summary row of every file, and its row of `set_aside.jsonl` where it is set aside as a whole."""
     for number, file in enumerate(spool.files()):
         row: Row = {
             **{name: file[name] for name in ("name", "path", "digest")},
@@ -251,7 +251,7 @@ def _funnel(
 
 
 def _recognized_texts(tally: _Tally) -> Row:
-    """Kept segments with a recognized text, and those whose text was refused, by reason."""
+    """Count the kept segments with a recognized text, and the refused texts by reason."""
     return {
         "kept": tally.recognized,
         "kept_s": round(tally.recognized_s, 3),
@@ -262,8 +262,8 @@ def _recognized_texts(tally: _Tally) -> Row:
 
 
 def _stages(tally: _Tally, thresholds: Thresholds) -> list[Row]:
-    """How many segments and seconds came to each rule that dropped any, and how many went on, in the order in which
-    rules are applied."""
+    """Count the segments and seconds before and after each rule that dropped any, in the order in which the rules are
+    applied."""
     order = {rule.threshold: index for index, rule in enumerate(RULES)}
     known = sorted(tally.dropped, key=lambda key: (order.get(key[1], len(order)), key))
     left, left_s, rows = tally.found, tally.seconds_found, []
@@ -291,7 +291,7 @@ def _agrees(row: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[IO[str]]:
-    """A file that is there when it is whole."""
+    """Open a file that appears under its name only when it is complete."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield file
 

@@ -1,4 +1,4 @@
-"""Recognizer `audio_llm`: a model that answers questions about sound, asked what is said."""
+"""Recognizer `audio_llm`: an audio LLM that is prompted to transcribe."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pipelines.annotate.recognizers.value import RecognizerConfig, heard
 from pipelines.annotate.step import Resources, Segment, Value
 
 PROMPT = "Transcribe the speech."
-"""A phrasing of the task `asr` (`audiollm/data/chat/tasks.yaml`): our own models were trained with it."""
+"""Prompt: a phrasing of the task `asr` (`audiollm/data/chat/tasks.yaml`), which audiollm models are trained with."""
 _QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "「": "」"}
 
 
 class AudioLlmConfig(RecognizerConfig):
-    """An understanding checkpoint of our own, or an audio LLM of transformers."""
+    """Settings of an audio LLM of audiollm or of transformers."""
 
     kind: Literal["audio_llm"] = "audio_llm"
     model: str
     """The folder of a model or of the stage that trained it, or `package.module:factory` (see `evaluate.subjects`)."""
     codec: Path | None = None
-    """Of a model of ours that hears through one; None: that of its run."""
+    """Codec of an audiollm model that hears through one; None: the codec of its run."""
     prompt: str = Field(PROMPT, min_length=1)
     max_tokens: int = Field(256, ge=1)
     language: str | None = None
-    """Of what is said, told to those who read the text (not to the model: that is the prompt's part)."""
+    """Language of the speech, for the steps that read the text; the model only learns it from the prompt."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker."""
 
 
 class AudioLlm:
-    """Greedy; the answer is taken as it is, without quotation marks around the whole of it."""
+    """Transcription by an audio LLM: the greedy answer, without quotation marks around it."""
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class AudioLlm:
 
 
 def unquoted(answer: str) -> str:
-    """Without the quotation marks around the whole."""
+    """Remove quotation marks around the whole text."""
     text = answer.strip()
     if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and text[-1] not in text[1:-1].replace("'", ""):
         return text[1:-1].strip()

@@ -1,4 +1,4 @@
-"""Recognizers: any number of them, of any kind, each a step that writes down what is said in a segment.
+"""Choice of recognizers: any number of them, of any kind, each a step that transcribes a segment.
 
 Value of each: `text, language, language_probability, words: [{word, start_s, end_s, confidence}], confidence`. Times
 are in seconds from the start of the segment. What a recognizer does not tell is None, and `words` may be empty.
@@ -36,7 +36,7 @@ class PocketsphinxConfig(RecognizerConfig):
 
     kind: Literal["pocketsphinx"] = "pocketsphinx"
     grammar: tuple[str, ...] | None = None
-    """The texts of which exactly one is said; None: the open vocabulary."""
+    """Texts of which each segment holds exactly one; None: open vocabulary."""
 
 
 class Pocketsphinx:
@@ -95,7 +95,7 @@ RecognizerChoice = Annotated[
 
 
 def make_recognizer(config: RecognizerChoice) -> Step:
-    """The step of a recognizer's settings."""
+    """Make the step of a recognizer from its settings."""
     match config:
         case PocketsphinxConfig():
             return Pocketsphinx(config)
@@ -117,4 +117,4 @@ STRONGER = (
     "`ct2-transformers-converter --model openai/whisper-large-v3 --output_dir FOLDER --copy_files tokenizer.json "
     "preprocessor_config.json` makes of one; audiollm itself downloads nothing."
 )
-"""What a report on refused texts ends with."""
+"""Advice at the end of a report on refused texts."""

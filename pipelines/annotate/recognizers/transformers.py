@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pipelines.annotate.words.ctc import CtcModel, Emissions
 
 _FILES = ("config.json", "preprocessor_config.json")
-_WHAT = "a speech recognizer of transformers with safetensors weights, saved with its processor"
+_EXPECTED_FOLDER = "a speech recognizer of transformers with safetensors weights, saved with its processor"
 _PROMPT_TOKENS = 8
-"""At most, before what is written: start, language, task, no times."""
+"""Most tokens of a decoder's prompt: start, language, task, no timestamps."""
 _SPACES = (" ", "▁", "Ġ")
 
 
@@ -41,11 +41,11 @@ class TransformersConfig(RecognizerConfig):
     kind: Literal["transformers"] = "transformers"
     model: Path
     language: str | None = None
-    """Of what is said: told to a Whisper of many languages, and to those who read the text. None: Whisper finds out."""
+    """Language of the speech, for a multilingual Whisper and the steps that read the text. None: Whisper detects it."""
     batch_size: int = Field(1, ge=1)
-    """Segments at a time. More is faster on a GPU; figures may then differ in the last digit with their company."""
+    """Segments per batch. More is faster on a GPU; results may then vary in the last digit with the batch."""
     max_tokens: int = Field(224, ge=1)
-    """Of 30 s, for a model that writes token by token."""
+    """Most tokens per 30 s, for a model that writes token by token."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker; 0: the CPU."""
 
@@ -64,7 +64,7 @@ class TransformersRecognizer:
         self._config = config
 
     def missing(self) -> str | None:
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _WHAT)
+        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
@@ -103,7 +103,7 @@ def _is_ctc(folder: Path) -> bool:
 
 
 class _Ctc:
-    """The likeliest token of every frame; repeats are one, blanks none."""
+    """Greedy CTC decoding: the likeliest token of every frame, without repeats and blanks."""
 
     def __init__(self, model: CtcModel, language: str | None) -> None:
         self._model, self._language = model, language
@@ -136,7 +136,7 @@ class _Ctc:
 
 
 def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[SpokenWord]:
-    """Words out of tokens in order: cut at `delimiter`, and before tokens that begin with a space (" ", "▁", "Ġ")."""
+    """Join tokens to words: cut at `delimiter`, and before tokens that begin with a space (" ", "▁", "Ġ")."""
     groups: list[list[SpokenWord]] = [[]]
     for token in tokens:
         if token.word == delimiter:
@@ -157,7 +157,7 @@ def joined_tokens(tokens: Sequence[SpokenWord], delimiter: str | None) -> list[S
 
 
 class _Writer:
-    """A decoder that writes token by token, of at most 30 s at a time."""
+    """An autoregressive decoder, which takes at most 30 s at a time."""
 
     def __init__(self, config: TransformersConfig, device: str) -> None:
         from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
@@ -174,7 +174,7 @@ class _Writer:
             raise ConfigError(
                 f"no speech recognizer loads from {config.model}: {said}",
                 "transformers.model",
-                f"give {_WHAT}",
+                f"give {_EXPECTED_FOLDER}",
             ) from error
         self._model: Any = model.eval().to(device)
         self._tokenizer = self._processor.tokenizer
@@ -242,7 +242,7 @@ class _Writer:
         return self._tokenizer.decode([token for token, _ in kept]), words
 
     def _spoken(self, inputs: Any) -> list[tuple[str | None, float | None]]:
-        """Of each piece, the likeliest language, and its probability among all."""
+        """Return each piece's likeliest language, and its probability among all languages."""
         import torch
 
         names = sorted(self._languages)
@@ -262,7 +262,7 @@ class _Piece(NamedTuple):
 
 
 def _value(pieces: Sequence[_Piece]) -> Value:
-    """Pieces of one segment as its value; the language is the first piece's."""
+    """Join the pieces of one segment to its value; the language is that of the first piece."""
     words = [word for piece in pieces for word in piece.words]
     text = " ".join(piece.text for piece in pieces)
     first = pieces[0]

@@ -1,4 +1,4 @@
-"""What every recognizer shares: its settings' base, its value, and how long sound is cut for those that take little.
+"""Parts that all recognizers share: base settings, the value, and the cutting of long sound for those that need it.
 
 Shapes: N samples.
 """
@@ -21,11 +21,11 @@ class RecognizerConfig(StepConfig):
     """Base of the settings of every recognizer."""
 
     name: str | None = Field(None, pattern=_NAME)
-    """Under which its value is found; None: its kind. Two recognizers of a run need two names."""
+    """Name of the recognizer's value; None: its kind. Two recognizers of a run need two names."""
 
 
 class SpokenWord(NamedTuple):
-    """Times are in seconds from the start of the segment; None where the recognizer tells none."""
+    """A recognized word; times are in seconds from the start of the segment, None where unknown."""
 
     word: str
     start_s: float | None
@@ -40,7 +40,7 @@ def heard(
     language_probability: float | None = None,
     confidence: float | None = None,
 ) -> Value:
-    """A recognizer's value.
+    """Make a recognizer's value.
 
     Args:
         text: as it writes it; white space is made single.
@@ -72,12 +72,12 @@ def mean_confidence(words: Sequence[SpokenWord]) -> float | None:
 
 
 def missing_folder(where: str, folder: Path, files: Sequence[str], what: str) -> str | None:
-    """What is not there of a model's folder, for `Step.missing`.
+    """Name the missing part of a model's folder, for `Step.missing`.
 
     Args:
         where: the setting that names it.
-        files: that it must hold.
-        what: it should be, with an article.
+        files: files that the folder must hold.
+        what: description of the right content, with an article.
     """
     lacking = [name for name in files if not (folder / name).is_file()]
     if not folder.is_dir():

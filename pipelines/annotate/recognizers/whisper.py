@@ -17,31 +17,34 @@ from pipelines.annotate.step import Resources, Segment, Value
 
 SAMPLE_RATE = 16000
 _FILES = ("model.bin", "config.json", "tokenizer.json")
-_WHAT = "a Whisper that ct2-transformers-converter made, with --copy_files tokenizer.json preprocessor_config.json"
+_EXPECTED_FOLDER = (
+    "a Whisper that ct2-transformers-converter made, "
+    "with --copy_files tokenizer.json preprocessor_config.json"
+)
 
 
 class FasterWhisperConfig(RecognizerConfig):
-    """faster-whisper; nothing is downloaded."""
+    """Settings of `faster_whisper`; nothing is downloaded."""
 
     kind: Literal["faster_whisper"] = "faster_whisper"
     model: Path
     """A folder in CTranslate2's format, with its tokenizer.json (without, faster-whisper would ask the hub for it)."""
     language: str | None = None
-    """Of what is said; None: the model finds out, and says how sure it is."""
+    """Language of the speech; None: the model detects it, and gives its probability."""
     beam_size: int = Field(5, ge=1)
     initial_prompt: str | None = None
-    """A text before the first: with hesitations in it ("Um, uh, so ..."), the model tends to write them."""
+    """Prompt text: with hesitations in it ("Um, uh, so ..."), the model tends to write them."""
     condition_on_previous_text: bool = False
-    """Go on from the text of the 30 s before; it also goes on with their errors."""
+    """Condition on the text of the previous 30 s, and thereby on its errors."""
     word_timestamps: bool = True
     compute_type: str = "default"
-    """`int8`, `float16`, `float32`, ...; default: as it was saved, as far as the device can."""
+    """`int8`, `float16`, `float32`, ...; default: the saved type, if the device supports it."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker; 0: the CPU."""
 
 
 class FasterWhisper:
-    """Without a temperature: what is hard to hear is decoded once, by beams, and gives the same text every time."""
+    """Whisper without temperature fallback: beam search decodes all speech once, and always gives the same text."""
 
     level: ClassVar[Literal["segment"]] = "segment"
     needs: tuple[str, ...] = ()
@@ -55,7 +58,7 @@ class FasterWhisper:
     def missing(self) -> str | None:
         if importlib.util.find_spec("faster_whisper") is None:
             return f"{self.name}: the package faster-whisper is not here: pip install 'audiollm[whisper]'"
-        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _WHAT)
+        return missing_folder(f"{self.name}.model", self._config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model."""
@@ -75,7 +78,9 @@ class FasterWhisper:
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise ConfigError(
-                f"no Whisper loads from {self._config.model}: {error}", f"{self.name}.model", f"give {_WHAT}"
+                f"no Whisper loads from {self._config.model}: {error}",
+                f"{self.name}.model",
+                f"give {_EXPECTED_FOLDER}",
             ) from error
 
     def process(self, segment: Segment) -> Value:
@@ -88,7 +93,7 @@ class FasterWhisper:
             condition_on_previous_text=config.condition_on_previous_text,
             initial_prompt=config.initial_prompt,
             word_timestamps=config.word_timestamps,
-            vad_filter=False,  # segments are cut by voice activity already
+            vad_filter=False,  # voice activity has cut the segments already
         )
         spoken = list(parts)
         words = [

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 POCKETSPHINX_RATE = 16000
 _FILES = ("config.json", "preprocessor_config.json")
-_WHAT = "a CTC model of transformers with safetensors weights, its feature extractor and its tokenizer"
+_EXPECTED_FOLDER = (
+    "a CTC model of transformers with safetensors weights, its feature extractor and its tokenizer"
+)
 
 
 class AlignmentConfig(StepConfig):
@@ -73,7 +75,7 @@ class Alignment:
     def missing(self) -> str | None:
         if self._config.model is None:
             return None
-        return missing_folder("alignment.model", self._config.model, _FILES, _WHAT)
+        return missing_folder("alignment.model", self._config.model, _FILES, _EXPECTED_FOLDER)
 
     def setup(self) -> None:
         """Raises: ConfigError: no such model, or pickled weights only."""
@@ -144,7 +146,7 @@ class _Aligner(Protocol):
     def align(
         self, samples_N: NDArray[np.float32], words: Sequence[Written], spelled: Sequence[bool]
     ) -> list[Aligned | None]:
-        """Of each word; None for those that are not spelled. Empty: the text does not fit."""
+        """Align each word; None for words that are not spelled. An empty list: the text does not fit the sound."""
 
 
 def _value(words: Sequence[Written], spans: Sequence[tuple[float, float, float | None]]) -> Value:

@@ -32,7 +32,7 @@ class AttributesConfig(StepConfig):
     age_scale: float = Field(default=1.0, gt=0)
     """Years that are 1 in the output of a model of age with one output: 100 where it gives 0 to 1."""
     max_duration_s: float = Field(default=30.0, gt=0)
-    """Of a longer segment the middle is heard."""
+    """Longest sound given to the models; of a longer segment, the middle."""
     batch_size: int = Field(default=1, ge=1)
     """Segments at a time. More are faster on a GPU; a batch's values may differ by rounding from those of one alone."""
     gpus: float = Field(default=0.0, ge=0)
@@ -88,7 +88,7 @@ class Attributes:
         return self.process_batch([item])[0]
 
     def process_batch(self, items: Sequence[Segment]) -> list[Value]:
-        """The same of each."""
+        """Process several segments at once."""
         values: list[Value] = [dict.fromkeys(self._models) for _ in items]
         long_enough = [place for place, item in enumerate(items) if item.duration_s >= _SHORTEST_S]
         for name, model in self._models.items():

@@ -13,14 +13,14 @@ from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
 
 
 class ConfidencesConfig(StepConfig):
-    """How the recognizers' confidences count beside their votes."""
+    """Weight of the recognizers' confidences beside their votes."""
 
     of: Literal["average", "maximum"] = "average"
-    """Of those that say the same word."""
+    """How the confidences of recognizers that agree on a word are combined."""
     alpha: float = Field(0.8, ge=0, le=1)
-    """The part of the votes in a word's score; 1: confidences decide only where votes tie."""
+    """Weight of the votes in a word's score; 1: confidences decide only where votes tie."""
     null: float = Field(0.5, ge=0, le=1)
-    """The confidence of saying nothing: higher, and more words that only some have heard are left out."""
+    """Confidence of the empty word: a higher value leaves out more of the words that only some recognizers heard."""
 
 
 class ConsensusConfig(StepConfig):
@@ -63,7 +63,7 @@ class Consensus:
         """
         values = [segment.values[name] for name in self.needs if name in segment.values]
         if not values:
-            raise ValueError("no recognizer heard this segment")
+            raise ValueError("no recognizer has a result for this segment")
         heard = [
             Hypothesis(value["text"], [(word["word"], word["confidence"]) for word in value["words"]])
             for value in values

@@ -26,9 +26,9 @@ class DescriptionConfig(StepConfig):
     """Settings of `description`."""
 
     model: str | None = None
-    """What listens: the folder of a model of ours or of an audio LLM of transformers, or `package.module:factory`."""
+    """Audio LLM that describes: the folder of an audiollm or transformers model, or `package.module:factory`."""
     codec: Path | None = None
-    """Of a model of ours that hears codes; null: that of its run."""
+    """Codec of an audiollm model that hears codes; null: the codec of its run."""
     questions: dict[str, list[str]] = Field(
         default={
             "scene": ["Describe this recording.", "What can be heard here?"],
@@ -43,18 +43,18 @@ class DescriptionConfig(StepConfig):
         },
         min_length=1,
     )
-    """Column -> the question that it answers, and how else to put it where the answer is refused."""
+    """Column -> its question, and other wordings for where the answer is refused."""
     tries: int = Field(2, ge=1)
-    """How often it is asked in other words before there is no description."""
+    """Attempts, each with another wording, before a segment stays without a description."""
     gate: Literal["clap", "self"] = "self"
     """self: a model of ours finds its description likelier with this sound than with others. clap: the description is
     as near to the sound as the labels that the step `events` found, or nearer."""
     clap: Path | None = None
     """The folder of a CLAP of transformers, with safetensors weights."""
     max_labels: int = Field(3, ge=1)
-    """So many labels stand for what `events` found."""
+    """Most labels of `events` that are given to the model."""
     max_tokens: int = Field(96, ge=1)
-    """The longest answer."""
+    """Longest answer, in tokens."""
     gpus: float = Field(0.0, ge=0)
     """Share of a GPU for each worker."""
 
@@ -70,9 +70,9 @@ class DescriptionConfig(StepConfig):
     def _can_be_columns(cls, questions: dict[str, list[str]]) -> dict[str, list[str]]:
         for name, asked in questions.items():
             if not name.isidentifier() or name in ("text", "gate"):
-                raise ValueError(f"{name!r} cannot be a column for an answer")
+                raise ValueError(f"{name!r} is not a valid column name for an answer")
             if not asked or not all(question.strip() for question in asked):
-                raise ValueError(f"{name}: there is no question")
+                raise ValueError(f"{name}: the question is empty")
         return questions
 
 
@@ -173,7 +173,7 @@ def joined(answers: Any) -> str:
 
 
 def _model_folder(given: Path) -> Path | None:
-    """Where the model is, in a folder of its own or in that of its training; without loading anything."""
+    """Find the model's folder, its own or inside that of its training, without loading anything."""
     return next((f for f in (given, given / "model") if (f / "config.json").is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""The step `events`: which sounds there are in a segment, and from when to when.
+"""The step `events`: the sounds in a segment, each with start and end.
 
 Shapes: F windows, K classes, N samples.
 """
@@ -67,19 +67,19 @@ class EventsConfig(StepConfig):
     """A waveform classifier (`.tflite`, `.onnx`) of the YAMNet kind (mono at 16 kHz in, a score from 0 to 1 a class
     out), a transformers audio classifier's folder, or a trained model of audiollm, which is asked."""
     labels: Path | None = None
-    """Of a `.tflite` or `.onnx` file: its classes by name, where neither the file nor one beside it tells them."""
+    """Class names of a `.tflite` or `.onnx` file, where neither the file nor one beside it has them."""
     codec: Path | None = None
-    """Of a model of audiollm that has no encoder of its own, where it is not in the model's run."""
+    """Codec of an audiollm model without an audio encoder, where it is not in the model's run."""
     window_s: float | None = Field(default=None, gt=0, le=60)
-    """What is heard at once; None: as the model has it (YAMNet 0.975 s)."""
+    """Window that is tagged at once; None: the model's own (YAMNet 0.975 s)."""
     hop_s: float | None = Field(default=None, gt=0, le=60)
-    """From one window to the next; None: half a window."""
+    """Seconds from one window to the next; None: half a window."""
     onset: float = Field(default=0.5, gt=0, le=1)
-    """An event begins where its class scores as much,"""
+    """Score of a class from which an event begins."""
     offset: float = Field(default=0.25, gt=0, le=1)
-    """and ends where it scores less than that."""
+    """Score of a class below which an event ends."""
     top: int = Field(default=5, ge=1)
-    """How many tags."""
+    """Most tags per segment."""
     gpus: float = Field(default=0.0, ge=0)
     """Share of a GPU that a worker takes, for a transformers folder; 0: the CPU."""
 
@@ -167,13 +167,13 @@ class Events:
 
 
 def load_tagger(config: EventsConfig) -> Tagger:
-    """The model that the settings name.
+    """Load the model that the settings name.
 
     Raises:
         ConfigError: it cannot be used.
     """
     model = config.model
-    assert model is not None  # `missing` tells first
+    assert model is not None  # `missing` reports it first
     if model.suffix.lower() == ".tflite" and model.is_file():
         return TfliteTagger(model, config.labels, config.window_s)
     if model.is_file():
@@ -186,7 +186,7 @@ def load_tagger(config: EventsConfig) -> Tagger:
 
 
 def window_starts(num_samples: int, window: int, hop: int) -> list[int]:
-    """Where windows start: every `hop` samples, and the last one so that it ends with the sound."""
+    """Return the windows' first samples: one window per `hop` samples, the last one ending with the sound."""
     last = max(num_samples - window, 0)
     starts = list(range(0, last + 1, hop))
     return starts if starts[-1] == last else [*starts, last]

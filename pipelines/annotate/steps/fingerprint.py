@@ -26,17 +26,17 @@ FRAME_SAMPLES, HOP_SAMPLES = 1024, 128
 GROWTH_FRAMES = 4
 """Levels are compared over this many hops, 64 ms."""
 NUM_BANDS = 17
-"""One more than the bits of a frame."""
+"""Frequency bands: one more than the bits of a frame."""
 LOWEST_HZ, HIGHEST_HZ = 300.0, 3400.0
 FLOOR_DB = 40.0
-"""What lies further below the loudest band of the clip is silence."""
+"""Level below the clip's loudest band from which a band counts as silent."""
 MARGIN_DB = 0.2
-"""A smaller growth is none."""
+"""Smallest growth of a level that counts as one."""
 _BLOCK_FRAMES = 4096
 
 
 class FingerprintConfig(StepConfig):
-    """There is nothing to set: fingerprints of two corpora must be comparable."""
+    """Settings of `fingerprint`: none, as fingerprints of two corpora must be comparable."""
 
 
 class Fingerprint:

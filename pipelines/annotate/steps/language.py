@@ -1,4 +1,4 @@
-"""The step `language`: in which language a segment is spoken, by its text and by the recognizers that tell one."""
+"""The step `language`: the language of a segment, by its text and by the recognizers that detect one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LANGUAGES_OF = {
     "ORIYA": "or",
     "TIBETAN": "dz",
 }
-"""By the script, in Unicode's names. Latin: all others, and those of `_LATIN_TOO`."""
+"""Script, by its name in Unicode -> languages. Latin: all other languages, and those of `_LATIN_TOO`."""
 _LATIN_TOO = frozenset(["sr", "az", "uz", "ku", "tg", "tt"])
 _WIDER = {
     "cmn": "zh",
@@ -57,9 +57,9 @@ _WIDER = {
     "nb": "no",
     "nn": "no",
 }
-"""Codes by which a recognizer may call one of the candidates."""
+"""Language code of a recognizer -> code of the candidate that it stands for."""
 _KANA_SHARE = 0.2
-_SURE, _UNSTATED = 0.99, 0.5
+_MAX_PROBABILITY, _DEFAULT_PROBABILITY = 0.99, 0.5
 
 
 class LanguageConfig(StepConfig):
@@ -104,7 +104,7 @@ class Language:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         self._identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        known = set(self._identifier.labels) - {"zxx"}  # no language at all
+        known = set(self._identifier.labels) - {"zxx"}  # py3langid's code for no language
         asked = self._config.languages
         self._candidates = frozenset(asked or {code for code in known if len(code) == 2})
         if unknown := sorted(self._candidates - known):
@@ -142,7 +142,7 @@ class Language:
         return {"language": language, "probability": probability, "source": " and ".join(evidence)}
 
     def _told(self, value: Mapping[str, Any], possible: Collection[str]) -> Mapping[str, float] | None:
-        """What a recognizer says, as probabilities: what it does not give to its language is shared by the others."""
+        """Turn a recognizer's language into probabilities: the other languages share the rest."""
         told = value.get("language")
         if not isinstance(told, str) or not told:
             return None
@@ -151,7 +151,7 @@ class Language:
         if code not in possible:
             return None
         sure = value.get("language_probability")
-        sure = min(float(sure), _SURE) if isinstance(sure, int | float) else _UNSTATED
+        sure = min(float(sure), _MAX_PROBABILITY) if isinstance(sure, int | float) else _DEFAULT_PROBABILITY
         rest = (1.0 - sure) / max(len(possible) - 1, 1)
         return {other: sure if other == code else rest for other in possible}
 
@@ -195,7 +195,7 @@ def main_script(text: str) -> tuple[str | None, float]:
 
 
 def languages_of(script: str, languages: Collection[str]) -> set[str]:
-    """Those of the languages that are written in a script."""
+    """Return those of the languages that are written in a script."""
     if script != "LATIN":
         return set(languages) & set(_LANGUAGES_OF.get(script, "").split())
     elsewhere = {code for codes in _LANGUAGES_OF.values() for code in codes.split()} - _LATIN_TOO
@@ -203,7 +203,7 @@ def languages_of(script: str, languages: Collection[str]) -> set[str]:
 
 
 def _text_of(item: Segment, recognizers: Sequence[str]) -> str:
-    """What is given, else what the recognizers agree on, else what the first that heard something heard."""
+    """Return the given text, else the consensus, else the text of the first recognizer that heard something."""
     heard = [(item.values.get(name) or {}).get("text") for name in ("consensus", *recognizers)]
     return next((text for text in (item.given.text, *heard) if text and text.strip()), "")
 

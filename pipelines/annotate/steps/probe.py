@@ -1,4 +1,4 @@
-"""The step `probe`: is it sound, of what form, and how long, as far as its header says."""
+"""The step `probe`: the format and length of a recording, as far as its header says."""
 
 from __future__ import annotations
 

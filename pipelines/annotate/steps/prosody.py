@@ -1,4 +1,4 @@
-"""The step `prosody`: how a segment is spoken: pitch, its movement, energy, rate and pauses.
+"""The step `prosody`: pitch, its movement, energy, rate and pauses of a segment.
 
 Shapes: F frames of 10 ms, N samples.
 """
@@ -32,7 +32,7 @@ class ProsodyConfig(StepConfig):
 
 
 class Prosody:
-    """How a segment of speech is spoken."""
+    """Pitch, energy, rate and pauses of a segment of speech."""
 
     name = "prosody"
     level: ClassVar[Literal["segment"]] = "segment"
@@ -68,7 +68,7 @@ class Prosody:
 
 
 class _Activity(NamedTuple):
-    """Where there is sound: its level, the seconds of it from first to last less the pauses, and these."""
+    """Activity of a segment: its level, the seconds from first to last sound less the pauses, and the pauses."""
 
     energy_db: float
     energy_deviation_db: float

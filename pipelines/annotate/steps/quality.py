@@ -1,4 +1,4 @@
-"""The step `quality`: how good a segment sounds to models, and what it tells of noise, bandwidth and reverberation."""
+"""The step `quality`: scores of quality models, and estimates of noise, bandwidth and reverberation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QualityConfig(StepConfig):
-    """Settings of `quality`: what is measured, and by which files."""
+    """Settings of `quality`: the measurements, and their model files."""
 
     dnsmos: bool = True
     """Score by DNSMOS P.835: speech, background, overall. The dearest of what is on by default."""
@@ -34,7 +34,7 @@ class QualityConfig(StepConfig):
 
 
 class Quality:
-    """What is heard of the quality of a segment of speech."""
+    """Predicted quality of a segment of speech."""
 
     name = "quality"
     level: ClassVar[Literal["segment"]] = "segment"
@@ -70,7 +70,7 @@ class Quality:
         self._sigmos = Sigmos(self._config.sigmos) if self._config.sigmos else None
 
     def process(self, item: Segment) -> Value:
-        """What is asked for, by name; null where the segment is too short or too quiet to tell."""
+        """Compute the requested scores, by name; null where the segment is too short or too quiet."""
         bandwidth = _bandwidth(item) if self._config.bandwidth else {}
         return self._estimates(item) | bandwidth | self._scores(item)
 

@@ -1,4 +1,4 @@
-"""The step `repetition`: what tells a text that a recognizer made up, or in which it went round in circles, in numbers.
+"""The step `repetition`: statistics of a text that reveal hallucinations and loops of a recognizer.
 
 A word is what white space separates, without punctuation around it; in scripts that do not separate words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) it is one character.
@@ -131,22 +131,22 @@ PHRASES = {
     ),
     "ar": ("شكرا على المشاهدة", "*ترجمة نانسي قنقر*"),
 }
-"""What Whisper and its kin are publicly known to write over silence and music, by language. A phrase is found where it
-is all of the text, once or several times over; between asterisks, anywhere in it."""
+"""Phrases that Whisper-like models are publicly known to write over silence and music, by language. A phrase matches
+the whole text, once or repeated; between asterisks, any part of it."""
 
 
 class RepetitionConfig(StepConfig):
     """Settings of `repetition`."""
 
     phrases: Path | None = None
-    """More phrases, a text file with one a line: found where it is all of the text; `*between asterisks*`, anywhere.
-    Lines that begin with # are left out."""
+    """A text file with more phrases, one per line: a phrase matches the whole text, `*between asterisks*` any part of
+    it. Lines that begin with # are ignored."""
     ngram: int = Field(default=10, ge=1)
-    """Words of the sequences that are counted."""
+    """Length, in words, of the sequences that `max_ngram_count` counts."""
 
 
 class Repetition:
-    """Numbers of a text by which made-up ones stand out, and the known phrase that it is."""
+    """Statistics by which a hallucinated text stands out, and the known phrase that it is."""
 
     name = "repetition"
     level: ClassVar[Literal["segment"]] = "segment"
@@ -174,7 +174,7 @@ class Repetition:
         self._phrases = Phrases.of(phrase for group in (*PHRASES.values(), own) for phrase in group)
 
     def process(self, item: Segment) -> Value:
-        """Of the consensus, else of the given text; what a text without words does not have is None.
+        """Measure the consensus, else the given text; values that a text without words does not have are None.
 
         `unique_word_share`: different words over words. `longest_word`: characters. `longest_ratio`: over the second
         longest. `max_ngram_count`: how often the most frequent sequence of `ngram` words occurs. `longest_loop`: how
@@ -208,7 +208,7 @@ class Phrases(NamedTuple):
 
     @classmethod
     def of(cls, phrases: Iterable[str]) -> Phrases:
-        """From lines, `*anywhere*` or whole."""
+        """Make phrases from lines: `*anywhere*`, or the whole text."""
         made = cls({}, {})
         for phrase in phrases:
             line = phrase.strip()
@@ -243,7 +243,7 @@ def max_ngram_count(words: Sequence[str], size: int) -> int:
 
 
 def longest_loop(words: Sequence[str]) -> int:
-    """How many times in a row, at the most, one to twenty words are said; 0 without words."""
+    """Return the most repetitions in a row of one to twenty words; 0 without words."""
     longest = 1 if words else 0
     for period in range(1, min(_LONGEST_PERIOD, len(words) // 2) + 1):
         same = 0

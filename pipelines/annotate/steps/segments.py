@@ -1,4 +1,4 @@
-"""The step `segments`: a recording cut where people pause and where speakers change; the parts that all else is about.
+"""The step `segments`: cuts a recording at pauses and at changes of the speaker.
 
 Shapes: F frames of 32 ms.
 """
@@ -17,7 +17,7 @@ from pipelines.annotate.voice.activity import VoicedSpan, cut
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3
-"""Of overlapping speech: what is shorter belongs to the turn before it."""
+"""Shortest turn of overlapping speech; a shorter one joins the turn before it."""
 
 
 class SegmentsConfig(StepConfig):
@@ -28,9 +28,9 @@ class SegmentsConfig(StepConfig):
     merge_gap_s: float = Field(0.5, ge=0)
     """Speech of one speaker with a shorter pause stays together."""
     margin_s: float = Field(0.2, ge=0)
-    """So much of what is around speech is kept with it."""
+    """Seconds around speech that are kept with it."""
     cover: Literal["speech", "all"] = "speech"
-    """all: what is no speech becomes segments, too, of the kind `sound`."""
+    """all: parts without speech become segments, too, of the kind `sound`."""
     min_sound_s: float = Field(1.0, ge=0.1)
     """Shorter stretches without speech are left out."""
 
@@ -96,7 +96,7 @@ class Segments:
         ]
 
     def _sounds(self, rows: Sequence[Value], duration_s: float) -> list[Value]:
-        """What is between the segments of speech, in equal parts of at most `max_duration_s`."""
+        """Cut the sound between the segments of speech into equal parts of at most `max_duration_s`."""
         found = []
         edges = [0.0, *(edge for row in rows for edge in (row["start_s"], row["end_s"])), duration_s]
         for start_s, end_s in zip(edges[::2], edges[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""The step `separate`: the voices of a recording without music and noise, as a file that all later steps listen to."""
+"""The step `separate`: the voices of a recording without music and noise, as a file that all later steps read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class MdxConfig(StepConfig):
-    """What the file of an MDX-Net model does not tell; its author does."""
+    """Parameters of an MDX-Net model that its file lacks and its author publishes."""
 
     n_fft: int = Field(ge=256)
     """Samples of a frame: 6144 for UVR-MDX-NET-Inst_HQ_3."""
     stem: Literal["vocals", "rest"]
-    """What the model gives: the voices, or what sounds with them (`Inst` models)."""
+    """Output of the model: the voices, or the accompaniment (`Inst` models)."""
     compensate: float = Field(1.0, gt=0)
-    """The gain with which the rest is taken from the mixture."""
+    """Gain at which the accompaniment is subtracted from the mixture."""
 
 
 class SeparateConfig(StepConfig):
@@ -35,11 +35,11 @@ class SeparateConfig(StepConfig):
     model: Path | None = None
     """A separator or enhancer as .onnx: UVR's MDX-Net class, GTCRN's streaming export, or waveform to waveform."""
     mdx: MdxConfig | None = None
-    """For an MDX-Net file under another name than its author's; null: known by its name."""
+    """Parameters of an MDX-Net file that was renamed; null: known by the file's name."""
     sample_rate: int | None = Field(None, ge=8000)
-    """Of an enhancer or a network on waveforms; null: what the file says, or 16 kHz. MDX-Net always has 44.1 kHz."""
+    """Sample rate of an enhancer or a waveform network; null: the file's, or 16 kHz. MDX-Net always has 44.1 kHz."""
     folder: Path | None = None
-    """Where the files go."""
+    """Folder of the separated files."""
 
 
 class Separate:

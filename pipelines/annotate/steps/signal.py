@@ -1,4 +1,4 @@
-"""The step `signal`: how loud a segment is, and how much of it is at full scale."""
+"""The step `signal`: level, peak, loudness and clipping of a segment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pipelines.annotate.step import Resources, Segment, StepConfig, Value
 
-_CLIPPED = 0.999
+_CLIPPING_LEVEL = 0.999
 _FLOOR_DBFS = -120.0
 
 
@@ -43,5 +43,5 @@ class Signal:
             "level_dbfs": round(max(rms_dbfs(samples_CN), _FLOOR_DBFS), 2),
             "peak_dbfs": round(max(peak_dbfs(samples_CN), _FLOOR_DBFS), 2),
             "loudness_lufs": round(loudness, 2) if loudness > _FLOOR_DBFS else None,
-            "clipped_share": round(float((samples_CN.abs() >= _CLIPPED).double().mean()), 6),
+            "clipped_share": round(float((samples_CN.abs() >= _CLIPPING_LEVEL).double().mean()), 6),
         }

@@ -1,4 +1,4 @@
-"""The step `speakers`: who speaks when in a recording, and what each voice is like; overlap is marked.
+"""The step `speakers`: the speaker turns of a recording with overlap marked, and an embedding of each voice.
 
 Shapes: N samples at 16 kHz, K speakers, D embedding dimension.
 """
@@ -56,7 +56,7 @@ class Speakers:
         self.resources = Resources()
 
     def missing(self) -> str | None:
-        """What is not here that it needs, and how to mend it."""
+        """Name a missing package or file and its remedy; None: nothing is missing."""
         if importlib.util.find_spec("sklearn") is None:
             return "speakers: scikit-learn is not installed: pip install 'audiollm[speakers]'"
         if isinstance(self.config.embedder, Path):

@@ -1,4 +1,4 @@
-"""The step `voice_activity`: where in a recording somebody speaks, found by Silero VAD as it streams by.
+"""The step `voice_activity`: the spans of speech in a recording, by Silero VAD in constant memory.
 
 Shapes: F frames of 32 ms, N samples at 16 kHz.
 """
@@ -25,9 +25,9 @@ class VoiceActivityConfig(StepConfig):
     """Settings of `voice_activity`."""
 
     min_speech_s: float = 0.1
-    """Shorter speech is none."""
+    """Shortest speech, in seconds; shorter spans are ignored."""
     min_silence_s: float = 0.1
-    """Shorter silence is part of the speech around it."""
+    """Shortest silence, in seconds; a shorter one belongs to the speech around it."""
 
 
 class VoiceActivityStep:
@@ -86,13 +86,13 @@ def encode_probabilities(probabilities_F: NDArray[np.float32]) -> str:
 
 
 def unpack(text: str) -> NDArray[np.float32]:
-    """What `encode_probabilities` was given, `[F]`."""
+    """Decode the probabilities `[F]` of `encode_probabilities`."""
     levels_F = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
     return levels_F.astype(np.float32) / np.float32(255)
 
 
 def _whole_frames(pieces: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-    """The same samples in blocks of whole frames; only the last one may end within a frame."""
+    """Regroup blocks of samples into blocks of whole frames; only the last one may end within a frame."""
     rest_N = np.zeros(0, np.float32)
     for piece_N in pieces:
         rest_N = np.concatenate([rest_N, piece_N])

@@ -1,4 +1,4 @@
-"""Where somebody speaks: Silero VAD in one single-thread ONNX session, and how a recording is cut by it.
+"""Voice activity: Silero VAD in one single-thread ONNX session, and the cutting of a recording by it.
 
 Shapes: F frames of 32 ms, N samples at 16 kHz.
 """
@@ -29,7 +29,7 @@ class VoicedSpan(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the network remembers: its recurrent state, and the last 4 ms of the frame before."""
+    """Memory of the network: its recurrent state, and the last 4 ms of the frame before."""
 
     recurrent: NDArray[np.float32]
     context_N: NDArray[np.float32]
@@ -99,7 +99,7 @@ def cut(
     margin_s: float = 0.2,
     labels: Sequence[Label] | None = None,
 ) -> list[tuple[VoicedSpan, Label | None]]:
-    """Segments of at most `max_duration_s`: spans less than `merge_gap_s` apart go together while they fit.
+    """Cut into segments of at most `max_duration_s`; spans less than `merge_gap_s` apart join while they fit.
 
     Each keeps up to `margin_s` of what is around it. Speech without a pause for longer than `max_duration_s`
     is cut where the probability of speech is lowest in the second half of what is allowed.

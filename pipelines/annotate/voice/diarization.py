@@ -1,6 +1,6 @@
-"""Who speaks when in one recording, and where two speak at once.
+"""Speaker diarization of one recording: the turns of its speakers, and where two speak at once.
 
-Windows of speech become voices (`voice_embedders.py`), voices become speakers (`voices.py`), and then the recording
+Windows of speech become voices (`embedders.py`), voices become speakers (`linking.py`), and then the recording
 teaches its own detector: windows that are surely one speaker are added up and cut together, so that it is known of each
 whether its middle holds one speaker or two; a linear discriminant learns to tell these states apart, and the likeliest
 path through them is the result. No weights come with it, and it knows the voices and the room at hand.
@@ -23,18 +23,18 @@ from pipelines.annotate.voice.linking import group, unit
 SAMPLE_RATE = 16000
 WINDOW_S, HOP_S = 0.9, 0.2
 _SHORTEST_S = 0.4
-_AROUND = 2
-"""A voice is averaged with that many on either side before voices are grouped."""
-_PURE_SHARE = 0.7
-"""This share of the windows, those most like one of their neighbours, is grouped: the rest may hold two voices."""
-MOST_GROUPED = 1000
-"""So many windows are grouped at most, evenly spread, and kept as sound: the rest of a long recording is compared."""
-_CLEAN_SHARE, _MOST_CLEAN = 0.6, 100
-_MADE = 24
-_MOST_PAIRS = 12
+_SMOOTHING_WINDOWS = 2
+"""Windows on either side that a voice is averaged with before clustering."""
+_PURE_WINDOW_SHARE = 0.7
+"""Share of the windows, those most like a neighbour, that is clustered: the others may hold two voices."""
+MAX_CLUSTERED_WINDOWS = 1000
+"""Most windows that are clustered and kept as sound, evenly spread; the rest of a long recording is compared."""
+_CLEAN_WINDOW_SHARE, _MAX_CLEAN_WINDOWS = 0.6, 100
+_MIXTURES_PER_PAIR = 24
+_MAX_PAIRS = 12
 _PAIR_WITHIN_S = 2.0
 _BATCH = 256
-_LEAST = -50.0
+_MIN_LOG_PROBABILITY = -50.0
 PAUSE_S = 0.3
 
 Array = NDArray[np.float32]
@@ -42,7 +42,7 @@ State = tuple[int, ...]
 
 
 class Window(NamedTuple):
-    """A piece to be embedded; it stands for `cell`, the part of the speech that is nearer to it than to others."""
+    """A window to be embedded; it represents its cell, the part of the speech nearer to it than to other windows."""
 
     start_s: float
     end_s: float
@@ -58,8 +58,8 @@ class SpeakerTurn(NamedTuple):
 
 
 class PathCosts(NamedTuple):
-    """Of the path through the states, in nats: of a change of speaker, and of each window with two speakers; and what
-    the discriminant's log probabilities are divided by, as windows overlap and it is too sure of itself."""
+    """Costs of the Viterbi path, in nats: `change` of speaker, and `overlap` for each window with two speakers.
+    `doubt` divides the discriminant's log probabilities, which are overconfident because windows overlap."""
 
     change: float = 3.0
     overlap: float = 0.0
@@ -70,7 +70,7 @@ COSTS = PathCosts()
 
 
 class Diarization(NamedTuple):
-    """What is found: turns in order, and each speaker's voice `[K, D]`; speakers count from 0 as they first appear."""
+    """Turns in order, and each speaker's voice `[K, D]`; speakers are numbered from 0 as they first appear."""
 
     turns: list[SpeakerTurn]
     voices_KD: Array
@@ -86,9 +86,9 @@ def diarize(
     min_turn_s: float = 0.3,
     costs: PathCosts = COSTS,
 ) -> Diarization:
-    """Speaker turns within the spans of speech; where two speak at once, both have a turn that is marked.
+    """Find the speaker turns within the spans of speech; where two speak at once, both have a turn, marked as overlap.
 
-    Memory: the voices of all windows (5 a second of speech), and the sound of at most `MOST_GROUPED` of them.
+    Memory: the voices of all windows (5 a second of speech), and the sound of at most `MAX_CLUSTERED_WINDOWS` of them.
 
     Args:
         embed: windows of mono at 16 kHz `[N]` to voices `[W, D]` of length 1.
@@ -100,7 +100,7 @@ def diarize(
     windows = place_windows(spans)
     if not windows:
         return Diarization([], np.zeros((0, 0), np.float32))
-    every = max(2, -(-len(windows) // MOST_GROUPED))
+    every = max(2, -(-len(windows) // MAX_CLUSTERED_WINDOWS))
     voices_WD, sounds = _embed_all(embed, blocks, windows, every)
     smooth_WD = _smooth(voices_WD, windows)
     chosen = np.arange(0, len(windows), every)
@@ -123,7 +123,7 @@ def diarize(
 
 
 def place_windows(spans: Sequence[Sequence[float]]) -> list[Window]:
-    """Windows of `WINDOW_S` every `HOP_S` or so within the spans of speech; a shorter span is one or more of its own.
+    """Place windows of `WINDOW_S` about every `HOP_S` within the spans of speech; each span has at least one.
 
     Args:
         spans: `[start_s, end_s]`, in order, apart from each other.
@@ -142,7 +142,7 @@ def place_windows(spans: Sequence[Sequence[float]]) -> list[Window]:
 
 
 def cut_windows(blocks: Iterable[Array], windows: Sequence[Window]) -> Iterator[Array]:
-    """The sound of each window, `[N]`, while the blocks of the recording go by; no more than needed is held.
+    """Yield the sound of each window, `[N]`, from the blocks of a recording; only the necessary part is held.
 
     Args:
         blocks: mono at 16 kHz, end to end.
@@ -159,13 +159,13 @@ def cut_windows(blocks: Iterable[Array], windows: Sequence[Window]) -> Iterator[
 
 
 def _from(start: int, held_N: Array, held_from: int) -> tuple[Array, int]:
-    """What is held, without that before `start`."""
+    """Drop the held samples before `start`; return the rest and the place of its first sample."""
     passed = min(max(0, start - held_from), len(held_N))
     return held_N[passed:], held_from + passed
 
 
 def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: float) -> list[SpeakerTurn]:
-    """Turns from the state of each window, in order of their starts: what two speakers share is a turn of each.
+    """Make turns from the state of each window, in order of their starts; overlap gives a turn to both speakers.
 
     A run of one state that is shorter than `min_turn_s` goes to the run that it touches (the longer one), if any;
     pauses of a speaker below `PAUSE_S` are bridged.
@@ -186,7 +186,7 @@ def join_turns(windows: Sequence[Window], path: Sequence[State], min_turn_s: flo
 def _without_short(
     runs: list[tuple[float, float, State]], min_turn_s: float
 ) -> list[tuple[float, float, State]]:
-    """Shortest first; a run that touches no other stays as it is."""
+    """Merge short runs into their neighbours, the shortest first; a run that touches no other stays."""
     runs = list(runs)
     kept: set[tuple[float, float]] = set()
     while True:
@@ -210,7 +210,7 @@ def _without_short(
         into = max(near, key=lambda other: runs[other][1] - runs[other][0])
         low, high = sorted((index, into))
         runs[low : high + 1] = [(runs[low][0], runs[high][1], runs[into][2])]
-        for at in (low, low - 1):  # what is now beside its like
+        for at in (low, low - 1):  # runs that are now beside one of the same state
             if (
                 0 <= at < len(runs) - 1
                 and runs[at][2] == runs[at + 1][2]
@@ -222,7 +222,7 @@ def _without_short(
 def _embed_all(
     embed: Callable[[Sequence[Array]], Array], blocks: Iterable[Array], windows: Sequence[Window], every: int
 ) -> tuple[Array, list[Array]]:
-    """The voices of all windows `[W, D]`, and the sound of every `every`th."""
+    """Embed all windows `[W, D]`, and keep the sound of every `every`th."""
     voices_WD = np.zeros((0, 0), np.float32)
     sounds: list[Array] = []
     waiting: list[Array] = []
@@ -240,18 +240,18 @@ def _embed_all(
 
 
 def _smooth(voices_WD: Array, windows: Sequence[Window]) -> Array:
-    """Each voice averaged with those of the windows around it that are near in time."""
+    """Average each voice with those of the windows around it that are near in time."""
     middle_W = _middles(windows)
     sum_WD = voices_WD.copy()
-    for shift in range(1, _AROUND + 1):
-        near_W = (middle_W[shift:] - middle_W[:-shift] <= _AROUND * HOP_S + HOP_S / 2)[:, None]
+    for shift in range(1, _SMOOTHING_WINDOWS + 1):
+        near_W = (middle_W[shift:] - middle_W[:-shift] <= _SMOOTHING_WINDOWS * HOP_S + HOP_S / 2)[:, None]
         sum_WD[shift:] += near_W * voices_WD[:-shift]
         sum_WD[:-shift] += near_W * voices_WD[shift:]
     return unit(sum_WD).astype(np.float32, copy=False)
 
 
 def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the chosen windows are most like one that lies 0.4 or 0.8 s before or after."""
+    """Select the chosen windows that are most like one 0.4 or 0.8 s before or after."""
     middle_W = _middles(windows)
     likeness = np.full(len(chosen), -1.0)
     for shift in (-4, -2, 2, 4):
@@ -263,7 +263,7 @@ def _pure(smooth_WD: Array, windows: Sequence[Window], chosen: NDArray[np.int64]
         likeness = np.where(near, np.maximum(likeness, like), likeness)
     alone = likeness < 0
     likeness[alone] = np.median(likeness)
-    pure: NDArray[np.bool_] = likeness >= np.quantile(likeness, 1 - _PURE_SHARE)
+    pure: NDArray[np.bool_] = likeness >= np.quantile(likeness, 1 - _PURE_WINDOW_SHARE)
     return pure
 
 
@@ -274,14 +274,14 @@ def _clean(
     windows: Sequence[Window],
     chosen: NDArray[np.int64],
 ) -> list[list[int]]:
-    """For each speaker the windows whose sound is kept and that are most like its mean, best first; at least one."""
+    """Select for each speaker the windows with sound that are most like its mean, best first; at least one."""
     result = []
     own_W = np.sum(smooth_WD * means_KD[labels_W], axis=1)
     for speaker in range(len(means_KD)):
         mine = [int(index) for index in chosen if labels_W[index] == speaker]
         long = [index for index in mine if windows[index].end_s - windows[index].start_s > WINDOW_S - 1e-6]
         best = sorted(long or mine, key=lambda index: -own_W[index])
-        result.append(best[: min(_MOST_CLEAN, max(4, round(_CLEAN_SHARE * len(best))))])
+        result.append(best[: min(_MAX_CLEAN_WINDOWS, max(4, round(_CLEAN_WINDOW_SHARE * len(best))))])
     return result
 
 
@@ -293,7 +293,7 @@ def _state_scores(
     clean: Sequence[Sequence[int]],
     sound_of: dict[int, Array],
 ) -> tuple[NDArray[np.float64], list[State]]:
-    """Log probability of each state at the middle of each window, `[W, S]`, and the states."""
+    """Compute the log probability of each state at the middle of each window, `[W, S]`, and the states."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     dice = np.random.default_rng(0)
@@ -316,32 +316,32 @@ def _state_scores(
         voices_WD, range(_BATCH, len(voices_WD), _BATCH)
     )  # hours in doubles at once are large
     scores_WS = np.concatenate([model.predict_log_proba(part_WD.astype(np.float64)) for part_WD in parts])
-    return np.maximum(scores_WS, _LEAST), states
+    return np.maximum(scores_WS, _MIN_LOG_PROBABILITY), states
 
 
 def _pairs(labels_W: NDArray[np.int64], windows: Sequence[Window]) -> list[State]:
-    """The pairs of speakers that most often speak one right after the other: they may speak at once."""
+    """Select the pairs of speakers that most often speak right after one another: they may speak at once."""
     middle_W = _middles(windows)
     counts: Counter[State] = Counter()
     for index, (before, after) in enumerate(pairwise(labels_W.tolist())):
         if before != after and middle_W[index + 1] - middle_W[index] < _PAIR_WITHIN_S:
             counts[(min(before, after), max(before, after))] += 1
-    return sorted(counts, key=lambda pair: (-counts[pair], pair))[:_MOST_PAIRS]
+    return sorted(counts, key=lambda pair: (-counts[pair], pair))[:_MAX_PAIRS]
 
 
 def _made(
     pair: State, sounds: Sequence[Sequence[Array]], dice: np.random.Generator
 ) -> list[tuple[Array, State]]:
-    """Windows made of two speakers' clean ones, and who is heard in the middle of each."""
+    """Mix windows from two speakers' clean ones, and return them with the state in the middle of each."""
     size = round(WINDOW_S * SAMPLE_RATE)
     made: list[tuple[Array, State]] = []
-    for count in range(3 * _MADE):
+    for count in range(3 * _MIXTURES_PER_PAIR):
         swap = int(dice.integers(2))
         first_N, second_N = (
             np.resize(sounds[who][int(dice.integers(len(sounds[who])))], size) for who in (swap, 1 - swap)
         )
         second_N = second_N * np.float32(10 ** (dice.uniform(-3, 3) / 20))
-        if count < _MADE:  # one after the other
+        if count < _MIXTURES_PER_PAIR:  # one after the other
             cut = round(size * dice.uniform(0.15, 0.85))
             both_N = np.concatenate([first_N[:cut], second_N[cut:]])
             made.append((both_N, (pair[swap] if cut > size / 2 else pair[1 - swap],)))

@@ -1,4 +1,4 @@
-"""Whose voice it is: networks that turn a second or two of speech into a point on the unit sphere.
+"""Voice embedders: networks that turn a second or two of speech into a point on the unit sphere.
 
 `Ge2eVoices` is the network that the package resemblyzer bundles, rebuilt here because the package itself wants a second
 voice activity detector; `XVectorVoices` is any speaker verification model of transformers in a local folder.
@@ -24,9 +24,9 @@ _BATCH = 64
 
 
 class Voices(Protocol):
-    """What diarization asks of an embedder.
+    """Interface of a voice embedder for diarization.
 
-    `name` is for the person who reads the result.
+    `name` identifies the embedder in the results.
     """
 
     name: str

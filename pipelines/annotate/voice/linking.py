@@ -1,4 +1,4 @@
-"""Which voices belong to one person: within a recording, where nobody says how many there are, and across recordings.
+"""Clustering of voices into persons: within a recording, of unknown number of speakers, and across recordings.
 
 Shapes: W windows, K speakers, D embedding dimension. Voices are points on the unit sphere.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-_FEWEST = 4
-_NEVER = -2.0
-_FINE, _FEW_WINDOWS, _MOST_SCALE = 6.0, 75, 2.5
-"""Ward's rule stops at `_FINE` times 1 - threshold: a little too early, and likeness of means goes on from there. Its
-heights grow with the root of the number of windows, and so does where it stops; not for ever, else in a long recording
-a speaker who says little is lost."""
+_MIN_WINDOWS_PER_SPEAKER = 4
+_CANNOT_LINK = -2.0
+_WARD_STOP, _FEW_WINDOWS, _MAX_WARD_SCALE = 6.0, 75, 2.5
+"""Ward's rule stops at `_WARD_STOP` times 1 - threshold, a little early: merging by likeness of means then goes on.
+The stop grows with the root of the windows per `_FEW_WINDOWS`, as Ward's heights do, by a factor of at most
+`_MAX_WARD_SCALE`: without this limit, a long recording loses a speaker who says little."""
 
 
 class FileSpeaker(NamedTuple):
@@ -33,7 +33,7 @@ class FileSpeaker(NamedTuple):
 def group(
     voices_WD: Array, threshold: float, num_speakers: int | None = None, max_speakers: int | None = None
 ) -> Array:
-    """The speakers of one recording as mean voices, `[K, D]`.
+    """Cluster the voices of one recording into speakers, as mean voices `[K, D]`.
 
     Ward's rule first joins windows into groups that are surely one speaker; groups whose means are more alike than
     `threshold` are then one; and a group of less than four windows is nobody, unless there is no other.
@@ -47,22 +47,22 @@ def group(
     labels_W = np.zeros(len(voices_WD), np.int64)
     if len(voices_WD) > 1:
         tree = _ward(voices_WD)
-        scale = min(_MOST_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
-        labels_W = _cut(tree, num_speakers, _FINE * (1 - threshold) * scale)
+        scale = min(_MAX_WARD_SCALE, max(1.0, len(voices_WD) / _FEW_WINDOWS) ** 0.5)
+        labels_W = _cut(tree, num_speakers, _WARD_STOP * (1 - threshold) * scale)
     if num_speakers is not None:
         return _means(voices_WD, _nearest(voices_WD, _means(voices_WD, labels_W)))
     labels_W = _nearest(voices_WD, _means(voices_WD, labels_W))
     labels_W = _merge(voices_WD, labels_W, threshold, max_speakers)
     means_KD = _means(voices_WD, labels_W)
     counts_K = np.bincount(labels_W)
-    means_KD = means_KD[counts_K >= min(_FEWEST, int(counts_K.max()))]
+    means_KD = means_KD[counts_K >= min(_MIN_WINDOWS_PER_SPEAKER, int(counts_K.max()))]
     for _ in range(2):
         means_KD = _means(voices_WD, _nearest(voices_WD, means_KD))
     return means_KD
 
 
 def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[str, str], str]:
-    """Speakers across files: from (file, name) to a name that is the same wherever the voice is.
+    """Link speakers across files: map (file, name) to a name that is the same wherever the voice occurs.
 
     The two most alike groups of voices become one, again and again, until none are more alike than `threshold`
     (likeness of two groups: the mean of that of their voices, each weighted with its seconds). Two speakers of one file
@@ -87,19 +87,19 @@ def link(voices: Iterable[FileSpeaker], threshold: float = 0.83) -> dict[tuple[s
     voices_GD = unit(np.array([voice.embedding for voice in ordered], np.float64))
     likeness_GG = (voices_GD @ voices_GD.T).astype(np.float32)
     files = np.array([voice.file for voice in ordered])
-    likeness_GG[files[:, None] == files[None]] = _NEVER  # the diagonal as well
+    likeness_GG[files[:, None] == files[None]] = _CANNOT_LINK  # the diagonal as well
     members = _join(likeness_GG, [max(voice.seconds, 1e-3) for voice in ordered], threshold)
     named = {first: f"V{count}" for count, first in enumerate(sorted(min(group) for group in members))}
     return {keys[index]: named[min(group)] for group in members for index in group}
 
 
 def unit(voices_WD: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The same directions at length 1; zeros stay zeros."""
+    """Scale vectors to length 1; zeros stay zeros."""
     return voices_WD / np.maximum(np.linalg.norm(voices_WD, axis=1, keepdims=True), 1e-9)
 
 
 def _join(likeness_GG: Array, weights: Sequence[float], threshold: float) -> list[list[int]]:
-    """Average linkage, weighted, down to `threshold`; `_NEVER` between two holds for the groups that they come into.
+    """Cluster by weighted average linkage down to `threshold`; groups inherit `_CANNOT_LINK` from their members.
 
     `likeness_GG` is used up. Each row's nearest is kept, so that a merge costs about as much as one row.
     """
@@ -116,9 +116,9 @@ def _join(likeness_GG: Array, weights: Sequence[float], threshold: float) -> lis
         share = weights_G[first] / (weights_G[first] + weights_G[second])
         weights_G[first] += weights_G[second]
         row_G = share * likeness_GG[first] + (1 - share) * likeness_GG[second]
-        row_G[(likeness_GG[first] == _NEVER) | (likeness_GG[second] == _NEVER)] = _NEVER
+        row_G[(likeness_GG[first] == _CANNOT_LINK) | (likeness_GG[second] == _CANNOT_LINK)] = _CANNOT_LINK
         likeness_GG[first], likeness_GG[:, first] = row_G, row_G
-        likeness_GG[second], likeness_GG[:, second] = _NEVER, _NEVER
+        likeness_GG[second], likeness_GG[:, second] = _CANNOT_LINK, _CANNOT_LINK
         closer_G = row_G > best_G
         nearest_G[closer_G], best_G[closer_G] = first, row_G[closer_G]
         stale = np.flatnonzero(np.isin(nearest_G, (first, second)) & ~closer_G)
@@ -148,7 +148,7 @@ def _cut(tree: NDArray[np.float64], count: int | None, height: float) -> NDArray
 
 
 def _means(voices_WD: Array, labels_W: NDArray[np.int64]) -> Array:
-    """Mean voice of each label that occurs, in the order of the labels."""
+    """Average the voices of each label that occurs, in the order of the labels."""
     means = [voices_WD[labels_W == label].mean(axis=0) for label in np.unique(labels_W)]
     return unit(np.stack(means)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""The pitch of a voice, frame by frame: YIN's difference function, and the smoothest way through its dips.
+"""Pitch of a voice, frame by frame: YIN's difference function, and the smoothest path through its dips.
 
 As free of gross errors as librosa's pyin and many times as fast: `benchmarks/quality.py` has the figures.
 
@@ -21,11 +21,11 @@ _MAX_LAG, _MIN_LAG = int(SAMPLE_RATE / _LOWEST_HZ), int(SAMPLE_RATE / _HIGHEST_H
 _FFT, _BLOCK = 2048, 500
 
 _CANDIDATES = 8
-_NO_DIP = 9.0  # cost of a candidate that is none
-_OCTAVE_COST = 0.05  # of each octave lower: half the pitch fits as well as the pitch itself
-_JUMP_COST, _MAX_JUMP_COST = 2.0, 0.6  # of each octave between frames
+_NO_CANDIDATE_COST = 9.0  # cost where a frame has no candidate
+_OCTAVE_COST = 0.05  # cost per octave downwards: half the pitch fits as well as the pitch itself
+_JUMP_COST, _MAX_JUMP_COST = 2.0, 0.6  # cost per octave between frames, and its maximum
 _VOICED_BELOW = 0.35
-_MIN_RUN = 3  # fewer frames in a row are no voice
+_MIN_VOICED_FRAMES = 3  # a shorter run of frames counts as unvoiced
 _FLOOR_DB = 30.0
 
 
@@ -37,7 +37,7 @@ class Pitch(NamedTuple):
 
 
 def track_pitch(samples_N: NDArray[np.float32]) -> Pitch:
-    """Pitch within 60 to 500 Hz.
+    """Track the pitch within 60 to 500 Hz.
 
     Frame f is about 53 ms around 10 f + 27 ms; a clip shorter than one frame has none.
 
@@ -83,7 +83,7 @@ def _candidates(
 
     middle_FL = normal_FL[:, _MIN_LAG:_MAX_LAG]
     left_FL, right_FL = normal_FL[:, _MIN_LAG - 1 : _MAX_LAG - 1], normal_FL[:, _MIN_LAG + 1 :]
-    dips_FL = np.where((middle_FL <= left_FL) & (middle_FL < right_FL), middle_FL, _NO_DIP)
+    dips_FL = np.where((middle_FL <= left_FL) & (middle_FL < right_FL), middle_FL, _NO_CANDIDATE_COST)
     lags_FK = np.argsort(dips_FL, axis=1, kind="stable")[:, :_CANDIDATES]
     left, middle, right = (np.take_along_axis(x, lags_FK, axis=1) for x in (left_FL, middle_FL, right_FL))
     bend = left - 2 * middle + right
@@ -114,6 +114,6 @@ def _without_short_runs(voiced_F: NDArray[np.bool_]) -> NDArray[np.bool_]:
     edges = np.flatnonzero(np.diff(np.concatenate([[False], voiced_F, [False]]).astype(np.int8)))
     kept_F = voiced_F.copy()
     for start, end in edges.reshape(-1, 2):
-        if end - start < _MIN_RUN:
+        if end - start < _MIN_VOICED_FRAMES:
             kept_F[start:end] = False
     return kept_F

@@ -1,4 +1,4 @@
-"""Voices taken out of what sounds with them, block by block, by an ONNX file: three kinds, told apart by their inputs.
+"""Separation of voices from other sounds, block by block, by an ONNX file of three kinds, recognized by their inputs.
 
 - a spectrogram `[1, 4, K, T]` of stereo, and no state: the MDX-Net class of UVR (vocals or the rest);
 - one frame `[1, K, 1, 2]` of a spectrogram, and states: streaming enhancers such as GTCRN;
@@ -31,7 +31,7 @@ _PIECE_S, _FADE_SHARE = 10.0, 0.125
 
 
 class MdxModel(NamedTuple):
-    """What an MDX-Net file does not tell: its FFT, what it gives, and the gain at which that fits the mixture."""
+    """Parameters that an MDX-Net file lacks: its FFT, its output, and the gain at which that fits the mixture."""
 
     n_fft: int
     stem: Stem
@@ -46,7 +46,7 @@ MDX_MODELS: dict[str, MdxModel] = {
     "UVR-MDX-NET-Voc_FT": MdxModel(7680, "vocals", 1.021),
     "Kim_Vocal_2": MdxModel(7680, "vocals", 1.009),
 }
-"""By file name, from UVR's own table (`model_data_new.json`)."""
+"""MDX-Net models by file name, from UVR's own table (`model_data_new.json`)."""
 
 
 class Separator(Protocol):
@@ -55,11 +55,11 @@ class Separator(Protocol):
     sample_rate: int
 
     def separate(self, blocks: Iterable[Signal]) -> Iterator[Signal]:
-        """The voices of one recording, [N] a piece, from pieces of any length."""
+        """Yield the voices of one recording in pieces [N], from pieces of any length."""
 
 
 def load_separator(path: Path, mdx: MdxModel | None = None, sample_rate: int | None = None) -> Separator:
-    """The separator in an ONNX file.
+    """Load the separator in an ONNX file.
 
     Args:
         mdx: for the MDX-Net class; None: by the file's name.
@@ -248,7 +248,7 @@ def process_crossfaded(
 
 
 class _Stateful:
-    """A network whose outputs after the first are its states' next values; they start at zero."""
+    """A network with states, which start at zero: the outputs after the first are their next values."""
 
     def __init__(self, session: Any) -> None:
         entry, *states = session.get_inputs()
@@ -270,7 +270,7 @@ class _Block(NamedTuple):
 
 
 def _and_silence(blocks: Iterable[Signal], length: int) -> Iterator[_Block]:
-    """The blocks, then silence so that what waits for a full piece is let out."""
+    """Yield the blocks, then silence, so that the last partial piece is flushed."""
     for samples_N in blocks:
         yield _Block(samples_N, True)
     yield _Block(np.zeros(length, np.float32), False)

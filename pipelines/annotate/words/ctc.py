@@ -1,4 +1,4 @@
-"""A CTC model of transformers in a folder: what it believes, frame by frame. Nothing is downloaded, nothing run of it.
+"""CTC models of transformers in a folder: log probabilities by frame. Nothing is downloaded, no code of it runs.
 
 Shapes: B clips, N samples, T frames, V tokens of the vocabulary.
 """
@@ -20,16 +20,16 @@ from audiollm.files.json_files import OFFLINE
 from pipelines.annotate.words.cutting import cut_points
 
 LONGEST_S = 30.0
-"""Heard at once; longer sound is cut at quiet places (attention's memory grows with the square)."""
+"""Longest sound per forward pass; a longer one is cut at quiet places (attention's memory grows with the square)."""
 
 
 class Emissions(NamedTuple):
-    """What a model believes of a clip."""
+    """Output of a CTC model for a clip."""
 
     log_probs_TV: Tensor
     """float32, on the CPU."""
     times_T: NDArray[np.float64]
-    """Where each frame begins, and where the last ends, in seconds: one more than there are frames."""
+    """Seconds at which each frame begins, and the end of the last: one value more than frames."""
 
 
 class CtcModel:
@@ -45,7 +45,7 @@ class CtcModel:
         from transformers import AutoFeatureExtractor, AutoModelForCTC, AutoTokenizer
 
         try:
-            if not folder.is_dir():  # else the name would be looked up on the hub
+            if not folder.is_dir():  # otherwise transformers would look the name up on the hub
                 raise OSError("no such folder")
             self._extractor = AutoFeatureExtractor.from_pretrained(str(folder), **OFFLINE)
             self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
@@ -69,7 +69,7 @@ class CtcModel:
         return found if found in self.tokenizer.get_vocab() else None
 
     def emissions(self, clips: Sequence[NDArray[np.float32]]) -> list[Emissions]:
-        """Of each clip, mono `[N]` at `sample_rate`. Heard together where the model can tell padding from sound."""
+        """Compute each clip's emissions (mono `[N]` at `sample_rate`); batched where the model can mask padding."""
         cuts = [cut_points(clip_N, self.sample_rate, LONGEST_S) for clip_N in clips]
         pieces = [clip_N[a:b] for clip_N, at in zip(clips, cuts, strict=True) for a, b in pairwise(at)]
         if self._pads:
@@ -80,7 +80,7 @@ class CtcModel:
 
     @torch.inference_mode()
     def _forward(self, pieces: Sequence[NDArray[np.float32]]) -> list[Tensor]:
-        shortest = self.sample_rate // 10  # less than the convolutions span is an error
+        shortest = self.sample_rate // 10  # sound shorter than the convolutions' span is an error
         sizes = [max(len(piece_N), shortest) for piece_N in pieces]
         padded = [
             np.pad(piece_N, (0, size - len(piece_N))) for piece_N, size in zip(pieces, sizes, strict=True)

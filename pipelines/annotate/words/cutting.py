@@ -1,4 +1,4 @@
-"""Where long speech is cut for models that take little at a time."""
+"""Cutting of long speech for models that take short pieces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def cut_points(samples_N: NDArray[np.float32], sample_rate: int, longest_s: float) -> list[int]:
-    """Where to cut sound into pieces of at most `longest_s`: at the quietest 20 ms of the last third of what may be.
+    """Cut sound into pieces of at most `longest_s`, each at the quietest 20 ms of the last third of its range.
 
     Returns:
         the first sample of each piece, and the number of samples at the end.

@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from audiollm.data.text.forms import language_of
 from pipelines.annotate.words.written_words import Written, has_spaces, matched, written_words
 
-MOST_TOKENS = 4000
-"""Of one text: the alignment's memory grows with the square."""
-_EDIT, _UNLIKE, _CLOSE = 1_000_000, 1, 100
-"""The cost of an edit; of a substitution beside, by how unlike the two are; the scale of the latter."""
+MAX_TOKENS = 4000
+"""Most tokens of a text: the alignment's memory grows with the square."""
+_EDIT_COST, _UNLIKENESS_COST, _UNLIKENESS_STEPS = 1_000_000, 1, 100
+"""Cost of an edit; extra cost of a substitution per unit of unlikeness; resolution of the unlikeness."""
 
 
 class Hypothesis(NamedTuple):
-    """What one recognizer wrote.
+    """Text and confidences of one recognizer.
 
-    `confidences`: of words in order, whose forms need not be cut as the text's words are; may be empty.
+    `confidences`: (word, confidence) in order; the words may be cut differently from the text's; may be empty.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True)
 class Confidences:
-    """How confidences count beside votes: `alpha * share + (1 - alpha) * confidence` (Fiscus, equation 1).
+    """Weighting of confidences beside votes: `alpha * share + (1 - alpha) * confidence` (Fiscus, equation 1).
 
     Args:
         of: the mean over those that say a word, or the largest.
@@ -55,7 +55,7 @@ class Confidences:
 
 
 class VotedWord(NamedTuple):
-    """`share`: of the texts that have it here. `confidence`: the mean of theirs; None where none tells."""
+    """A word of the vote. `share`: of the texts that have it here; `confidence`: their mean, or None."""
 
     word: str
     share: float
@@ -81,7 +81,7 @@ class VotedText:
 def vote(
     heard: Sequence[Hypothesis], language: str | None = None, confidences: Confidences | None = None
 ) -> VotedText:
-    """The text on which most agree.
+    """Vote for the text on which most recognizers agree.
 
     Words are compared in their spoken form without case and punctuation (`written_words`), and each is written as by
     the best of those that propose it: who writes upper and lower case before who does not, then who agrees most with
@@ -93,16 +93,16 @@ def vote(
         confidences: None: they are not looked at. A missing one counts as the mean of those that are there.
 
     Raises:
-        ValueError: no text, or one of more than `MOST_TOKENS` words.
+        ValueError: no text, or one of more than `MAX_TOKENS` words.
     """
     if not heard:
-        raise ValueError("there is no text to vote on")
+        raise ValueError("no texts to vote on")
     language = language or language_of(" ".join(each.text for each in heard))
     unit: Literal["word", "character"] = "word" if has_spaces(language) else "character"
     texts = [_tokens(each, language) for each in heard]
     longest = max(len(text.tokens) for text in texts)
-    if longest > MOST_TOKENS:
-        raise ValueError(f"{longest} {unit}s in one segment, at most {MOST_TOKENS}: cut it into shorter ones")
+    if longest > MAX_TOKENS:
+        raise ValueError(f"{longest} {unit}s in one segment, at most {MAX_TOKENS}: cut it into shorter ones")
     forms = [[token.form for token in text.tokens] for text in texts]
     network = align(forms)
     ranks = _ranks(network, texts, confidences is not None)
@@ -120,7 +120,7 @@ def vote(
 
 
 def align(texts: Sequence[Sequence[str]]) -> list[tuple[int | None, ...]]:
-    """The word transition network of N token sequences.
+    """Build the word transition network of N token sequences.
 
     Returns:
         its slots in order; each has, for every text, the index of its token there, or None (the null arc). Tokens of a
@@ -168,7 +168,7 @@ class _Text:
     words: list[Written]
     tokens: list[_Token]
     first: list[int] = field(default_factory=list)
-    """Of each written word, its first token."""
+    """Index of the first token of each written word."""
 
     @property
     def manner(self) -> int:
@@ -194,7 +194,7 @@ def _tokens(heard: Hypothesis, language: str) -> _Text:
 
 
 def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list[float | None]:
-    """Of each token: the mean of the words that it was cut from."""
+    """Return each token's confidence: the mean of the words that it was cut from."""
     known: list[float | None] = [None] * len(forms)
     if not heard.confidences or not forms:
         return known
@@ -215,7 +215,7 @@ def _confidences(heard: Hypothesis, forms: Sequence[str], language: str) -> list
 
 
 def _order(texts: Sequence[Sequence[str]]) -> list[int]:
-    """The text with the fewest edits to all others first, then always the one with the fewest to those before it."""
+    """Order the texts: the one with the fewest edits to all others, then always the one nearest to those before it."""
     from rapidfuzz.distance import Levenshtein
 
     edits = [[Levenshtein.distance(one, other) for other in texts] for one in texts]
@@ -234,11 +234,11 @@ def _order(texts: Sequence[Sequence[str]]) -> list[int]:
 def _add(
     network: Sequence[tuple[int | None, ...]], inside: Sequence[Sequence[str]], text: Sequence[str]
 ) -> list[tuple[int | None, ...]]:
-    """The network with one text more, a new last entry in each slot."""
+    """Add a text to the network, as a new last entry in each slot."""
     if not inside:
         return [(index,) for index in range(len(text))]
     placed_ST, skipped_S = _costs(network, inside, text)
-    inserted = _EDIT * len(inside)
+    inserted = _EDIT_COST * len(inside)
     total = _totals(placed_ST, skipped_S, inserted)
     slots: list[tuple[int | None, ...]] = []
     slot, token = len(network), len(text)
@@ -259,7 +259,7 @@ def _add(
 def _costs(
     network: Sequence[tuple[int | None, ...]], inside: Sequence[Sequence[str]], text: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of putting each token into each slot, `[S, T]`, and of passing each over, `[S]`: sums over the texts inside."""
+    """Costs of putting each token into each slot, `[S, T]`, and of skipping it, `[S]`: sums over the texts inside."""
     from rapidfuzz.distance import Levenshtein
 
     known = {
@@ -274,7 +274,11 @@ def _costs(
     unlike_VV = np.array(
         [
             [
-                0 if a == b else _EDIT + _UNLIKE + round(_CLOSE * Levenshtein.normalized_distance(a, b))
+                0
+                if a == b
+                else _EDIT_COST
+                + _UNLIKENESS_COST
+                + round(_UNLIKENESS_STEPS * Levenshtein.normalized_distance(a, b))
                 for b in new
             ]
             for a in known
@@ -282,9 +286,9 @@ def _costs(
         np.int64,
     ).reshape(len(known), len(new))
     words_S = count_SV.sum(axis=1)
-    null_S = (len(inside) - words_S) * _EDIT
+    null_S = (len(inside) - words_S) * _EDIT_COST
     placed_SV = count_SV @ unlike_VV + null_S[:, None]
-    return placed_SV[:, [new[form] for form in text]], words_S * _EDIT
+    return placed_SV[:, [new[form] for form in text]], words_S * _EDIT_COST
 
 
 def _totals(placed_ST: NDArray[np.int64], skipped_S: NDArray[np.int64], inserted: int) -> NDArray[np.int64]:
@@ -319,7 +323,7 @@ class _Out(NamedTuple):
 def _ranks(
     network: Sequence[tuple[int | None, ...]], texts: Sequence[_Text], use_confidences: bool
 ) -> list[int]:
-    """Of each text, its place among those to be believed when all else is equal: by agreement, confidence, order."""
+    """Rank the texts for tie-breaking: by agreement, confidence, order."""
     agreed = [0] * len(texts)
     for slot in network:
         said = [_form(text, index) for text, index in zip(texts, slot, strict=True)]
@@ -369,7 +373,7 @@ def _written_out(
     ranks: Sequence[int],
     spaces: bool,
 ) -> list[_Out]:
-    """The winners as they are written; a word of several forms ("$5") only where all of them won in a row."""
+    """Write the winners out; a word of several forms ("$5") only where all of them won in a row."""
     best_first = sorted(range(len(texts)), key=lambda text: (texts[text].manner, ranks[text]))
     won = [place for place, winner in enumerate(winners) if winner.form is not None]
     out: list[_Out] = []

@@ -1,4 +1,4 @@
-"""How many syllables a text has: by the CMU dictionary for English words, by vowels for others, by signs for Chinese.
+"""Count of syllables: by the CMU dictionary for English words, by vowels for other words, by characters for Chinese.
 
 The dictionary is the one inside pocketsphinx: 134,000 pronunciations of words.
 """
@@ -16,9 +16,9 @@ _DICTIONARY = "model/en-us/cmudict-en-us.dict"
 _VOWEL_PHONES = frozenset(
     ("AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW")
 )
-# one sign is one syllable: Chinese, kana and their mark of length (a mora, to be exact), Hangul
+# one character is one syllable: Chinese, kana and their mark of length (a mora, to be exact), Hangul
 _SIGNS = re.compile(r"[\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff]")
-# small kana go with the sign before them
+# small kana belong to the character before them
 _SMALL_KANA = re.compile(
     r"[\u3041\u3043\u3045\u3047\u3049\u3083\u3085\u3087\u308e\u30a1\u30a3\u30a5\u30a7\u30a9\u30e3\u30e5\u30e7\u30ee]"
 )
@@ -43,7 +43,7 @@ def count_syllables(text: str, language: str | None = None) -> int:
 
 
 def dictionary_path() -> Path:
-    """Where the dictionary is.
+    """Return the path of the dictionary.
 
     Raises:
         FileNotFoundError: pocketsphinx is not installed.
@@ -91,5 +91,5 @@ def _in_words(number: str, language: str) -> str:
     value = float(digits) if "." in digits else int(digits)
     try:
         return str(num2words(value, lang=language))
-    except NotImplementedError:  # a language that it does not speak
+    except NotImplementedError:  # a language that it does not support
         return str(num2words(value, lang="en"))

@@ -43,7 +43,7 @@ def test_scripts(script: str, turns: list[tuple[str, str]]) -> None:
         ("Ann: one\nBob: \nAnn: two", "line 2: the turn of Bob is empty"),
         ("[SPEAKER0]\n[SPEAKER1] hi", "line 1: the turn of SPEAKER0 is empty"),
         ("once upon a time", "no speaker"),
-        (" \n", "no turn"),
+        (" \n", "has no turn"),
     ],
 )
 def test_scripts_that_cannot_be_said(script: str, problem: str) -> None:
@@ -113,7 +113,7 @@ def test_an_empty_turn_is_named(generator: Generator) -> None:
     for together in (False, True):
         with pytest.raises(ConfigError, match="turn 2, of Bob, is empty"):
             generator.dialogue([("Ann", "one"), ("Bob", " ")], together=together)
-    with pytest.raises(ConfigError, match="no turn"):
+    with pytest.raises(ConfigError, match="has no turn"):
         generator.dialogue([])
 
 

@@ -1,4 +1,4 @@
-"""What is drawn, against closed forms, and the state machine of an answer, by hand."""
+"""Sampling against closed forms, and the state machine of an answer by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from audiollm.data.chat.delay import delay
 from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import train_text_tokenizer
 from audiollm.generation.engine.request import Limits
-from audiollm.generation.engine.sampling import LIKELY, SamplingConfig, guide, pick, sample_codes, truncate
+from audiollm.generation.engine.sampling import (
+    SORTED_CODES,
+    SamplingConfig,
+    guide,
+    pick,
+    sample_codes,
+    truncate,
+)
 from audiollm.generation.engine.state import AnswerState, Marks, SpeechState, Text
 
 BOOKS, SIZE = 3, 16
@@ -47,7 +54,7 @@ def test_top_k_and_top_p_keep_what_they_say() -> None:
 def test_truncation_is_that_of_transformers(scale: float, top_k: int, top_p: float) -> None:
     """Flat distributions, whose nucleus is larger than what is sorted first, and peaked ones."""
     process = pytest.importorskip("transformers.generation.logits_process")
-    logits = scale * torch.randn(7, 4 * LIKELY, generator=torch.Generator().manual_seed(1))
+    logits = scale * torch.randn(7, 4 * SORTED_CODES, generator=torch.Generator().manual_seed(1))
     theirs = logits
     if top_k:
         theirs = process.TopKLogitsWarper(top_k)(None, theirs)

@@ -32,7 +32,7 @@ TEXTS = ["system user assistant Generate audio following instruction Speaker the
 
 
 class Seen(NamedTuple):
-    """What a person sees of a command."""
+    """Output of a command as a person sees it."""
 
     code: int
     out: str
@@ -144,7 +144,7 @@ def test_a_script_that_the_model_never_saw(run: Run, text: str, letter: str) -> 
     [
         ("Ann: one\nBob:\n", "line 2: the turn of Bob is empty"),
         ("[SPEAKER0] one [SPEAKER1]", "line 1: the turn of SPEAKER1 is empty"),
-        ("Ann: one\nBob: ?!", "turn 2, of Bob: there is no word"),
+        ("Ann: one\nBob: ?!", "turn 2, of Bob: the text has no word"),
         ('[{"speaker": "Ann"}]', "line 1 has no speaker"),
     ],
 )
@@ -164,7 +164,7 @@ def test_references_for_nobody(run: Run) -> None:
     Path("talk.txt").write_text("[SPEAKER0] one\n[SPEAKER1] two", encoding="utf-8")
     refused(say(run, "--dialogue", "talk.txt", *["--reference", "me.wav"] * 3), "3 references for 2 speakers")
     refused(say(run, "--dialogue", "talk.txt", "--reference", "SPEAKER7=me.wav"), "SPEAKER7: no such speaker")
-    refused(say(run, "--text", "one", "--speaker", "anna", "--reference", "me.wav"), "whose voice?")
+    refused(say(run, "--text", "one", "--speaker", "anna", "--reference", "me.wav"), "mutually exclusive")
 
 
 def test_a_checkpoint_with_missing_and_surplus_keys(run: Run) -> None:
@@ -212,7 +212,7 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         ("train/model/trained.json", "{", ("trained.json", "not JSON")),
         ("train/model/trained.json", {"longest_positions": "many"}, ("longest_positions: 'many'",)),
         ("train/model/trained.json", {"text_dropout": 1.5}, ("text_dropout: 1.5",)),
-        ("train/model/trained.json", {"codec_digest": 7}, ("codec_digest: 7 is no text",)),
+        ("train/model/trained.json", {"codec_digest": 7}, ("codec_digest: 7 is not a string",)),
         ("train/model/generation_config.json", "{", ("generation_config.json", "not JSON")),
         ("train/model/generation_config.json", {"top_p": 2}, ("top_p: 2 cannot",)),
         ("train/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
@@ -307,9 +307,9 @@ def test_recordings_that_are_not_there(run: Run) -> None:
     ("text", "said"),
     [
         ("   ", "there is no text"),
-        ("😀🎉", "there is no word in it: 😀🎉"),
-        ("...!?", "there is no word in it"),
-        ("\u200b\u200c", "there is no word in it"),
+        ("😀🎉", "the text has no word: 😀🎉"),
+        ("...!?", "the text has no word"),
+        ("\u200b\u200c", "the text has no word"),
         ("one\0two", "U+0000 at place 3"),
         ("one\udcff", "not text in UTF-8"),
         ("one <|AUDIO_OUT|>", "control token <|AUDIO_OUT|>"),
@@ -357,7 +357,7 @@ def test_the_parts_of_a_long_text_go_through_the_engine_a_few_at_a_time(
         (".", "is a folder"),
         ("a.txt", "cannot write"),
         ("me.wav/a.wav", "Not a directory"),
-        ("/proc/none/a.wav", "nothing can be written in /proc"),
+        ("/proc/none/a.wav", "cannot write in /proc"),
         ("-", "only a stream"),
     ],
 )

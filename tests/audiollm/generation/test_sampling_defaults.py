@@ -55,7 +55,7 @@ def test_guidance_needs_a_condition_that_was_hidden_in_training(
 
 
 def test_the_authors_settings(tmp_path: Path) -> None:
-    """As transformers writes the file."""
+    """The file is read as transformers writes it."""
     settings = transformers.GenerationConfig(
         do_sample=True, temperature=0.3, top_p=0.95, top_k=50, eos_token_id=4, repetition_penalty=1.2
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from audiollm.data.records.sample import AudioPart
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.speaking.generator import Generator
-from audiollm.generation.speaking.speak import Manner, Said, chunk_request, chunk_seconds, prompt_of
-from audiollm.generation.speaking.voice import LEVEL_DBFS, LONGEST_S, read_voice
+from audiollm.generation.speaking.manner import Manner, SpeakOptions
+from audiollm.generation.speaking.speak import Said, chunk_request, chunk_seconds, prompt_of
+from audiollm.generation.speaking.voice import LEVEL_DBFS, LONGEST_REFERENCE_S, read_voice
 from tests.audiollm.generation.toy_speech import HOP, RATE, ToyCodec, a_voice, toy_generator
 
 PLAIN = SamplingConfig(text_guidance=1.0)
@@ -133,9 +135,9 @@ def test_a_long_reference_is_cut_at_a_pause_and_loses_its_text(tmp_path: Path) -
 
 
 def test_a_reference_just_within_the_limit_is_kept_whole() -> None:
-    voice = read_voice(a_voice(LONGEST_S), "its words", ToyCodec())
+    voice = read_voice(a_voice(LONGEST_REFERENCE_S), "its words", ToyCodec())
     assert voice.text == "its words" and voice.notes == ()
-    assert voice.waveform.num_samples == round(LONGEST_S * RATE)
+    assert voice.waveform.num_samples == round(LONGEST_REFERENCE_S * RATE)
 
 
 def test_silence_around_a_reference_is_cut_off() -> None:
@@ -176,15 +178,31 @@ def test_a_reference_that_cannot_be_read(generator: Generator, tmp_path: Path) -
         ("hello <|eot_id|> there", {}, "control token <|eot_id|>"),
         ("hello", {"scene": "a hall <|AUDIO|>"}, "control token <|AUDIO|>"),
         ("hello", {"speaker": "ana"}, "'anna'"),
-        ("hello", {"max_duration_s": 0.0}, "no length"),
-        ("hello", {"max_duration_s": 1e9}, "no length"),
-        ("hello", {"max_duration_s": float("nan")}, "no length"),
+        ("hello", {"max_duration_s": 0.0}, "not in (0, 600]"),
+        ("hello", {"max_duration_s": 1e9}, "not in (0, 600]"),
+        ("hello", {"max_duration_s": float("nan")}, "not in (0, 600]"),
     ],
 )
 def test_clear_errors(generator: Generator, text: str, manner: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         generator.speak(text, **manner)  # type: ignore[arg-type]
     assert problem in str(error.value).replace("|", "|")
+
+
+def test_speak_and_stream_take_the_same_options_and_no_others(generator: Generator) -> None:
+    options = SpeakOptions(
+        speaker="anna", scene="A hall.", seed=3, sampling=PLAIN, max_duration_s=0.2, reference=None
+    )
+    spoken, stream = generator.speak("one", **options), generator.stream("one", **options)
+    assert torch.cat([piece.samples_CN for piece in stream], dim=1).shape == spoken.samples_1N.shape
+    for call in (generator.speak, generator.stream, generator.manner):
+        words = () if call == generator.manner else ("one",)
+        with pytest.raises(TypeError, match="chunk_s"):
+            call(*words, chunk_s=1.0)  # type: ignore[operator]
+        with pytest.raises(ConfigError, match="mutually exclusive"):
+            call(*words, speaker="anna", reference="never-read.wav")  # type: ignore[operator]
+        with pytest.raises(ConfigError, match=re.escape("not in (0, 600]")):
+            call(*words, max_duration_s=601.0)  # type: ignore[operator]
 
 
 def test_letters_that_the_vocabulary_never_saw_are_named(generator: Generator) -> None:

@@ -46,7 +46,7 @@ def codes(frames: int, seed: int = 0) -> Tensor:
 
 
 def events_of(*parts: str | Tensor) -> Iterator[Event]:
-    """As the engine tells them: text in pieces, frames one by one."""
+    """Events as the engine emits them: text in pieces, frames one by one."""
     stretch = -1
     for part in parts:
         if isinstance(part, str):

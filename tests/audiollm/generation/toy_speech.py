@@ -64,7 +64,7 @@ def toy_generator(
 
 
 def requests_of(monkeypatch: pytest.MonkeyPatch, toy: Generator) -> list[Request]:
-    """What reaches the engine from now on; every model that is loaded is this one."""
+    """Record the requests that reach the engine from now on; every loaded model is this one."""
     seen: list[Request] = []
     answer_all = Generator.answer_all
 

@@ -188,7 +188,7 @@ def test_only_long_edges_without_speech_are_trimmed(tmp_path: Path, spoken: Path
 def test_a_long_recording_is_cut_where_people_pause(
     tmp_path: Path, spoken: Path, monkeypatch: pytest.MonkeyPatch, block_s: float
 ) -> None:
-    monkeypatch.setattr(step_module, "_KEPT_S", block_s)
+    monkeypatch.setattr(step_module, "_MAX_CACHED_S", block_s)
     words, parts, places, at_s = ["one", "seven", "nine", "seven"], [], [], 0.0
     for index, word in enumerate(words):
         clip = _clip(spoken, f"{word}_bruno_{index % 3}")
@@ -348,7 +348,7 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
 
 
 def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, tmp_path: Path) -> None:
-    """What it loads would be loaded once more than there are workers."""
+    """A module loaded by the command would be loaded once more than there are workers."""
     code = (
         "import sys; from audiollm.commands.cli import build_app; build_app()(standalone_mode=False); "
         "print('loaded', *sys.modules)"

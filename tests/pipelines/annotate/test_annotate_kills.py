@@ -19,7 +19,7 @@ from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 
 CORPUS = CorpusConfig(words=["one", "seven", "nine"], voices=2, takes=4, test_takes=1)
 OF_THE_RUN = {"timings.json", "report.html"}
-"""What tells of the run and not of the data: how long it took."""
+"""Files that depend on the run's time and not only on the data."""
 
 
 @pytest.fixture(scope="module")

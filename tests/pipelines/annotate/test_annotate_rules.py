@@ -1,4 +1,4 @@
-"""What the annotation decides: rules, presets, missing scorers, what is redone after a change, and where files end."""
+"""Decisions of the annotation: rules, presets, missing scorers, work redone after a change, and the fate of files."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def write_shards(
     rows: list[dict[str, Any]], folder: Path, config: ShardConfig | None = None
 ) -> dict[str, Any]:
-    """As a run does, but one after the other."""
+    """Write shards as a run does, but one after the other."""
     config = config or ShardConfig()
     return finish_shards(
         folder, config, [make_shard(each, folder, config) for each in plan_shards(rows, config)]

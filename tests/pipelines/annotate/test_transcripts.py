@@ -62,7 +62,7 @@ def test_patterns(pattern: str, name: str, fields: dict[str, str] | None) -> Non
     ("pattern", "reason"),
     [
         ("{speaker}_{take}.wav", "needs a field {text}"),
-        ("{text}_{take}_{take}", "{take} is there twice"),
+        ("{text}_{take}_{take}", "{take} occurs twice"),
         ("{text}{take}", "touch"),
         ("{}_{text}", "a field is a name"),
         ("{text}_{a b}", "a field is a name"),

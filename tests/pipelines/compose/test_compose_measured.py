@@ -231,7 +231,7 @@ def test_balances_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     for balance, reason in (
         ({"tts": {"by": "speaker"}}, "give `most`"),
         ({"tts": {"by": "task", "share": 0.5}}, "its weight"),
-        ({"tss": {"most": 3}}, "no task of this stage; did you mean 'tts'"),
+        ({"tss": {"most": 3}}, "not a task of this stage; did you mean 'tts'"),
         ({"tts": {"most": 0}}, "greater than or equal to 1"),
     ):
         with pytest.raises(ValidationError, match=reason):

@@ -197,7 +197,7 @@ def _surroundings(folder: Path, variable: str, pool: Pool, num_gpus: int = 0) ->
 
 
 def test_workers_have_the_environment_of_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this one, and not of the run that was the first to start workers."""
+    """Workers see the environment of the present run, not that of the first run that started workers."""
     for value in ("before", "after"):
         monkeypatch.setenv("OF_THE_RUN", value)
         assert set(_surroundings(tmp_path, "OF_THE_RUN", Pool("any", ("look",), 2))) == {value}
@@ -213,7 +213,7 @@ def test_workers_share_the_gpus_that_the_run_sees(
 
 
 def test_few_walks_are_under_way_at_any_time(tmp_path: Path) -> None:
-    """What one pool is behind with holds up what comes before it."""
+    """The backlog of one pool holds up the pools before it."""
     begun: list[int] = []
     finished: list[int] = []
     most = 0
@@ -249,7 +249,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_bytes(
         b"no database at all, and longer than a header of a hundred bytes" * 9
     )
-    with pytest.raises(LedgerError, match="it is damaged: delete it"):
+    with pytest.raises(LedgerError, match="the ledger is damaged: delete it"):
         Ledger(tmp_path / "ledger.sqlite")
 
 

@@ -45,7 +45,7 @@ def sphinx() -> Alignment:
 
 
 def _likeliest_path(log_probs_TV: torch.Tensor, tokens: list[int]) -> float:
-    """Of all paths that say the tokens, by trying every one."""
+    """Find the likeliest path of the tokens by trying every path."""
     frames, size = log_probs_TV.shape
     best = -np.inf
     for path in product(range(size), repeat=frames):
@@ -105,7 +105,7 @@ def test_a_model_gives_every_word_a_time_in_order(tmp_path: Path, text: str) -> 
 
 
 def test_a_model_hears_where_the_letters_are(tmp_path: Path) -> None:
-    """What the model itself writes, word by word, it also finds where it wrote it."""
+    """The alignment finds each word where the model itself wrote it."""
     from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
 
     folder = ctc_folder(tmp_path / "ctc")

@@ -50,7 +50,7 @@ class Server:
         self._http.server_close()
 
     def fields(self) -> dict[str, bytes]:
-        """Of the last multipart request, read by the standard library's parser of messages."""
+        """Fields of the last multipart request, read by the standard library's parser of messages."""
         from email import message_from_bytes
 
         _, headers, body = self.requests[-1]

@@ -102,7 +102,7 @@ def test_blocks_and_a_bound_on_windows_change_nothing_that_matters(monkeypatch: 
     whole = diarize(_bands, [sound_N], [[0.0, 40.0]], threshold=0.85)
     blocks = np.array_split(sound_N, 37)
     assert diarize(_bands, blocks, [[0.0, 40.0]], threshold=0.85).turns == whole.turns
-    monkeypatch.setattr(diarization, "MOST_GROUPED", 40)
+    monkeypatch.setattr(diarization, "MAX_CLUSTERED_WINDOWS", 40)
     few = diarize(_bands, blocks, [[0.0, 40.0]], threshold=0.85)
     long, long_few = ([turn for turn in found.turns if not turn.overlap] for found in (whole, few))
     assert [turn.speaker for turn in long_few] == [turn.speaker for turn in long] == [0, 1] * 4
