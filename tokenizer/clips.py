@@ -17,7 +17,7 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
 from audiollm.data.records.manifest import read_samples
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import UNREADABLE
 
 LONGEST_S = 60.0
@@ -61,6 +61,22 @@ def find_clips(audio: Path) -> Clips:
             clip = Clip(Path(part.path), part.start_s, part.end_s)
             spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
     return Clips(list(spans["train"]), list(spans["test"]), bad)
+
+
+def find_training_clips(audio: Path) -> Clips:
+    """As `find_clips`, for a training stage.
+
+    Raises:
+        StageError: no clips to train on, or none to hold out.
+    """
+    clips = find_clips(audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
+    return clips
 
 
 def _clips_of_folder(folder: Path) -> Clips:

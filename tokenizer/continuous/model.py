@@ -23,6 +23,7 @@ from torch.nn import functional
 from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.streaming import LatentStream, WaveformStream
+from tokenizer.quantizers.codebooks import at_least_float32
 
 MODEL_TYPE = "audiollm_vae"
 CHANNELS, VIEWS = 2, 4
@@ -79,7 +80,10 @@ class Posterior(NamedTuple):
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """A draw, made on the generator's device."""
-        noise = torch.randn(self.mean.shape, generator=generator, device=generator.device)
+        return self.at(torch.randn(self.mean.shape, generator=generator, device=generator.device))
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The draw that standard normal numbers of the same shape make."""
         return self.mean + torch.exp(0.5 * self.log_variance) * noise.to(self.mean)
 
     def divergence(self) -> Tensor:
@@ -125,10 +129,10 @@ class AudioVAE(nn.Module):
     def latent_dim(self) -> int:
         return self.config.latent_dim
 
-    def forward(self, samples_BCN: Tensor, generator: torch.Generator) -> VAEOutput:
-        """Reconstruct from a draw of the latent (training); N must be a multiple of the hop."""
+    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor) -> VAEOutput:
+        """Reconstruct from the draw of the latent that the noise makes (training); N must be a multiple of the hop."""
         posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
-        return VAEOutput(self.decoder(posterior.sample(generator)), posterior)
+        return VAEOutput(self.decoder(posterior.at(noise_BTD)), posterior)
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Stereo waveform `[2, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
@@ -263,7 +267,7 @@ def stereo_views(samples_CN: Tensor) -> Tensor:
 
 def _posterior(encoded_BTD: Tensor) -> Posterior:
     """The halves are mean and deviation, the latter as Stable Audio Open has it: softplus and a floor."""
-    mean, deviation = encoded_BTD.float().chunk(2, dim=-1)
+    mean, deviation = at_least_float32(encoded_BTD).chunk(2, dim=-1)
     return Posterior(mean, 2 * torch.log(functional.softplus(deviation) + DEVIATION_FLOOR))
 
 

@@ -56,6 +56,7 @@ TRAIN_VAE = Stage(
     config=TrainVAEConfig,
     run=_train_vae,
     artifacts={"checkpoint": "model", "examples": "examples.json"},
+    all_ranks=True,
     help="train the continuous 44.1 kHz stereo autoencoder from scratch",
     plan=_plan,
 )

@@ -24,7 +24,9 @@ class Quantized(NamedTuple):
     """The quantized latent, exactly the decoded codes, with straight-through gradients to the input."""
     codes_BKT: Tensor
     commitment: Tensor
-    """Mean squared distance of a level's residual to its code vector, over the (frame, level) pairs used."""
+    """Mean squared distance of a level's residual to its code vector, over the (frame, level) pairs used.
+
+    In training on several ranks: this rank's part of the mean over all ranks' pairs; the parts add up to it."""
 
 
 def level_counts(num_codebooks: int | Tensor | None, batch: int, total: int) -> tuple[Tensor, int]:
@@ -212,6 +214,14 @@ def rows_of_all_ranks(x_SD: Tensor, picked_P: Tensor, start: int) -> Tensor:
     rows_PD = x_SD.new_zeros(len(local_P), x_SD.shape[1])
     rows_PD[mine_P] = x_SD[local_P[mine_P]]
     return sum_over_ranks(rows_PD)
+
+
+def all_rows(x_SD: Tensor) -> Tensor:
+    """The rows of all ranks, rank 0's first, on every rank."""
+    if not is_distributed():
+        return x_SD
+    start, total = place_among_ranks(x_SD)
+    return rows_of_all_ranks(x_SD, torch.arange(total), start)
 
 
 def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator) -> Tensor:

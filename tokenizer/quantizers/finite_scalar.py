@@ -86,6 +86,7 @@ class FiniteScalarQuantizer(nn.Module):
             codes.append(codes_S.reshape(batch, frames))
         if self.training:
             self._update(chosen_KV)
+            pairs = sum_over_ranks(pairs)
         codes_BKT = torch.stack(codes[:levels], dim=1)
         return Quantized(total_SD.reshape(batch, frames, dim), codes_BKT, distance / pairs.clamp_min(1))
 

@@ -170,6 +170,7 @@ class ResidualVectorQuantizer(nn.Module):
             codes.append(codes_S.reshape(batch, frames))
         if self.training:
             self._update(chosen_KV, sums_KVD)
+            pairs = sum_over_ranks(pairs)
         # no levels, no gradient: what the decoder got does not depend on that latent
         passed_SD = (latent_SD - latent_SD.detach()) * (counts_S > 0)[:, None]
         quantized_BTD = (total_SD + passed_SD).reshape(batch, frames, dim)
@@ -315,8 +316,9 @@ class SplitResidualQuantizer(nn.Module):
         counts_S, real_S = spread_over_frames(counts_B, mask_BT, latent_BTD)
         semantic = self.semantic(semantic_BTD, counts_B.clamp(max=1), mask_BT)
         acoustic = self.acoustic(acoustic_BTD, (counts_B - 1).clamp(min=0), mask_BT)
-        semantic_pairs = (real_S & (counts_S > 0)).sum()
-        pairs = (counts_S * real_S).sum()
+        semantic_pairs, pairs = (real_S & (counts_S > 0)).sum(), (counts_S * real_S).sum()
+        if self.training:  # as in each half, whose commitment is a part of the mean over all ranks
+            semantic_pairs, pairs = sum_over_ranks(torch.stack([semantic_pairs, pairs])).unbind()
         distance = semantic.commitment * semantic_pairs + acoustic.commitment * (pairs - semantic_pairs)
         return Quantized(
             torch.cat([semantic.latent_BTD, acoustic.latent_BTD], dim=-1),

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from tokenizer.native.layers import frame
+from tokenizer.quantizers.codebooks import at_least_float32
 
 
 class DiscriminatorOutput(NamedTuple):
@@ -139,7 +140,7 @@ class STFTDiscriminator(nn.Module):
                 "lengthen the crops or leave that window out"
             )
         # fp32 from here on, under autocast too: it never narrows elementwise operations or FFTs
-        whole_hops = samples_BCN[..., : count - count % self.hop_samples].float().flatten(0, 1)
+        whole_hops = at_least_float32(samples_BCN[..., : count - count % self.hop_samples]).flatten(0, 1)
         frames = frame(whole_hops, window_samples, self.hop_samples) * self.window_W
         parts = torch.view_as_real(torch.fft.rfft(frames)).unflatten(0, samples_BCN.shape[:2])
         # [B, C, T, F, 2]: for mono this order of axes is a channels-last image already

@@ -80,6 +80,7 @@ TRAIN_TOKENIZER = Stage(
     config=TrainTokenizerConfig,
     run=_train_tokenizer,
     artifacts={"checkpoint": "model", "examples": "examples.json"},
+    all_ranks=True,
     help="train the 25 Hz codec from scratch",
     plan=_plan_train,
 )
