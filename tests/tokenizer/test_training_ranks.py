@@ -72,7 +72,7 @@ def train_tokenizer(folder: Path, quantizer: str, ranks: Ranks = ALONE) -> None:
     shape = TokenizerConfig(**SHAPE, codebook_size=16, quantizer=quantizer)  # type: ignore[arg-type]
     config = TokenizerTaskConfig(
         seed=0, batch_size=5, crop_frames=6, autoencoder_share=0.2, adversary_share=0.6, revive_every=1,
-        revive_until=1.0, kmeans_batches=3, discriminators=GAME,
+        revive_until=1.0, kmeans_batches=13, discriminators=GAME,
     )  # fmt: skip
     task = DoubleTokenizerTask(AudioTokenizer(shape), store, store, config, ranks=ranks)
     run(folder / name_of(quantizer, ranks), task, ranks)
@@ -130,12 +130,12 @@ def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
         one, two = (all_tensors(runs / f"{kind}-of-{n}" / "checkpoint", part) for n in (1, 2))
         assert one.keys() == two.keys() and one
         for key, value in one.items():
-            torch.testing.assert_close(two[key], value, rtol=0, atol=1e-10, msg=f"{kind} {part} {key}")
+            torch.testing.assert_close(two[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {part} {key}")
     last = torch.load(runs / f"{kind}-of-1-0.pt", weights_only=True)
     for rank in (0, 1):
         other = torch.load(runs / f"{kind}-of-2-{rank}.pt", weights_only=True)
         for key, value in last.items():
-            torch.testing.assert_close(other[key], value, rtol=0, atol=1e-10, msg=f"{kind} {rank} {key}")
+            torch.testing.assert_close(other[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {rank} {key}")
 
 
 @pytest.mark.parametrize("kind", [*QUANTIZERS, "vae"])
@@ -146,9 +146,8 @@ def test_two_ranks_log_the_figures_of_one(runs: Path, kind: str) -> None:
     for first, second in zip(*losses, strict=True):
         assert first.keys() == second.keys()
         for key, value in first.items():
-            if key != "channels_active":  # of the VAE: the mean of each rank's own
-                assert second[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
-    if "revived" in losses[0][-1] and kind != "fsq":
+            assert second[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
+    if kind == "rvq":
         assert any(row.get("revived", 0) > 0 for row in losses[0]), "dead codes must be replaced"
 
 

@@ -16,6 +16,7 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.continuous.data import StereoStore, stereo_crops
 from tokenizer.continuous.model import CHANNELS, AudioVAE, stereo_views
+from tokenizer.quantizers.codebooks import all_rows
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
@@ -100,7 +101,7 @@ class VAETask:
         loss = loss + self._kl_factor(losses) * kl
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
         figures["kl"] = self._share.figure(kl)
-        figures["channels_active"] = _share_active(posterior.mean.detach().flatten(0, 1))
+        figures["channels_active"] = _share_active(all_rows(posterior.mean.detach().flatten(0, 1)))
         yield Update(loss, figures)
         if adversary:
             yield self._adversary.update(made_BCN, batch_BCN)
