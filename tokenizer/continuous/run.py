@@ -60,7 +60,7 @@ def _finish(
     model: AudioVAE, stores: Mapping[str, StereoStore], folder: Path, device: torch.device
 ) -> dict[str, Any]:
     """Measure the latents, evaluate, save and write the examples. Returns the figures."""
-    model.measure_latents(stores["train"].picked(MEASURED_CLIPS))
+    model.measure_latents(samples_CN for _, samples_CN in stores["train"].picked(MEASURED_CLIPS))
     loss = ReconstructionLoss(model.sample_rate).to(device)
     figures: dict[str, Any] = evaluate_vae(model, stores["test"], loss)
     model.cpu().save_pretrained(folder / "model")
@@ -94,7 +94,7 @@ def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
 def _write_examples(model: AudioVAE, clips: StereoStore, folder: Path, count: int = 4) -> None:
     """Held-out clips before and after, for the report."""
     rows = []
-    for number, samples_CN in enumerate(clips.picked(count)):
+    for number, (_, samples_CN) in enumerate(clips.picked(count)):
         decoded_CN = model.decode(model.encode(samples_CN), num_samples=samples_CN.shape[1])
         row = {}
         for name, audio_CN in (("original", samples_CN), ("decoded", decoded_CN)):

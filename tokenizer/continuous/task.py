@@ -149,7 +149,7 @@ def evaluate_vae(
     """
     rows: list[dict[str, float]] = []
     means = []
-    for samples_CN in clips.picked(most):
+    for _, samples_CN in clips.picked(most):
         samples_CN = samples_CN.to(model.latent_mean_D.device)
         posterior = model.encode_distribution(samples_CN)
         decoded_CN = model.decode(posterior.mean, num_samples=samples_CN.shape[1])
