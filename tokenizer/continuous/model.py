@@ -24,6 +24,7 @@ from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.streaming import LatentStream, WaveformStream
 from tokenizer.quantizers.codebooks import at_least_float32
+from tokenizer.rates import VAE_HOP_SAMPLES, VAE_SAMPLE_RATE
 
 MODEL_TYPE = "audiollm_vae"
 CHANNELS, VIEWS = 2, 4
@@ -36,10 +37,10 @@ PIECE_S = 10
 class VAEConfig:
     """The shape of a VAE. The defaults of rate, hop and latent are those of Stable Audio Open and ThinkSound."""
 
-    sample_rate: int = 44_100
-    mel_hop_samples: int = 512
+    sample_rate: int = VAE_SAMPLE_RATE
+    mel_hop_samples: int = VAE_HOP_SAMPLES // 4
     stride: int = 4
-    n_fft: int = 2048
+    n_fft: int = VAE_HOP_SAMPLES
     num_mels: int = 128
     latent_dim: int = 64
     mel_hidden_size: int = 256

@@ -18,8 +18,9 @@ from audiollm.train.loop.loop import train
 from tokenizer.clips import find_training_clips
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig
-from tokenizer.continuous.settings import LATENT_RATE, TrainVAEConfig
+from tokenizer.continuous.settings import TrainVAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
+from tokenizer.rates import VAE_LATENT_RATE
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
 
@@ -39,7 +40,7 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
         "train": StereoStore(clips.train, shape.sample_rate),
         "test": StereoStore(clips.test, shape.sample_rate),
     }
-    step_s = required(config.batch_size) * config.crop_frames / LATENT_RATE
+    step_s = required(config.batch_size) * config.crop_frames / VAE_LATENT_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)
     model = AudioVAE(shape).to(device)

@@ -8,9 +8,6 @@ from audiollm.recipe.stages import InputPath
 from audiollm.train.settings import TrainingConfig
 from tokenizer.training.settings import TokenizerSizeRule
 
-LATENT_RATE = 44_100 / 2048
-
-
 SIZES: dict[str, TokenizerSizeRule] = {
     "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3),
     "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 40_000, None, 1e-3),

@@ -17,9 +17,8 @@ from audiollm.audio import resample
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.tensors import check_tensors
+from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 
-SAMPLE_RATE = 24_000
-FRAME_RATE = 25
 USUAL_RATE = 16_000
 
 

@@ -25,12 +25,10 @@ from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
 from tokenizer.native.layers import LogMel
 from tokenizer.quantizers.residual import nearest_codes
+from tokenizer.rates import FRAME_RATE, HOP_SAMPLES, SAMPLE_RATE
 from tokenizer.teacher.huggingface import HuggingFaceEncoder
 
 MODEL_TYPE = "audiollm_mel_unit_teacher"
-SAMPLE_RATE = 24_000
-FRAME_RATE = 25
-HOP_SAMPLES = SAMPLE_RATE // FRAME_RATE
 
 Layer = int | Literal["mean"]
 

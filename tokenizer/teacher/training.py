@@ -25,7 +25,8 @@ from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train
 from audiollm.train.loop.optim import Precision
 from tokenizer.clips import ClipStore, random_crops
 from tokenizer.quantizers.codebooks import kmeans
-from tokenizer.teacher.model import HOP_SAMPLES, MelUnitConfig, MelUnitEncoder, SemanticTeacher, save_teacher
+from tokenizer.rates import HOP_SAMPLES
+from tokenizer.teacher.model import MelUnitConfig, MelUnitEncoder, SemanticTeacher, save_teacher
 
 CROP_FRAMES = 75
 FIGURES = ("masked_loss", "masked_accuracy", "unigram_entropy")

@@ -30,11 +30,12 @@ from tokenizer.corpus.encoding import begin_set_aside
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.quantizers.codebooks import copy_from_rank_0
-from tokenizer.teacher.model import SAMPLE_RATE, SemanticTeacher, load_teacher
+from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
+from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
-from tokenizer.training.settings import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from audiollm.recipe.stages import InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
 
-FRAME_RATE = 25
-
 
 @dataclass(frozen=True)
 class TokenizerSizeRule:
