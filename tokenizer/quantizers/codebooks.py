@@ -5,11 +5,12 @@ Shapes: B batch, D vector dimension, T frames, S vectors, K codebooks, V codeboo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 SAMPLES_PER_CODE = 64
 """More vectors than this for each code change a k-means start little and cost time in proportion."""
@@ -235,3 +236,31 @@ def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator
         raise ValueError("initialize needs latents, and got none: give at least one batch of audio")
     picked_P = draw_indices(total, min(total, SAMPLES_PER_CODE * size), generator)
     return rows_of_all_ranks(at_least_float32(latent_SD), picked_P, start)
+
+
+class ResidualLevels(nn.Module, ABC):
+    """What quantizers of residual levels share: a latent is the sum of its levels' code vectors."""
+
+    usage_KV: Tensor
+    """EMA of how many vectors chose each code."""
+
+    @property
+    @abstractmethod
+    def vectors_KVD(self) -> Tensor:
+        """The vector of every code."""
+
+    def decode(self, codes_BKT: Tensor) -> Tensor:
+        """Codes of the first K' levels to the latent `[B, T, D]`."""
+        vectors_KVD = self.vectors_KVD
+        latent_BTD = vectors_KVD[0][codes_BKT[:, 0]]
+        for level in range(1, codes_BKT.shape[1]):
+            latent_BTD = latent_BTD + vectors_KVD[level][codes_BKT[:, level]]
+        return latent_BTD
+
+    def alive_K(self, threshold: float = 0.05) -> Tensor:
+        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
+        return alive_share(self.usage_KV, threshold)
+
+    def ema_perplexity_K(self) -> Tensor:
+        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
+        return usage_perplexity(self.usage_KV)

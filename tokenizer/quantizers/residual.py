@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tokenizer.quantizers.codebooks import (
     Quantized,
+    ResidualLevels,
     Search,
-    alive_share,
     at_least_float32,
     cluster_sums,
     copy_from_rank_0,
@@ -31,7 +31,6 @@ from tokenizer.quantizers.codebooks import (
     search_of,
     spread_over_frames,
     sum_over_ranks,
-    usage_perplexity,
 )
 from tokenizer.quantizers.finite_scalar import FiniteScalarQuantizer
 
@@ -116,7 +115,7 @@ class Quantizer(Protocol):
         """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
 
 
-class ResidualVectorQuantizer(nn.Module):
+class ResidualVectorQuantizer(ResidualLevels):
     """K codebooks of V vectors, each quantizing what the ones before left over; a `Quantizer`.
 
     The EMA state (`embed_sum`, `usage`) is what is learned; the vectors are their ratio, so a revived code
@@ -131,7 +130,6 @@ class ResidualVectorQuantizer(nn.Module):
         self.register_buffer("embed_sum_KVD", torch.randn(num_codebooks, codebook_size, dim))
         self.register_buffer("usage_KV", torch.ones(num_codebooks, codebook_size))
         self.embed_sum_KVD: Tensor
-        self.usage_KV: Tensor
 
     @property
     def vectors_KVD(self) -> Tensor:
@@ -191,14 +189,6 @@ class ResidualVectorQuantizer(nn.Module):
             codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
         return torch.stack(codes, dim=1)
 
-    def decode(self, codes_BKT: Tensor) -> Tensor:
-        """Codes of the first K' levels to the latent `[B, T, D]`."""
-        vectors_KVD = self.vectors_KVD
-        latent_BTD = vectors_KVD[0][codes_BKT[:, 0]]
-        for level in range(1, codes_BKT.shape[1]):
-            latent_BTD = latent_BTD + vectors_KVD[level][codes_BKT[:, level]]
-        return latent_BTD
-
     @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
         """k-means on a sample of the latents, level by level on what the levels before leave over."""
@@ -257,14 +247,6 @@ class ResidualVectorQuantizer(nn.Module):
             residual_SD = residual_SD - vectors_VD[nearest_codes(residual_SD, vectors_VD)]
             revived += len(dead_P)
         return revived
-
-    def alive_K(self, threshold: float = 0.05) -> Tensor:
-        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
-        return alive_share(self.usage_KV, threshold)
-
-    def ema_perplexity_K(self) -> Tensor:
-        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
-        return usage_perplexity(self.usage_KV)
 
     @torch.no_grad()
     def _update(self, chosen_KV: Tensor, sums_KVD: Tensor) -> None:
