@@ -21,10 +21,10 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import UNREADABLE
 
-LONGEST_S = 60.0
-"""About the longest clip of a folder: longer files are taken in parts."""
+MAX_CLIP_S = 60.0
+"""Approximate length of the longest clip of a folder, in seconds: longer files are taken in parts."""
 MAX_DRAWS = 50
-"""Clips that cannot be read one after the other before training gives up."""
+"""Consecutive unreadable clips after which training gives up."""
 LEVEL_DBFS = -23.0
 """RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
 DITHER = 1e-4
@@ -65,7 +65,7 @@ def find_clips(audio: Path) -> Clips:
 
 
 def find_training_clips(audio: Path) -> Clips:
-    """As `find_clips`, for a training stage.
+    """The clips of `find_clips`, checked for a training stage.
 
     Raises:
         StageError: no clips to train on, or none to hold out.
@@ -105,7 +105,7 @@ def _clips_of_folder(folder: Path) -> Clips:
 def _parts(path: Path, duration_s: float | None) -> list[Clip]:
     if duration_s is None:
         return [Clip(path, 0.0, None)]
-    starts = [LONGEST_S * part for part in range(max(1, round(duration_s / LONGEST_S)))]
+    starts = [MAX_CLIP_S * part for part in range(max(1, round(duration_s / MAX_CLIP_S)))]
     return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
 
 

@@ -110,7 +110,7 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
 
 
 def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available: int) -> int:
-    """How many codebooks to use: what is asked, else what the folder was saved with, else all.
+    """The number of codebooks to use: what is asked, else what the folder was saved with, else all.
 
     Raises:
         ValueError: fewer than one, or more than there are.

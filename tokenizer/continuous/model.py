@@ -30,7 +30,7 @@ MODEL_TYPE = "audiollm_vae"
 CHANNELS, VIEWS = 2, 4
 DEVIATION_FLOOR = 1e-4
 PIECE_S = 10
-"""How much of a long waveform is looked at together."""
+"""Seconds of a long waveform that are encoded or decoded together."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class VAEConfig:
         return self.mel_hop_samples * self.stride
 
     def shape(self, channels: int) -> AutoencoderShape:
-        """Of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
+        """The shape of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
         return AutoencoderShape(
             sample_rate=self.sample_rate,
             channels=channels,
@@ -73,11 +73,11 @@ class VAEConfig:
 
 
 class Posterior(NamedTuple):
-    """What a sound says of its latent: a normal distribution for every number of it, all independent."""
+    """The distribution of a sound's latent: independent normal distributions, one per number."""
 
     mean: Tensor
     log_variance: Tensor
-    """Of the same shape: `[D, T]` from `AudioVAE.encode_distribution`, `[B, T, D]` in training."""
+    """Log variance, shaped like the mean: `[D, T]` from `AudioVAE.encode_distribution`, `[B, T, D]` in training."""
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """A draw, made on the generator's device."""
@@ -93,7 +93,7 @@ class Posterior(NamedTuple):
 
 
 class VAEOutput(NamedTuple):
-    """What a training forward returns."""
+    """The result of a training forward pass."""
 
     samples_BCN: Tensor
     posterior: Posterior
@@ -123,7 +123,7 @@ class AudioVAE(nn.Module):
 
     @property
     def latent_rate(self) -> float:
-        """Latent frames a second."""
+        """Latent frames per second."""
         return self.sample_rate / self.hop_samples
 
     @property

@@ -1,4 +1,4 @@
-"""The stage `train_vae`: its plan, and what it makes."""
+"""The stage `train_vae` and its plan."""
 
 from __future__ import annotations
 

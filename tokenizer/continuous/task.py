@@ -30,13 +30,13 @@ ACTIVE_VARIANCE = 0.01
 
 @dataclass(frozen=True)
 class VAETaskConfig:
-    """What the loss is made of."""
+    """Batch, phases and loss weights of a training."""
 
     seed: int
     batch_size: int
     crop_frames: int
     kl_weight: float = 1e-4
-    """Of the divergence (nats a frame) against the STFT distance in its own units; Stable Audio Open's."""
+    """Weight of the divergence (nats per frame) beside an STFT distance of weight 1; Stable Audio Open's."""
     adversary_share: float = 0.75
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))

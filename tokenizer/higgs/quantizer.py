@@ -20,8 +20,8 @@ from tokenizer.quantizers.codebooks import (
     usage_perplexity,
 )
 
-DECAY = 0.99
-SMOOTHING = 1e-5
+EMA_DECAY = 0.99
+CLUSTER_SIZE_SMOOTHING = 1e-5
 
 
 class Codebook(nn.Module):
@@ -53,10 +53,14 @@ class Codebook(nn.Module):
         counts_V, sums_VE = totals(x_SE, codes_S, len(self.embed))
         sum_over_ranks(counts_V)
         sum_over_ranks(sums_VE)
-        self.cluster_size.lerp_(counts_V, 1 - DECAY)
-        self.embed_avg.lerp_(sums_VE, 1 - DECAY)
+        self.cluster_size.lerp_(counts_V, 1 - EMA_DECAY)
+        self.embed_avg.lerp_(sums_VE, 1 - EMA_DECAY)
         total = self.cluster_size.sum()
-        smooth_V = (self.cluster_size + SMOOTHING) / (total + len(counts_V) * SMOOTHING) * total
+        smooth_V = (
+            (self.cluster_size + CLUSTER_SIZE_SMOOTHING)
+            / (total + len(counts_V) * CLUSTER_SIZE_SMOOTHING)
+            * total
+        )
         self.embed.copy_(self.embed_avg / smooth_V[:, None])
 
     @torch.no_grad()
@@ -190,6 +194,6 @@ class HiggsQuantizer(nn.Module):
 
 
 def totals(x_SE: Tensor, codes_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """How many vectors have each code, `[V]`, and their sums, `[V, E]`."""
+    """The number of vectors with each code `[V]`, and their sums `[V, E]`."""
     counts_V = torch.bincount(codes_S, minlength=size).to(x_SE.dtype)
     return counts_V, x_SE.new_zeros(size, x_SE.shape[1]).index_add_(0, codes_S, x_SE)

@@ -75,7 +75,7 @@ class LogMel(nn.Module):
 
 
 Carry = dict[nn.Module, Tensor]
-"""What each causal layer keeps of the frames before, when a sequence is processed piece by piece."""
+"""State that each causal layer keeps of earlier frames when a sequence is processed piece by piece."""
 
 
 class TimeConv(nn.Conv2d):

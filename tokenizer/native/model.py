@@ -60,7 +60,7 @@ class TokenizerConfig:
 
     @property
     def shape(self) -> AutoencoderShape:
-        """Of the encoder and the decoder."""
+        """The shape of the encoder and the decoder."""
         return AutoencoderShape(
             sample_rate=self.sample_rate,
             channels=1,
@@ -76,7 +76,7 @@ class TokenizerConfig:
 
 
 class TokenizerOutput(NamedTuple):
-    """What a training forward returns."""
+    """The result of a training forward pass."""
 
     samples_BN: Tensor
     latent_BTD: Tensor
@@ -84,7 +84,7 @@ class TokenizerOutput(NamedTuple):
     codes_BKT: Tensor | None
     commitment: Tensor
     semantic: Tensor | None
-    """Loss of what the codes say of the teacher's features; None without a teacher."""
+    """Loss of predicting the teacher's features from the codes; None without a teacher."""
 
 
 class SemanticHead(nn.Module):
@@ -146,7 +146,7 @@ class AudioTokenizer(nn.Module):
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
-        """What makes up each codebook, as it is stored."""
+        """The stored tensors of each codebook."""
         return self.quantizer.codebook_tensors
 
     def forward(

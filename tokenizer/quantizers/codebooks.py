@@ -1,4 +1,4 @@
-"""What the quantizers share: their result, nearest vectors, k-means, use of the codes, sums over ranks.
+"""Functions that the quantizers share: nearest vectors, k-means, use of the codes, sums over ranks.
 
 Shapes: B batch, D vector dimension, T frames, S vectors, K codebooks, V codebook size, P picked rows.
 """
@@ -19,7 +19,7 @@ DISTANCES_AT_ONCE = 2**24
 
 
 class Quantized(NamedTuple):
-    """What a quantizer returns."""
+    """The result of a quantizer."""
 
     latent_BTD: Tensor
     """The quantized latent, exactly the decoded codes, with straight-through gradients to the input."""
@@ -31,7 +31,7 @@ class Quantized(NamedTuple):
 
 
 def level_counts(num_codebooks: int | Tensor | None, batch: int, total: int) -> tuple[Tensor, int]:
-    """How many levels each item uses, int64 `[B]`, and how many to compute.
+    """The number of levels that each item uses, int64 `[B]`, and the number to compute.
 
     A number is for the whole batch; a tensor has one number an item (0 for none); None is all levels.
 
@@ -118,7 +118,7 @@ def nearest_codes(x_SD: Tensor, vectors_VD: Tensor) -> Tensor:
 def cluster_sums(
     x_SD: Tensor, codes_S: Tensor, size: int, counted_S: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How many vectors chose each code, `[V]`, and their sums `[V, D]`; only those with `counted_S`."""
+    """The number of vectors that chose each code `[V]`, and their sums `[V, D]`; only those with `counted_S`."""
     weight_S = torch.ones_like(x_SD[:, 0]) if counted_S is None else counted_S.to(x_SD.dtype)
     weighed_SD = x_SD if counted_S is None else x_SD * weight_S[:, None]
     counts_V = x_SD.new_zeros(size).index_add_(0, codes_S, weight_S)
@@ -192,14 +192,14 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def copy_from_rank_0(tensors: Iterable[Tensor]) -> None:
-    """What rank 0 has, on every rank, in place: equal inputs alone do not give equal sums on a GPU."""
+    """Broadcast rank 0's tensors in place: equal inputs alone do not give equal sums on a GPU."""
     if is_distributed():
         for tensor in tensors:
             distributed.broadcast(tensor, src=0)
 
 
 def place_among_ranks(x_SD: Tensor) -> tuple[int, int]:
-    """Where this rank's rows begin in those of all ranks (rank 0's first), and how many all are."""
+    """The index of this rank's first row among the rows of all ranks (rank 0's first), and the total."""
     if not is_distributed():
         return 0, len(x_SD)
     sizes = torch.zeros(distributed.get_world_size(), dtype=torch.long, device=x_SD.device)
@@ -239,10 +239,10 @@ def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator
 
 
 class ResidualLevels(nn.Module, ABC):
-    """What quantizers of residual levels share: a latent is the sum of its levels' code vectors."""
+    """Base of the residual quantizers: a latent is the sum of its levels' code vectors."""
 
     usage_KV: Tensor
-    """EMA of how many vectors chose each code."""
+    """Moving average of the number of vectors that chose each code."""
 
     @property
     @abstractmethod

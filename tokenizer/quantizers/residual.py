@@ -1,4 +1,4 @@
-"""Residual vector quantization with EMA codebooks that revives dead codes for real, whole or split in two.
+"""Residual vector quantization with EMA codebooks and replacement of dead codes, whole or split in two.
 
 Shapes: B batch, D latent dimension, T frames, S vectors, K codebooks, V codebook size.
 """
@@ -49,7 +49,7 @@ MIN_USAGE = 1e-5
 
 
 class Quantizer(Protocol):
-    """What every entry of `QUANTIZERS` is, beside an `nn.Module`.
+    """The interface of every entry of `QUANTIZERS`, which is also an `nn.Module`.
 
     Under several ranks, forwards in training mode, `initialize` and `revive` are collective: every rank calls
     them, with generators in the same state, and all end with the codebooks of one rank on the whole batch.
@@ -81,7 +81,7 @@ class Quantizer(Protocol):
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
-        """What makes up each codebook's vectors, exact on any machine."""
+        """The stored tensors from which each codebook's vectors follow, exact on any machine."""
 
     def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
         """Codes `[B, K, T]` of latents, every piece with arithmetic of its own shape; nothing is updated."""

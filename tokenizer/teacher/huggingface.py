@@ -23,7 +23,7 @@ USUAL_RATE = 16_000
 
 
 class Timing(NamedTuple):
-    """How a model's frames lie on its input, so that `merge` of them are centred on a 25 Hz frame."""
+    """The position of a model's frames on its input, so that `merge` of them are centred on a 25 Hz frame."""
 
     left_samples: int
     right_samples: int

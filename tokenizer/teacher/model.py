@@ -221,7 +221,7 @@ class MelUnitEncoder(nn.Module):
         return logits.unflatten(2, (self.config.units_per_frame, -1))
 
     def unit_features(self, mel_BLM: Tensor) -> Tensor:
-        """What units are clusters of, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.
+        """The features that are clustered to units, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.
 
         The crop's mean level is taken out: a unit must not stand for loudness.
         """

@@ -1,4 +1,4 @@
-"""Losses of the adversarial game, and the alarm for a discriminator that has stopped playing.
+"""Losses of adversarial training, and an alarm for a discriminator that no longer learns.
 
 `real` and `fake` are what `Discriminators` gives for recordings and for reconstructions: one output a
 sub-discriminator, in the same order.
@@ -101,7 +101,7 @@ def discriminator_health(real: Outputs, fake: Outputs) -> dict[str, Tensor]:
 
 
 class DeadDiscriminatorWatch(nn.Module):
-    """Says which sub-discriminators are dead: they answer the same to recordings and to reconstructions.
+    """Detects dead sub-discriminators: they answer the same to recordings and to reconstructions.
 
     Followed is the gap |mean real logit - mean fake logit| of each step, as a moving average over about
     `patience` / 3 steps. Dead means: `patience` steps or more were seen and the average is at most

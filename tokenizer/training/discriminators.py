@@ -22,7 +22,7 @@ from tokenizer.quantizers.codebooks import at_least_float32
 
 
 class DiscriminatorOutput(NamedTuple):
-    """What one sub-discriminator says of a batch."""
+    """A sub-discriminator's output for a batch."""
 
     logits: Tensor
     """`[B P, 1, L]` or `[B, 1, T, F]`, above 0 for "real"."""
@@ -36,15 +36,15 @@ class DiscriminatorConfig:
 
     periods: tuple[int, ...] = (2, 3, 5, 7, 11)
     stft_windows: tuple[int, ...] = (2048, 1024, 512, 256, 128)
-    """In samples."""
+    """Windows of the STFT discriminators, in samples."""
     stft_overlap: int = 4
-    """Window / hop."""
+    """Ratio of window to hop."""
     channels: int = 32
-    """Of the first layer; the STFT discriminators keep it throughout."""
+    """Channels of the first layer; the STFT discriminators keep this number throughout."""
     period_growth: int = 4
-    """By how much each layer of a period discriminator is wider than the one before ..."""
+    """Factor by which each layer of a period discriminator is wider than the one before."""
     max_channels: int = 1024
-    """... up to this."""
+    """Channels of the widest layer of a period discriminator."""
     stft_dilations: tuple[int, ...] = (1, 2, 4)
     """Dilation over time of each inner layer of an STFT discriminator; each also halves the bins."""
     stft_first_stride: int = 1

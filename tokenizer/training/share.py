@@ -54,6 +54,6 @@ class BatchShare:
         return self.ranks.sum(self.part(mean.detach()))
 
     def own_batches(self, batches: int) -> range:
-        """Which of that many whole batches this rank draws, where ranks take turns: consecutive ones."""
+        """The indices of the whole batches that this rank draws, where ranks share out `batches` of them in order."""
         rank, world = self.ranks.rank, self.ranks.world
         return range(rank * batches // world, (rank + 1) * batches // world)

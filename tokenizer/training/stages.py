@@ -11,7 +11,7 @@ from tokenizer.rates import FRAME_RATE, HOP_SAMPLES
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 
 HIGGS_PARAMETERS = 200_343_777
-"""Of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
+"""Parameters of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
 
 def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tokenizer.teacher.model import SemanticTeacher
 
 OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25, "feature": 0.5}
-"""Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
+"""Share of each loss in the gradient on the waveform; the balancer keeps them whatever the losses' scales."""
 
 
 REFIT_FRAMES_PER_CODE = 60
 COLLAPSED_SHARE = 0.05
-"""Of a codebook's size: a perplexity, or a share of codes in use, below this is an alarm."""
+"""An alarm rises when a codebook's perplexity or its codes in use fall below this share of its size."""
 
 
 @dataclass(frozen=True)
 class TokenizerTaskConfig:
-    """What the loss is made of. Weights: see `tokenizer/README.md`."""
+    """Batch, phases and loss weights of a training; `tokenizer/README.md` explains the weights."""
 
     seed: int
     batch_size: int
@@ -63,7 +63,7 @@ class TokenizerTaskConfig:
 
 
 class TrainableTokenizer(Protocol):
-    """What training needs of a tokenizer."""
+    """The interface of a tokenizer that can be trained."""
 
     quantizer: Quantizer
 
