@@ -1,4 +1,4 @@
-"""What every codec asks of its input, in one place, so that every codec answers alike.
+"""Input checks that all codecs share, so that all refuse with the same errors.
 
 Shapes: C channels, N samples, K codebooks, T frames.
 """

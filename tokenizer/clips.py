@@ -6,6 +6,7 @@ Shapes: B crops, N samples.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
 from audiollm.data.records.manifest import read_samples
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import UNREADABLE
 
-LONGEST_S = 60.0
-"""About the longest clip of a folder: longer files are taken in parts."""
-DRAWS = 50
-"""Clips that cannot be read one after the other before training gives up."""
+MAX_CLIP_S = 60.0
+"""Approximate length of the longest clip of a folder, in seconds: longer files are taken in parts."""
+MAX_DRAWS = 50
+"""Consecutive unreadable clips after which training gives up."""
 LEVEL_DBFS = -23.0
 """RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
 DITHER = 1e-4
@@ -40,7 +41,7 @@ class Clip:
 
 
 class Clips(NamedTuple):
-    """What there is to train on, to hold out, and what cannot be read."""
+    """Clips to train on, clips to hold out, and files that cannot be read."""
 
     train: list[Clip]
     test: list[Clip]
@@ -61,6 +62,22 @@ def find_clips(audio: Path) -> Clips:
             clip = Clip(Path(part.path), part.start_s, part.end_s)
             spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
     return Clips(list(spans["train"]), list(spans["test"]), bad)
+
+
+def find_training_clips(audio: Path) -> Clips:
+    """The clips of `find_clips`, checked for a training stage.
+
+    Raises:
+        StageError: no clips to train on, or none to hold out.
+    """
+    clips = find_clips(audio)
+    if not clips.train or not clips.test:
+        raise StageError(
+            f"{audio} has no clips to train on or none to hold out",
+            "give a folder of two recordings or more, or the samples of `compose`",
+            2,
+        )
+    return clips
 
 
 def _clips_of_folder(folder: Path) -> Clips:
@@ -88,60 +105,57 @@ def _clips_of_folder(folder: Path) -> Clips:
 def _parts(path: Path, duration_s: float | None) -> list[Clip]:
     if duration_s is None:
         return [Clip(path, 0.0, None)]
-    starts = [LONGEST_S * part for part in range(max(1, round(duration_s / LONGEST_S)))]
+    starts = [MAX_CLIP_S * part for part in range(max(1, round(duration_s / MAX_CLIP_S)))]
     return [Clip(path, start, end) for start, end in zip(starts, [*starts[1:], duration_s], strict=True)]
 
 
-class ClipStore:
-    """Levelled mono clips at one sample rate; as many as fit in `cache_mb` stay in memory."""
+class RandomClips(ABC):
+    """Clips that are drawn by duration: every second of audio is as likely as every other.
 
-    def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
+    Args:
+        clips: what is drawn from.
+        durations_s: the length of each clip, or an estimate where the file does not say.
+        sample_rate: the rate at which samples are given.
+    """
+
+    def __init__(self, clips: Sequence[Clip], durations_s: Sequence[float], sample_rate: int) -> None:
         self.clips, self.sample_rate = list(clips), sample_rate
-        known = [clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None]
-        usual = sum(known) / len(known) if known else 1.0
-        self._ends_s = torch.tensor(
-            [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in self.clips],
-            dtype=torch.float64,
-        ).cumsum(0)
+        self._ends_s = torch.tensor(durations_s, dtype=torch.float64).cumsum(0)
         self._unread: dict[str, str] = {}
-        self._cache: OrderedDict[int, Tensor] = OrderedDict()
-        self._room = int(cache_mb * 2**20 / 4)
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Tensor:
+        """Samples of a clip, float32.
+
+        Raises:
+            AudioError: the file cannot be read any more.
+        """
 
     def __len__(self) -> int:
         return len(self.clips)
 
     @property
     def bad(self) -> list[BadSample]:
-        """What could not be read when it was drawn."""
+        """The clips that could not be read so far."""
         return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
 
-    @property
-    def duration_s(self) -> float:
-        """Of all clips, as far as their ends are known."""
-        return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
-
     def draw(self, generator: torch.Generator) -> Tensor:
-        """A random clip's samples `[N]`, drawn by duration: every second of audio is as likely as every other.
-
-        A clip that cannot be read is named in `bad`, and another is drawn.
+        """A random clip's samples. A clip that cannot be read is named in `bad`, and another is drawn.
 
         Raises:
             AudioError: nearly none can be read.
         """
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             try:
                 return self._draw_once(generator)
             except AudioError as error:
                 self._unread[str(error.path)] = failure = error.reason
-        raise AudioError(str(self.clips[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
-
-    def _draw_once(self, generator: torch.Generator) -> Tensor:
-        share = torch.rand(1, generator=generator, dtype=torch.float64)
-        index = int(torch.searchsorted(self._ends_s, share * self._ends_s[-1], right=True))
-        return self[min(index, len(self) - 1)]
+        raise AudioError(
+            str(self.clips[0].path), f"and {MAX_DRAWS - 1} draws more cannot be read ({failure})"
+        )
 
     def picked(self, most: int) -> Iterator[tuple[Clip, Tensor]]:
-        """At most `most` clips and their samples `[N]`, evenly picked; what cannot be read is left out."""
+        """At most `most` clips and their samples, evenly picked; what cannot be read is left out."""
         count = min(most, len(self))
         for number in range(count):
             index = round(number * (len(self) - 1) / max(1, count - 1))
@@ -149,6 +163,28 @@ class ClipStore:
                 yield self.clips[index], self[index]
             except AudioError as error:
                 self._unread[str(error.path)] = error.reason
+
+    def _draw_once(self, generator: torch.Generator) -> Tensor:
+        share = torch.rand(1, generator=generator, dtype=torch.float64)
+        index = int(torch.searchsorted(self._ends_s, share * self._ends_s[-1], right=True))
+        return self[min(index, len(self) - 1)]
+
+
+class ClipStore(RandomClips):
+    """Levelled mono clips at one sample rate; as many as fit in `cache_mb` stay in memory."""
+
+    def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
+        known = [clip.end_s - clip.start_s for clip in clips if clip.end_s is not None]
+        usual = sum(known) / len(known) if known else 1.0
+        lengths_s = [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in clips]
+        super().__init__(clips, lengths_s, sample_rate)
+        self._cache: OrderedDict[int, Tensor] = OrderedDict()
+        self._room = int(cache_mb * 2**20 / 4)
+
+    @property
+    def duration_s(self) -> float:
+        """The sum over the clips whose ends are known."""
+        return sum(clip.end_s - clip.start_s for clip in self.clips if clip.end_s is not None)
 
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[N]`, float32.

@@ -5,23 +5,16 @@ Shapes: C channels, N samples, K codebooks, T frames, V codebook size, D latent 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import DacConfig, DacModel
 
 from tokenizer.checks import check_codes, check_mono_samples
-from tokenizer.codecs.pretrained import (
-    choose_num_codebooks,
-    load_transformers,
-    open_folder,
-    record_num_codebooks,
-)
+from tokenizer.codecs.pretrained import TransformersCodec
 
 
-class DacCodec(nn.Module):
+class DacCodec(TransformersCodec):
     """Waveform to codes and back with `transformers.DacModel`; a `Codec`.
 
     transformers drops the last partial frame, raises on clips shorter than a frame and decodes some samples
@@ -29,22 +22,14 @@ class DacCodec(nn.Module):
     T * hop samples. A clip runs in one piece: memory grows with its length.
     """
 
+    model_class, model_type = DacModel, "dac"
+
     def __init__(self, model: DacModel, num_codebooks: int | None = None) -> None:
-        super().__init__()
-        self.model = model.eval()
-        self.num_codebooks = choose_num_codebooks(num_codebooks, model.config, model.config.n_codebooks)
+        super().__init__(model, num_codebooks, model.config.n_codebooks)
 
     @property
     def frame_rate(self) -> float:
         return self.sample_rate / self.hop_samples
-
-    @property
-    def codebook_size(self) -> int:
-        return int(self.model.config.codebook_size)
-
-    @property
-    def sample_rate(self) -> int:
-        return int(self.model.config.sampling_rate)
 
     @property
     def hop_samples(self) -> int:
@@ -85,21 +70,6 @@ class DacCodec(nn.Module):
         samples_CN: Tensor = self.model.decode(audio_codes=codes_KT[None]).audio_values
         # a negative pad cuts
         return functional.pad(samples_CN, (0, codes_KT.shape[1] * self.hop_samples - samples_CN.shape[1]))
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`, which transformers loads too."""
-        self.model.save_pretrained(folder)
-        record_num_codebooks(folder, self.num_codebooks)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str, num_codebooks: int | None = None) -> DacCodec:
-        """Load a local Hugging Face folder (`model_type` dac); use its first `num_codebooks` codebooks.
-
-        Raises:
-            ConfigError: nothing there, another kind of model, or missing weights.
-            ValueError: more codebooks than there are.
-        """
-        return cls(load_transformers(DacModel, open_folder(folder, "dac")), num_codebooks)
 
     @classmethod
     def from_config(cls, config: DacConfig, num_codebooks: int | None = None) -> DacCodec:

@@ -6,36 +6,29 @@ Shapes: C channels, N samples, K codebooks, T frames, V codebook size, D latent 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import MimiConfig, MimiModel
 
 from tokenizer.checks import check_codes, check_mono_samples
-from tokenizer.codecs.pretrained import (
-    choose_num_codebooks,
-    gaussian_codebooks,
-    load_transformers,
-    open_folder,
-    record_num_codebooks,
-)
+from tokenizer.codecs.pretrained import TransformersCodec, gaussian_codebooks
 
 MAX_SAMPLES = 2**24
 """transformers counts frames in float32, which is exact up to here (11.6 minutes at 24 kHz)."""
 
 
-class MimiCodec(nn.Module):
+class MimiCodec(TransformersCodec):
     """Waveform to codes and back with `transformers.MimiModel`; a `Codec`.
 
     The published model has 32 codebooks, of which Moshi uses `num_codebooks=8`. A clip runs in one piece:
     memory grows with the square of its length (attention), and `MAX_SAMPLES` is the longest.
     """
 
+    model_class, model_type = MimiModel, "mimi"
+
     def __init__(self, model: MimiModel, num_codebooks: int | None = None) -> None:
-        super().__init__()
-        self.model = model.eval()
-        self.num_codebooks = choose_num_codebooks(num_codebooks, model.config, model.config.num_quantizers)
+        super().__init__(model, num_codebooks, model.config.num_quantizers)
         if self.num_codebooks < model.config.num_semantic_quantizers:
             raise ValueError(
                 f"num_codebooks must be at least the {model.config.num_semantic_quantizers} semantic codebooks"
@@ -44,14 +37,6 @@ class MimiCodec(nn.Module):
     @property
     def frame_rate(self) -> float:
         return float(self.model.config.frame_rate)
-
-    @property
-    def codebook_size(self) -> int:
-        return int(self.model.config.codebook_size)
-
-    @property
-    def sample_rate(self) -> int:
-        return int(self.model.config.sampling_rate)
 
     @property
     def hop_samples(self) -> int:
@@ -105,21 +90,6 @@ class MimiCodec(nn.Module):
         check_codes(codes_KT, self.num_codebooks, self.codebook_size)
         samples_CN: Tensor = self.model.decode(codes_KT[None]).audio_values[0]
         return samples_CN.clamp(-1, 1)
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`, which transformers loads too."""
-        self.model.save_pretrained(folder)
-        record_num_codebooks(folder, self.num_codebooks)
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str, num_codebooks: int | None = None) -> MimiCodec:
-        """Load a local Hugging Face folder (`model_type` mimi); use its first `num_codebooks` codebooks.
-
-        Raises:
-            ConfigError: nothing there, another kind of model, or missing weights.
-            ValueError: more codebooks than there are.
-        """
-        return cls(load_transformers(MimiModel, open_folder(folder, "mimi")), num_codebooks)
 
     @classmethod
     def from_config(cls, config: MimiConfig, num_codebooks: int | None = None) -> MimiCodec:

@@ -6,10 +6,10 @@ Shapes: K codebooks, V codebook size, D latent dimension, T frames.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from audiollm.errors import ConfigError
@@ -18,8 +18,53 @@ from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.files.tensors import check_tensors
 from audiollm.models.pretrained import model_folder
 
+CodecT = TypeVar("CodecT", bound="TransformersCodec")
+
 NUM_CODEBOOKS_KEY = "audiollm_num_codebooks"
 """Our own key in config.json: a folder made for 8 of 32 codebooks loads with 8 everywhere."""
+
+
+class TransformersCodec(nn.Module):
+    """A codec of transformers with its first `num_codebooks` codebooks; subclasses encode and decode.
+
+    Args:
+        model: the codec, of the class `model_class`.
+        num_codebooks: the number to use; None: what the folder was saved with, else all.
+        available: the number that the model has.
+    """
+
+    model_class: ClassVar[Any]
+    model_type: ClassVar[str]
+    """`model_type` in the folder's `config.json`."""
+
+    def __init__(self, model: Any, num_codebooks: int | None, available: int) -> None:
+        super().__init__()
+        self.model: Any = model.eval()
+        self.num_codebooks = choose_num_codebooks(num_codebooks, model.config, available)
+
+    @property
+    def codebook_size(self) -> int:
+        return int(self.model.config.codebook_size)
+
+    @property
+    def sample_rate(self) -> int:
+        return int(self.model.config.sampling_rate)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `config.json` and `model.safetensors`, which transformers loads too."""
+        self.model.save_pretrained(folder)
+        record_num_codebooks(folder, self.num_codebooks)
+
+    @classmethod
+    def from_pretrained(cls: type[CodecT], folder: Path | str, num_codebooks: int | None = None) -> CodecT:
+        """Load a local Hugging Face folder of this `model_type`; use its first `num_codebooks` codebooks.
+
+        Raises:
+            ConfigError: nothing there, another kind of model, or missing weights.
+            ValueError: more codebooks than there are.
+        """
+        model = load_transformers(cls.model_class, open_folder(folder, cls.model_type))
+        return cls(model, num_codebooks)  # type: ignore[call-arg]
 
 
 def open_folder(folder: Path | str, model_type: str) -> Path:
@@ -65,7 +110,7 @@ def load_transformers(model_class: Any, folder: Path) -> Any:
 
 
 def choose_num_codebooks(asked: int | None, config: PreTrainedConfig, available: int) -> int:
-    """How many codebooks to use: what is asked, else what the folder was saved with, else all.
+    """The number of codebooks to use: what is asked, else what the folder was saved with, else all.
 
     Raises:
         ValueError: fewer than one, or more than there are.

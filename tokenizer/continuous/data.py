@@ -5,44 +5,39 @@ Shapes: B crops, C channels (left, right), N samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, load, probe, set_channels
-from audiollm.errors import BadSample
-from audiollm.files.set_aside import UNREADABLE
-from tokenizer.clips import DITHER, DRAWS, Clip
+from tokenizer.clips import DITHER, Clip, RandomClips
 
 PART_S = 20.0
 """Longer clips are taken in parts of this length, so that hours need no more memory than seconds."""
 GAIN_DB = 6.0
 
 
-class StereoStore:
+class StereoStore(RandomClips):
     """Stereo parts of clips at one sample rate, at their own level; about `cache_mb` of them stay in memory."""
 
     def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
-        self.sample_rate = sample_rate
-        self._unread: dict[str, str] = {}
-        self.parts = [part for clip in clips for part in self._parts_of(clip)]
-        self._ends_s = torch.tensor([_duration_s(part) for part in self.parts], dtype=torch.float64).cumsum(0)
+        parts, unread = [], {}
+        for clip in clips:
+            try:
+                parts += _parts(clip)
+            except AudioError as error:
+                unread[str(error.path)] = error.reason
+        super().__init__(parts, [_duration_s(part) for part in parts], sample_rate)
+        self._unread = unread
         part_mb = 2 * 4 * sample_rate * self.duration_s / max(1, len(self)) / 2**20
         self._load = lru_cache(max(1, int(cache_mb / max(part_mb, 1e-3))))(self._read)
 
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @property
-    def bad(self) -> list[BadSample]:
-        """What could not be read, at first or when it was drawn."""
-        return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
-
     @property
     def duration_s(self) -> float:
-        return float(self._ends_s[-1]) if self.parts else 0.0
+        """The sum over all parts; `PART_S` for one whose end is not known."""
+        return float(self._ends_s[-1]) if self.clips else 0.0
 
     def __getitem__(self, index: int) -> Tensor:
         """Samples `[2, N]`, float32.
@@ -52,44 +47,8 @@ class StereoStore:
         """
         return self._load(index)
 
-    def picked(self, most: int) -> Iterator[Tensor]:
-        """At most `most` parts, evenly picked; what cannot be read is left out."""
-        count = min(most, len(self))
-        for number in range(count):
-            try:
-                yield self[round(number * (len(self) - 1) / max(1, count - 1))]
-            except AudioError as error:
-                self._unread[str(error.path)] = error.reason
-
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A random part, drawn by duration: every second of audio is as likely as every other.
-
-        A part that cannot be read is named in `bad`, and another is drawn.
-
-        Raises:
-            AudioError: nearly none can be read.
-        """
-        for _ in range(DRAWS):
-            try:
-                return self._draw_once(generator)
-            except AudioError as error:
-                self._unread[str(error.path)] = failure = error.reason
-        raise AudioError(str(self.parts[0].path), f"and {DRAWS - 1} draws more cannot be read ({failure})")
-
-    def _draw_once(self, generator: torch.Generator) -> Tensor:
-        place_s = torch.rand((), generator=generator, dtype=torch.float64) * self.duration_s
-        index = int(torch.searchsorted(self._ends_s, place_s, right=True))
-        return self[min(index, len(self) - 1)]
-
-    def _parts_of(self, clip: Clip) -> list[Clip]:
-        try:
-            return _parts(clip)
-        except AudioError as error:
-            self._unread[str(error.path)] = error.reason
-            return []
-
     def _read(self, index: int) -> Tensor:
-        part = self.parts[index]
+        part = self.clips[index]
         waveform = load(part.path, part.start_s, part.end_s, sample_rate=self.sample_rate)
         # beyond stereo the first two channels are the front pair, in every usual order
         return set_channels(waveform.samples_CN[:2], 2)

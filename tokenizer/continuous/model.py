@@ -23,22 +23,24 @@ from torch.nn import functional
 from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.streaming import LatentStream, WaveformStream
+from tokenizer.quantizers.codebooks import at_least_float32
+from tokenizer.rates import VAE_HOP_SAMPLES, VAE_SAMPLE_RATE
 
 MODEL_TYPE = "audiollm_vae"
 CHANNELS, VIEWS = 2, 4
 DEVIATION_FLOOR = 1e-4
 PIECE_S = 10
-"""How much of a long waveform is looked at together."""
+"""Seconds of a long waveform that are encoded or decoded together."""
 
 
 @dataclass(frozen=True)
 class VAEConfig:
     """The shape of a VAE. The defaults of rate, hop and latent are those of Stable Audio Open and ThinkSound."""
 
-    sample_rate: int = 44_100
-    mel_hop_samples: int = 512
+    sample_rate: int = VAE_SAMPLE_RATE
+    mel_hop_samples: int = VAE_HOP_SAMPLES // 4
     stride: int = 4
-    n_fft: int = 2048
+    n_fft: int = VAE_HOP_SAMPLES
     num_mels: int = 128
     latent_dim: int = 64
     mel_hidden_size: int = 256
@@ -55,7 +57,7 @@ class VAEConfig:
         return self.mel_hop_samples * self.stride
 
     def shape(self, channels: int) -> AutoencoderShape:
-        """Of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
+        """The shape of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
         return AutoencoderShape(
             sample_rate=self.sample_rate,
             channels=channels,
@@ -71,15 +73,18 @@ class VAEConfig:
 
 
 class Posterior(NamedTuple):
-    """What a sound says of its latent: a normal distribution for every number of it, all independent."""
+    """The distribution of a sound's latent: independent normal distributions, one per number."""
 
     mean: Tensor
     log_variance: Tensor
-    """Of the same shape: `[D, T]` from `AudioVAE.encode_distribution`, `[B, T, D]` in training."""
+    """Log variance, shaped like the mean: `[D, T]` from `AudioVAE.encode_distribution`, `[B, T, D]` in training."""
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """A draw, made on the generator's device."""
-        noise = torch.randn(self.mean.shape, generator=generator, device=generator.device)
+        return self.at(torch.randn(self.mean.shape, generator=generator, device=generator.device))
+
+    def at(self, noise: Tensor) -> Tensor:
+        """The draw that standard normal numbers of the same shape make."""
         return self.mean + torch.exp(0.5 * self.log_variance) * noise.to(self.mean)
 
     def divergence(self) -> Tensor:
@@ -88,7 +93,7 @@ class Posterior(NamedTuple):
 
 
 class VAEOutput(NamedTuple):
-    """What a training forward returns."""
+    """The result of a training forward pass."""
 
     samples_BCN: Tensor
     posterior: Posterior
@@ -118,17 +123,17 @@ class AudioVAE(nn.Module):
 
     @property
     def latent_rate(self) -> float:
-        """Latent frames a second."""
+        """Latent frames per second."""
         return self.sample_rate / self.hop_samples
 
     @property
     def latent_dim(self) -> int:
         return self.config.latent_dim
 
-    def forward(self, samples_BCN: Tensor, generator: torch.Generator) -> VAEOutput:
-        """Reconstruct from a draw of the latent (training); N must be a multiple of the hop."""
+    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor) -> VAEOutput:
+        """Reconstruct from the draw of the latent that the noise makes (training); N must be a multiple of the hop."""
         posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
-        return VAEOutput(self.decoder(posterior.sample(generator)), posterior)
+        return VAEOutput(self.decoder(posterior.at(noise_BTD)), posterior)
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Stereo waveform `[2, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
@@ -263,7 +268,7 @@ def stereo_views(samples_CN: Tensor) -> Tensor:
 
 def _posterior(encoded_BTD: Tensor) -> Posterior:
     """The halves are mean and deviation, the latter as Stable Audio Open has it: softplus and a floor."""
-    mean, deviation = encoded_BTD.float().chunk(2, dim=-1)
+    mean, deviation = at_least_float32(encoded_BTD).chunk(2, dim=-1)
     return Posterior(mean, 2 * torch.log(functional.softplus(deviation) + DEVIATION_FLOOR))
 
 

@@ -1,7 +1,8 @@
-"""What the stage `train_vae` does."""
+"""The work of the stage `train_vae`. Called on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,17 @@ import torch
 
 from audiollm.audio import save
 from audiollm.devices import default_device
-from audiollm.errors import StageError
 from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import train
-from tokenizer.clips import find_clips
+from tokenizer.clips import find_training_clips
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig
-from tokenizer.continuous.settings import LATENT_RATE, TrainVAEConfig
+from tokenizer.continuous.settings import TrainVAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
+from tokenizer.rates import VAE_LATENT_RATE
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
 
@@ -28,35 +29,45 @@ MEASURED_CLIPS = 200
 
 
 def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
-    """Train, measure the latents, save to `model`, and write before/after examples of held-out clips."""
-    device = default_device()
+    """Train, measure the latents, save to `model`, and write before/after examples of held-out clips.
+
+    Every rank trains; the first one does the rest, and it alone writes.
+    """
+    device, ranks = default_device(), context.ranks
     shape = _shape(config)
-    clips = find_clips(config.audio)
-    if not clips.train or not clips.test:
-        raise StageError(
-            f"{config.audio} has no clips to train on or none to hold out",
-            "give a folder of two recordings or more, or the samples of `compose`",
-            2,
-        )
+    clips = find_training_clips(config.audio)
     stores = {
         "train": StereoStore(clips.train, shape.sample_rate),
         "test": StereoStore(clips.test, shape.sample_rate),
     }
-    step_s = required(config.batch_size) * config.crop_frames / LATENT_RATE
+    step_s = required(config.batch_size) * config.crop_frames / VAE_LATENT_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)
     model = AudioVAE(shape).to(device)
-    task = VAETask(model, stores["train"], stores["test"], _task_config(config))
+    task = VAETask(model, stores["train"], stores["test"], _task_config(config), ranks)
     loop = config.loop_config(steps, ema_decay=0.99, evaluations=8)
     figures = train(task, loop, context.folder, context, device)
-    model.measure_latents(stores["train"].picked(MEASURED_CLIPS))
-    figures |= evaluate_vae(model, stores["test"], ReconstructionLoss(model.sample_rate).to(device))
-    model.cpu().save_pretrained(context.folder / "model")
+    found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
+    if ranks.first:
+        figures |= _finish(model, stores, context.folder, device)
+        set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
+        set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
+        figures["set_aside"] = len(set_aside.rows)
+    ranks.barrier()
+    return figures
+
+
+def _finish(
+    model: AudioVAE, stores: Mapping[str, StereoStore], folder: Path, device: torch.device
+) -> dict[str, Any]:
+    """Measure the latents, evaluate, save and write the examples. Returns the figures."""
+    model.measure_latents(samples_CN for _, samples_CN in stores["train"].picked(MEASURED_CLIPS))
+    loss = ReconstructionLoss(model.sample_rate).to(device)
+    figures: dict[str, Any] = evaluate_vae(model, stores["test"], loss)
+    model.cpu().save_pretrained(folder / "model")
     figures["latent_rate"] = model.latent_rate
-    _write_examples(model, stores["test"], context.folder)
-    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
-    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
-    return {**figures, "set_aside": len(set_aside.rows)}
+    _write_examples(model, stores["test"], folder)
+    return figures
 
 
 def _shape(config: TrainVAEConfig) -> VAEConfig:
@@ -84,7 +95,7 @@ def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
 def _write_examples(model: AudioVAE, clips: StereoStore, folder: Path, count: int = 4) -> None:
     """Held-out clips before and after, for the report."""
     rows = []
-    for number, samples_CN in enumerate(clips.picked(count)):
+    for number, (_, samples_CN) in enumerate(clips.picked(count)):
         decoded_CN = model.decode(model.encode(samples_CN), num_samples=samples_CN.shape[1])
         row = {}
         for name, audio_CN in (("original", samples_CN), ("decoded", decoded_CN)):

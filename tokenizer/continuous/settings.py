@@ -1,4 +1,4 @@
-"""The stage `train_vae`: its settings, and what it makes."""
+"""Settings of the stage `train_vae`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pydantic import Field, model_validator
 from audiollm.recipe.stages import InputPath
 from audiollm.train.settings import TrainingConfig
 from tokenizer.training.settings import TokenizerSizeRule
-
-LATENT_RATE = 44_100 / 2048
-
 
 SIZES: dict[str, TokenizerSizeRule] = {
     "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3),
@@ -36,7 +33,7 @@ class TrainVAEConfig(TrainingConfig):
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 86 Hz and 21.5 Hz, decoder at 21.5 Hz and 86 Hz."""
     kl_weight: float = Field(1e-4, ge=0)
-    """Of the divergence in nats a frame, against the STFT distance in its own units."""
+    """Weight of the divergence (nats per frame) beside an STFT distance of weight 1."""
     adversary_share: float = Field(0.75, ge=0, le=1)
     """Share of the steps before the discriminators begin; 1 for none."""
 

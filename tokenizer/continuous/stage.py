@@ -1,4 +1,4 @@
-"""The stage `train_vae`: its plan, and what it makes."""
+"""The stage `train_vae` and its plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan, required
-from tokenizer.continuous.settings import LATENT_RATE, TrainVAEConfig
+from tokenizer.continuous.settings import TrainVAEConfig
+from tokenizer.rates import VAE_HOP_SAMPLES, VAE_LATENT_RATE
 
 
 def _train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
@@ -26,7 +27,9 @@ def vae_parameters(
     )
     inputs = 7 * 4 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
     strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
-    outputs = 2 * hidden + 2 * latent * (hidden + 1) + 2 * mel_hidden + 2 * 2050 * (mel_hidden + 1)
+    outputs = (
+        2 * hidden + 2 * latent * (hidden + 1) + 2 * mel_hidden + 2 * (VAE_HOP_SAMPLES + 2) * (mel_hidden + 1)
+    )
     return towers + inputs + strided + outputs
 
 
@@ -39,7 +42,7 @@ def _plan(config: TrainVAEConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     parameters = vae_parameters(mel_hidden, hidden, blocks, config.latent_dim)
     frames = required(config.batch_size) * config.crop_frames
     audio_s = max((plan.facts.get("audio_s", 0.0) for plan in plans.values()), default=0.0)
-    steps = config.steps_for(audio_s * LATENT_RATE / frames)
+    steps = config.steps_for(audio_s * VAE_LATENT_RATE / frames)
     widths = 4 * mel_hidden * (blocks[0] + blocks[3]) + hidden * (blocks[1] + blocks[2])
     return StagePlan(
         parameters=parameters,
@@ -56,6 +59,7 @@ TRAIN_VAE = Stage(
     config=TrainVAEConfig,
     run=_train_vae,
     artifacts={"checkpoint": "model", "examples": "examples.json"},
+    all_ranks=True,
     help="train the continuous 44.1 kHz stereo autoencoder from scratch",
     plan=_plan,
 )

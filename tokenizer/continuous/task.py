@@ -16,10 +16,12 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.continuous.data import StereoStore, stereo_crops
 from tokenizer.continuous.model import CHANNELS, AudioVAE, stereo_views
+from tokenizer.quantizers.codebooks import all_rows
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import WINDOWS, ReconstructionLoss
+from tokenizer.training.share import BatchShare
 from tokenizer.training.task import OUTPUT_WEIGHTS
 
 ACTIVE_VARIANCE = 0.01
@@ -28,13 +30,13 @@ ACTIVE_VARIANCE = 0.01
 
 @dataclass(frozen=True)
 class VAETaskConfig:
-    """What the loss is made of."""
+    """Batch, phases and loss weights of a training."""
 
     seed: int
     batch_size: int
     crop_frames: int
     kl_weight: float = 1e-4
-    """Of the divergence (nats a frame) against the STFT distance in its own units; Stable Audio Open's."""
+    """Weight of the divergence (nats per frame) beside an STFT distance of weight 1; Stable Audio Open's."""
     adversary_share: float = 0.75
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
@@ -45,14 +47,24 @@ class VAETaskConfig:
 class VAETask:
     """A `Task` of the training loop: the VAE, its discriminators, and the balancer between its losses."""
 
-    def __init__(self, model: AudioVAE, train: StereoStore, test: StereoStore, config: VAETaskConfig) -> None:
+    def __init__(
+        self,
+        model: AudioVAE,
+        train: StereoStore,
+        test: StereoStore,
+        config: VAETaskConfig,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.model, self.config = model, config
+        self._wrapped: nn.Module = model
+        self._share = BatchShare(config.batch_size, ranks)
+        self._share.check()
         self._train, self._test = train, test
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
         stereo = replace(config.discriminators, audio_channels=CHANNELS)
-        self._adversary = Adversary(stereo, self._device)
+        self._adversary = Adversary(stereo, self._device, self._share)
 
     def modules(self) -> dict[str, nn.Module]:
         return {
@@ -65,31 +77,39 @@ class VAETask:
         return {"main": ["vae"], "discriminator": ["discriminators"]}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
-        """One process alone trains a VAE, so its modules come unwrapped."""
+        self._wrapped = modules["vae"]
+        self._adversary.adopt(modules)
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
-        length = self.config.crop_frames * self.model.hop_samples
-        return stereo_crops(self._train, self.config.batch_size, length, generator).to(self._device)
+        """This rank's rows `[B, 2, N]`. Every rank draws the global batch: where one part ends decides the next."""
+        config, dice = self.config, step_generator(self.config.seed, step, "batch")
+        length = config.crop_frames * self.model.hop_samples
+        crops_BCN = stereo_crops(self._train, config.batch_size, length, dice)
+        return crops_BCN[self._share.rows].to(self._device)
 
     def updates(self, batch_BCN: Tensor, step: int, steps: int) -> Iterator[Update]:
         adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "vae")
-        made_BCN, posterior = self.model(batch_BCN, dice)
+        shape_BTD = (self.config.batch_size, self.config.crop_frames, self.model.latent_dim)
+        noise_BTD = torch.randn(shape_BTD, generator=dice)[self._share.rows]
+        made_BCN, posterior = self._wrapped(batch_BCN, noise_BTD.to(self._device))
         losses = self._output_losses(made_BCN, batch_BCN, dice)
         if adversary:
             losses |= self._adversary.losses(made_BCN, batch_BCN)
         loss = self._balancer.balance(losses, made_BCN)
-        kl = posterior.divergence().sum(dim=2).mean()
+        kl = self._share.part(posterior.divergence().sum(dim=2).mean())
         loss = loss + self._kl_factor(losses) * kl
-        figures: Figures = {key: value.detach() for key, value in losses.items()}
-        figures["kl"] = kl.detach()
-        figures["channels_active"] = _share_active(posterior.mean.detach().flatten(0, 1))
+        figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
+        figures["kl"] = self._share.figure(kl)
+        figures["channels_active"] = _share_active(all_rows(posterior.mean.detach().flatten(0, 1)))
         yield Update(loss, figures)
         if adversary:
             yield self._adversary.update(made_BCN, batch_BCN)
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Distances on held-out clips, by channel and by mid and side, and the latents' divergence."""
+        """Distances on held-out clips (by channel, mid and side) and the divergence; on the first rank alone."""
+        if not self._share.ranks.first:
+            return {}
         return evaluate_vae(self.model, self._test, self._loss)
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
@@ -107,7 +127,8 @@ class VAETask:
         scales = [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
         losses: dict[str, Tensor] = self._loss(_rows(made_BCN), _rows(real_BCN), scales)
         losses["waveform"] = functional.l1_loss(made_BCN, real_BCN)
-        return {name: loss for name, loss in losses.items() if name in self.config.output_weights}
+        weights = self.config.output_weights
+        return {name: self._share.part(loss) for name, loss in losses.items() if name in weights}
 
     def _kl_factor(self, losses: Mapping[str, Tensor]) -> Tensor:
         """The balancer divides the STFT distance by the norm of its gradient and gives it a share: so here."""
@@ -128,7 +149,7 @@ def evaluate_vae(
     """
     rows: list[dict[str, float]] = []
     means = []
-    for samples_CN in clips.picked(most):
+    for _, samples_CN in clips.picked(most):
         samples_CN = samples_CN.to(model.latent_mean_D.device)
         posterior = model.encode_distribution(samples_CN)
         decoded_CN = model.decode(posterior.mean, num_samples=samples_CN.shape[1])

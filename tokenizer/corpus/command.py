@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from tokenizer.corpus.encoding import Advance, Coding, Corpus
 
 TOKENIZE_RECORD, DETOKENIZE_RECORD = "tokenize.json", "detokenize.json"
-SHOWN = 5
+MAX_PRINTED_ROWS = 5
 """Rows of `set_aside.jsonl` that are also printed."""
 
 
 class SoundFormat(str, Enum):
-    """What `detokenize` writes, 16 bits a sample."""
+    """File formats of `detokenize`, 16 bits per sample."""
 
     FLAC = "flac"
     WAV = "wav"
@@ -223,7 +223,7 @@ class CorpusInputs:
 
 
 def read_inputs(given: Sequence[str]) -> CorpusInputs:
-    """What the arguments of `tokenize` name, in their order.
+    """The inputs that the arguments of `tokenize` name, in their order.
 
     Raises:
         ConfigError: nothing is there, or a list that cannot be read.
@@ -287,7 +287,7 @@ def _corpus(given: Sequence[str], console: Console) -> Corpus:
 
 
 def _begun(out: Path) -> dict[str, Any] | None:
-    """What an earlier attempt noted in `out`.
+    """The record that an earlier attempt left in `out`.
 
     Raises:
         ConfigError: shards that are not this command's.
@@ -373,7 +373,7 @@ def _warn_of_long(codec: Codec, corpus: Corpus, console: Console) -> None:
 
 
 def _print_set_aside(rows: Sequence[Row], out: Path, console: Console) -> None:
-    for row in rows[:SHOWN]:
+    for row in rows[:MAX_PRINTED_ROWS]:
         text = f"set aside  {row['place']}: {row['reason']}"
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if rows:

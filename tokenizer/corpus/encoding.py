@@ -39,7 +39,7 @@ from audiollm.files.set_aside import UNREADABLE, Row, SetAside, read_set_aside, 
 LONG_S = 600.0
 """Longer audio does not go unnoticed into a codec that takes a clip only as a whole."""
 SHARD_S = 3600.0
-"""About as much audio goes into a shard by default: the most that a kill can cost."""
+"""Seconds of audio per shard by default: a kill loses at most this much work."""
 PEAK = 0.99
 CODED_AUDIO = "coded_audio"
 """The key of a sample's metadata that holds a `CodedAudio` for each audio part."""
@@ -58,18 +58,18 @@ class StreamingCodec(Protocol):
 
 
 class CodedAudio(BaseModel):
-    """What is known of an audio part beside its codes."""
+    """Facts about an audio part that are stored beside its codes."""
 
     path: str
     num_samples: int = Field(gt=0)
     """At the codec's rate."""
     gain_db: float = Field(0.0, ge=-300, le=300, allow_inf_nan=False)
-    """What was done to the level before encoding; decoding undoes it."""
+    """Gain applied before encoding; decoding undoes it."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How a corpus is encoded.
+    """Settings of encoding a corpus.
 
     Args:
         codec: the codec's folder.
@@ -84,7 +84,7 @@ class Coding:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is to be encoded: samples, their durations as far as headers tell, and what is none."""
+    """Samples to encode, their durations as far as headers tell, and inputs that are no samples."""
 
     samples: Sequence[Sample]
     durations_s: Sequence[float]
@@ -221,7 +221,7 @@ def _write_vectors(path: Path, codec: Codec, coding: Coding) -> None:
 
 
 def _facts(codec: Codec, coding: Coding) -> dict[str, Any]:
-    """What the index says of the codec."""
+    """The codec's facts as the index records them."""
     return {
         "frame_rate": codec.frame_rate,
         "num_codebooks": coding.num_codebooks or codec.num_codebooks,
@@ -336,7 +336,7 @@ def _encode_in_processes(
 
 
 _worker: tuple[Codec, Coding]
-"""What a worker process works with; set once, at its start."""
+"""State of a worker process, set once at its start."""
 
 
 def _start_worker(coding: Coding) -> None:

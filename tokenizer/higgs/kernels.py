@@ -1,4 +1,4 @@
-"""What the fast path is made of: signals computed a span at a time.
+"""Kernels of the fast path: signals are computed a span at a time.
 
 On a CPU the 24 kHz layers of the encoder are bound by memory, not by arithmetic: one activation of ten seconds
 is 60 MB, and every elementwise pass over it leaves the caches. So a stack of layers is run on a few thousand steps

@@ -99,7 +99,7 @@ class HiggsTokenizer(nn.Module):
         return self
 
     def codebooks_for(self, bandwidth_kbps: float) -> int:
-        """How many codebooks a bandwidth of `config.target_bandwidths` affords.
+        """The number of codebooks that a bandwidth of `config.target_bandwidths` affords.
 
         Raises:
             ValueError: another bandwidth.
@@ -138,7 +138,7 @@ class HiggsTokenizer(nn.Module):
         return TokenizerOutput(decoded_B1N[:, 0], latent_BFD, codes_BKF, commitment, semantic)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
-        """What is quantized, `[B, F, D]`."""
+        """The latent before quantization, `[B, F, D]`."""
         return self._fuse(samples_BN, self._teacher(samples_BN))
 
     @torch.no_grad()

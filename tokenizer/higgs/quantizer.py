@@ -6,13 +6,22 @@ Shapes: B batch, F frames, S vectors, D latent dimension, E codebook dimension, 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.quantizers.codebooks import Quantized, alive_share, kmeans, level_counts, usage_perplexity
+from tokenizer.quantizers.codebooks import (
+    Quantized,
+    alive_share,
+    all_rows,
+    copy_from_rank_0,
+    kmeans,
+    level_counts,
+    sum_over_ranks,
+    usage_perplexity,
+)
 
-DECAY = 0.99
-SMOOTHING = 1e-5
+EMA_DECAY = 0.99
+CLUSTER_SIZE_SMOOTHING = 1e-5
 
 
 class Codebook(nn.Module):
@@ -42,13 +51,16 @@ class Codebook(nn.Module):
     def follow(self, x_SE: Tensor, codes_S: Tensor) -> None:
         """One step of the exponential mean, over all ranks."""
         counts_V, sums_VE = totals(x_SE, codes_S, len(self.embed))
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(counts_V)
-            distributed.all_reduce(sums_VE)
-        self.cluster_size.lerp_(counts_V, 1 - DECAY)
-        self.embed_avg.lerp_(sums_VE, 1 - DECAY)
+        sum_over_ranks(counts_V)
+        sum_over_ranks(sums_VE)
+        self.cluster_size.lerp_(counts_V, 1 - EMA_DECAY)
+        self.embed_avg.lerp_(sums_VE, 1 - EMA_DECAY)
         total = self.cluster_size.sum()
-        smooth_V = (self.cluster_size + SMOOTHING) / (total + len(counts_V) * SMOOTHING) * total
+        smooth_V = (
+            (self.cluster_size + CLUSTER_SIZE_SMOOTHING)
+            / (total + len(counts_V) * CLUSTER_SIZE_SMOOTHING)
+            * total
+        )
         self.embed.copy_(self.embed_avg / smooth_V[:, None])
 
     @torch.no_grad()
@@ -129,6 +141,8 @@ class HiggsQuantizer(nn.Module):
             total_BFD = total_BFD + quantized_BFD * counted_B[:, None, None]
             residual_BFD = residual_BFD - quantized_BFD
             codes.append(codes_BF)
+        if self.training:
+            used = sum_over_ranks(used)
         return Quantized(total_BFD, torch.stack(codes, dim=1), distance / used.clamp_min(1))
 
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
@@ -141,7 +155,7 @@ class HiggsQuantizer(nn.Module):
 
     @torch.no_grad()
     def _fit(self, latent_SD: Tensor, generator: torch.Generator, iterations: int, anew: bool) -> None:
-        residual_SD = latent_SD.float()
+        residual_SD = all_rows(latent_SD.float())
         for level in self.levels():
             x_SE, book = level.project_in(residual_SD), level.codebook
             start_VE = None if anew else book.embed.clone()
@@ -149,11 +163,12 @@ class HiggsQuantizer(nn.Module):
             book.place(torch.arange(len(book.embed), device=x_SE.device), vectors_VE)
             book.inited.fill_(1)
             residual_SD = residual_SD - level.decode(book.nearest(x_SE))
+        copy_from_rank_0(self.buffers())
 
     @torch.no_grad()
     def revive(self, latent_BFD: Tensor, generator: torch.Generator, threshold: float = 0.05) -> int:
         """Move codes used less than `threshold` times the mean onto residuals of this batch; returns how many."""
-        residual_SD, revived = latent_BFD.flatten(0, 1).float(), 0
+        residual_SD, revived = all_rows(latent_BFD.flatten(0, 1).float()), 0
         with torch.autocast(latent_BFD.device.type, enabled=False):  # codebooks are float32
             for level in self.levels():
                 x_SE, book = level.project_in(residual_SD), level.codebook
@@ -163,6 +178,7 @@ class HiggsQuantizer(nn.Module):
                 picked = torch.randint(len(x_SE), (len(dead),), generator=generator).to(x_SE.device)
                 book.place(dead, x_SE[picked], usage)
                 revived += len(dead)
+        copy_from_rank_0(self.buffers())
         return revived
 
     def alive_K(self, threshold: float = 0.05) -> Tensor:
@@ -178,6 +194,6 @@ class HiggsQuantizer(nn.Module):
 
 
 def totals(x_SE: Tensor, codes_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """How many vectors have each code, `[V]`, and their sums, `[V, E]`."""
+    """The number of vectors with each code `[V]`, and their sums `[V, E]`."""
     counts_V = torch.bincount(codes_S, minlength=size).to(x_SE.dtype)
     return counts_V, x_SE.new_zeros(size, x_SE.shape[1]).index_add_(0, codes_S, x_SE)

@@ -55,7 +55,7 @@ class AutoencoderShape:
 
     @property
     def context_samples(self) -> int:
-        """What the encoder sees beyond a frame on each side, apart from what it carries."""
+        """Context that the encoder sees beyond a frame on each side, apart from the state it carries."""
         return (self.n_fft - self.mel_hop_samples) // 2 + MEL_CONTEXT * self.mel_hop_samples
 
 

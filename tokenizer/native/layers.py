@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tokenizer.native.linear import Linear
+from tokenizer.quantizers.codebooks import at_least_float32
 
 
 def frame(samples_BN: Tensor, window_samples: int, hop_samples: int) -> Tensor:
@@ -67,12 +68,14 @@ class LogMel(nn.Module):
     def valid(self, samples_BN: Tensor) -> Tensor:
         """The frames that lie wholly in the samples: `[B, (N - n_fft) / hop + 1, M]`."""
         with torch.autocast(samples_BN.device.type, enabled=False):
-            mel_BTM = magnitudes(samples_BN.float(), self.window_W, self.hop_samples) @ self.filters_FM
+            mel_BTM = (
+                magnitudes(at_least_float32(samples_BN), self.window_W, self.hop_samples) @ self.filters_FM
+            )
             return torch.log(mel_BTM.clamp_min(1e-4))
 
 
 Carry = dict[nn.Module, Tensor]
-"""What each causal layer keeps of the frames before, when a sequence is processed piece by piece."""
+"""State that each causal layer keeps of earlier frames when a sequence is processed piece by piece."""
 
 
 class TimeConv(nn.Conv2d):
@@ -186,7 +189,7 @@ class InverseSTFTHead(nn.Module):
 
     def _frames(self, x_BTC: Tensor) -> Tensor:
         """Windowed frames, `[B * channels, T, W]`."""
-        parts_BTXF = self.project(x_BTC).float().unflatten(2, (self.channels, self.n_fft + 2))
+        parts_BTXF = at_least_float32(self.project(x_BTC)).unflatten(2, (self.channels, self.n_fft + 2))
         magnitude, phase = parts_BTXF.transpose(1, 2).flatten(0, 1).chunk(2, dim=2)
         spectrum = torch.polar(torch.exp(magnitude.clamp_max(6.0)), phase)
         return torch.fft.irfft(spectrum, n=self.n_fft) * self.window_W

@@ -21,6 +21,7 @@ from tokenizer.native.layers import ConvNeXtBlock
 from tokenizer.native.semantic import semantic_loss
 from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
 from tokenizer.quantizers.residual import QUANTIZERS
+from tokenizer.rates import CODEBOOK_SIZE, HOP_SAMPLES, NUM_CODEBOOKS, SAMPLE_RATE
 
 MODEL_TYPE = "audiollm_tokenizer"
 DECODE_FRAMES = 128
@@ -31,13 +32,13 @@ DECODE_FRAMES = 128
 class TokenizerConfig:
     """The shape of a tokenizer. The defaults of rate, codebooks and size are the published 2 kbps."""
 
-    sample_rate: int = 24_000
-    mel_hop_samples: int = 240
+    sample_rate: int = SAMPLE_RATE
+    mel_hop_samples: int = HOP_SAMPLES // 4
     stride: int = 4
-    n_fft: int = 960
+    n_fft: int = HOP_SAMPLES
     num_mels: int = 100
-    num_codebooks: int = 8
-    codebook_size: int = 1024
+    num_codebooks: int = NUM_CODEBOOKS
+    codebook_size: int = CODEBOOK_SIZE
     latent_dim: int = 64
     """Dimension of a code vector. With `split_rvq` the latent is twice as wide: semantic, then acoustic."""
     quantizer: str = "rvq"
@@ -59,7 +60,7 @@ class TokenizerConfig:
 
     @property
     def shape(self) -> AutoencoderShape:
-        """Of the encoder and the decoder."""
+        """The shape of the encoder and the decoder."""
         return AutoencoderShape(
             sample_rate=self.sample_rate,
             channels=1,
@@ -75,7 +76,7 @@ class TokenizerConfig:
 
 
 class TokenizerOutput(NamedTuple):
-    """What a training forward returns."""
+    """The result of a training forward pass."""
 
     samples_BN: Tensor
     latent_BTD: Tensor
@@ -83,7 +84,7 @@ class TokenizerOutput(NamedTuple):
     codes_BKT: Tensor | None
     commitment: Tensor
     semantic: Tensor | None
-    """Loss of what the codes say of the teacher's features; None without a teacher."""
+    """Loss of predicting the teacher's features from the codes; None without a teacher."""
 
 
 class SemanticHead(nn.Module):
@@ -145,7 +146,7 @@ class AudioTokenizer(nn.Module):
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
-        """What makes up each codebook, as it is stored."""
+        """The stored tensors of each codebook."""
         return self.quantizer.codebook_tensors
 
     def forward(

@@ -120,7 +120,7 @@ class WaveformStream:
 
 
 class StreamedTokenizer(Protocol):
-    """What the streams need of a tokenizer."""
+    """The interface of a tokenizer that the streams use."""
 
     config: Any
     quantizer: Any

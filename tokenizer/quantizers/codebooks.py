@@ -1,15 +1,16 @@
-"""What the quantizers share: their result, nearest vectors, k-means, use of the codes, sums over ranks.
+"""Functions that the quantizers share: nearest vectors, k-means, use of the codes, sums over ranks.
 
 Shapes: B batch, D vector dimension, T frames, S vectors, K codebooks, V codebook size, P picked rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 SAMPLES_PER_CODE = 64
 """More vectors than this for each code change a k-means start little and cost time in proportion."""
@@ -18,17 +19,19 @@ DISTANCES_AT_ONCE = 2**24
 
 
 class Quantized(NamedTuple):
-    """What a quantizer returns."""
+    """The result of a quantizer."""
 
     latent_BTD: Tensor
     """The quantized latent, exactly the decoded codes, with straight-through gradients to the input."""
     codes_BKT: Tensor
     commitment: Tensor
-    """Mean squared distance of a level's residual to its code vector, over the (frame, level) pairs used."""
+    """Mean squared distance of a level's residual to its code vector, over the (frame, level) pairs used.
+
+    In training on several ranks: this rank's part of the mean over all ranks' pairs; the parts add up to it."""
 
 
 def level_counts(num_codebooks: int | Tensor | None, batch: int, total: int) -> tuple[Tensor, int]:
-    """How many levels each item uses, int64 `[B]`, and how many to compute.
+    """The number of levels that each item uses, int64 `[B]`, and the number to compute.
 
     A number is for the whole batch; a tensor has one number an item (0 for none); None is all levels.
 
@@ -115,7 +118,7 @@ def nearest_codes(x_SD: Tensor, vectors_VD: Tensor) -> Tensor:
 def cluster_sums(
     x_SD: Tensor, codes_S: Tensor, size: int, counted_S: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How many vectors chose each code, `[V]`, and their sums `[V, D]`; only those with `counted_S`."""
+    """The number of vectors that chose each code `[V]`, and their sums `[V, D]`; only those with `counted_S`."""
     weight_S = torch.ones_like(x_SD[:, 0]) if counted_S is None else counted_S.to(x_SD.dtype)
     weighed_SD = x_SD if counted_S is None else x_SD * weight_S[:, None]
     counts_V = x_SD.new_zeros(size).index_add_(0, codes_S, weight_S)
@@ -189,14 +192,14 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def copy_from_rank_0(tensors: Iterable[Tensor]) -> None:
-    """What rank 0 has, on every rank, in place: equal inputs alone do not give equal sums on a GPU."""
+    """Broadcast rank 0's tensors in place: equal inputs alone do not give equal sums on a GPU."""
     if is_distributed():
         for tensor in tensors:
             distributed.broadcast(tensor, src=0)
 
 
 def place_among_ranks(x_SD: Tensor) -> tuple[int, int]:
-    """Where this rank's rows begin in those of all ranks (rank 0's first), and how many all are."""
+    """The index of this rank's first row among the rows of all ranks (rank 0's first), and the total."""
     if not is_distributed():
         return 0, len(x_SD)
     sizes = torch.zeros(distributed.get_world_size(), dtype=torch.long, device=x_SD.device)
@@ -214,6 +217,14 @@ def rows_of_all_ranks(x_SD: Tensor, picked_P: Tensor, start: int) -> Tensor:
     return sum_over_ranks(rows_PD)
 
 
+def all_rows(x_SD: Tensor) -> Tensor:
+    """The rows of all ranks, rank 0's first, on every rank."""
+    if not is_distributed():
+        return x_SD
+    start, total = place_among_ranks(x_SD)
+    return rows_of_all_ranks(x_SD, torch.arange(total), start)
+
+
 def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """At most `SAMPLES_PER_CODE` latents a code, drawn from all ranks, the same on each.
 
@@ -225,3 +236,31 @@ def sample_of_all_ranks(latent_SD: Tensor, size: int, generator: torch.Generator
         raise ValueError("initialize needs latents, and got none: give at least one batch of audio")
     picked_P = draw_indices(total, min(total, SAMPLES_PER_CODE * size), generator)
     return rows_of_all_ranks(at_least_float32(latent_SD), picked_P, start)
+
+
+class ResidualLevels(nn.Module, ABC):
+    """Base of the residual quantizers: a latent is the sum of its levels' code vectors."""
+
+    usage_KV: Tensor
+    """Moving average of the number of vectors that chose each code."""
+
+    @property
+    @abstractmethod
+    def vectors_KVD(self) -> Tensor:
+        """The vector of every code."""
+
+    def decode(self, codes_BKT: Tensor) -> Tensor:
+        """Codes of the first K' levels to the latent `[B, T, D]`."""
+        vectors_KVD = self.vectors_KVD
+        latent_BTD = vectors_KVD[0][codes_BKT[:, 0]]
+        for level in range(1, codes_BKT.shape[1]):
+            latent_BTD = latent_BTD + vectors_KVD[level][codes_BKT[:, level]]
+        return latent_BTD
+
+    def alive_K(self, threshold: float = 0.05) -> Tensor:
+        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
+        return alive_share(self.usage_KV, threshold)
+
+    def ema_perplexity_K(self) -> Tensor:
+        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
+        return usage_perplexity(self.usage_KV)

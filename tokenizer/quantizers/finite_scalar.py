@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from tokenizer.quantizers.codebooks import (
     Quantized,
-    alive_share,
+    ResidualLevels,
     copy_from_rank_0,
     level_counts,
     sample_of_all_ranks,
     spread_over_frames,
     sum_over_ranks,
-    usage_perplexity,
 )
 
 MARGIN = 1e-3
@@ -31,7 +30,7 @@ FEWEST_STEPS, MOST_STEPS = 3, 8
 """Values of a channel; the paper uses 3 to 8."""
 
 
-class FiniteScalarQuantizer(nn.Module):
+class FiniteScalarQuantizer(ResidualLevels):
     """K levels, each rounding a projection of what the ones before left over; a `Quantizer`.
 
     Straight-through gradients train the projections and pass through them to the latent; the commitment
@@ -50,7 +49,6 @@ class FiniteScalarQuantizer(nn.Module):
         self.inward = nn.ModuleList(nn.Linear(dim, len(steps)) for _ in range(num_codebooks))
         self.outward = nn.ModuleList(nn.Linear(len(steps), dim) for _ in range(num_codebooks))
         self.register_buffer("usage_KV", torch.ones(num_codebooks, codebook_size))
-        self.usage_KV: Tensor
 
     @property
     def vectors_KVD(self) -> Tensor:
@@ -86,6 +84,7 @@ class FiniteScalarQuantizer(nn.Module):
             codes.append(codes_S.reshape(batch, frames))
         if self.training:
             self._update(chosen_KV)
+            pairs = sum_over_ranks(pairs)
         codes_BKT = torch.stack(codes[:levels], dim=1)
         return Quantized(total_SD.reshape(batch, frames, dim), codes_BKT, distance / pairs.clamp_min(1))
 
@@ -102,14 +101,6 @@ class FiniteScalarQuantizer(nn.Module):
             residual_SD = residual_SD - code_SD
             codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
         return torch.stack(codes, dim=1)
-
-    def decode(self, codes_BKT: Tensor) -> Tensor:
-        """Codes of the first K' levels to the latent `[B, T, D]`."""
-        vectors_KVD = self.vectors_KVD
-        latent_BTD = vectors_KVD[0][codes_BKT[:, 0]]
-        for level in range(1, codes_BKT.shape[1]):
-            latent_BTD = latent_BTD + vectors_KVD[level][codes_BKT[:, level]]
-        return latent_BTD
 
     @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator) -> None:
@@ -138,14 +129,6 @@ class FiniteScalarQuantizer(nn.Module):
     ) -> int:
         """Always 0: a grid point has no vector of its own that could be moved, or could die."""
         return 0
-
-    def alive_K(self, threshold: float = 0.05) -> Tensor:
-        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
-        return alive_share(self.usage_KV, threshold)
-
-    def ema_perplexity_K(self) -> Tensor:
-        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
-        return usage_perplexity(self.usage_KV)
 
     def _level(self, level: int, residual_SD: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(residual_SD.device.type, enabled=False):

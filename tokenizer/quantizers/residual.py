@@ -1,4 +1,4 @@
-"""Residual vector quantization with EMA codebooks that revives dead codes for real, whole or split in two.
+"""Residual vector quantization with EMA codebooks and replacement of dead codes, whole or split in two.
 
 Shapes: B batch, D latent dimension, T frames, S vectors, K codebooks, V codebook size.
 """
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tokenizer.quantizers.codebooks import (
     Quantized,
+    ResidualLevels,
     Search,
-    alive_share,
     at_least_float32,
     cluster_sums,
     copy_from_rank_0,
@@ -31,7 +31,6 @@ from tokenizer.quantizers.codebooks import (
     search_of,
     spread_over_frames,
     sum_over_ranks,
-    usage_perplexity,
 )
 from tokenizer.quantizers.finite_scalar import FiniteScalarQuantizer
 
@@ -50,7 +49,7 @@ MIN_USAGE = 1e-5
 
 
 class Quantizer(Protocol):
-    """What every entry of `QUANTIZERS` is, beside an `nn.Module`.
+    """The interface of every entry of `QUANTIZERS`, which is also an `nn.Module`.
 
     Under several ranks, forwards in training mode, `initialize` and `revive` are collective: every rank calls
     them, with generators in the same state, and all end with the codebooks of one rank on the whole batch.
@@ -82,7 +81,7 @@ class Quantizer(Protocol):
 
     @property
     def codebook_tensors(self) -> list[list[Tensor]]:
-        """What makes up each codebook's vectors, exact on any machine."""
+        """The stored tensors from which each codebook's vectors follow, exact on any machine."""
 
     def encode(self, pieces_BTD: Sequence[Tensor], num_codebooks: int | None = None) -> list[Tensor]:
         """Codes `[B, K, T]` of latents, every piece with arithmetic of its own shape; nothing is updated."""
@@ -116,7 +115,7 @@ class Quantizer(Protocol):
         """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
 
 
-class ResidualVectorQuantizer(nn.Module):
+class ResidualVectorQuantizer(ResidualLevels):
     """K codebooks of V vectors, each quantizing what the ones before left over; a `Quantizer`.
 
     The EMA state (`embed_sum`, `usage`) is what is learned; the vectors are their ratio, so a revived code
@@ -131,7 +130,6 @@ class ResidualVectorQuantizer(nn.Module):
         self.register_buffer("embed_sum_KVD", torch.randn(num_codebooks, codebook_size, dim))
         self.register_buffer("usage_KV", torch.ones(num_codebooks, codebook_size))
         self.embed_sum_KVD: Tensor
-        self.usage_KV: Tensor
 
     @property
     def vectors_KVD(self) -> Tensor:
@@ -170,6 +168,7 @@ class ResidualVectorQuantizer(nn.Module):
             codes.append(codes_S.reshape(batch, frames))
         if self.training:
             self._update(chosen_KV, sums_KVD)
+            pairs = sum_over_ranks(pairs)
         # no levels, no gradient: what the decoder got does not depend on that latent
         passed_SD = (latent_SD - latent_SD.detach()) * (counts_S > 0)[:, None]
         quantized_BTD = (total_SD + passed_SD).reshape(batch, frames, dim)
@@ -189,14 +188,6 @@ class ResidualVectorQuantizer(nn.Module):
             residual_SD = residual_SD - search.vectors_VD[codes_S]
             codes.append(codes_S.unflatten(0, latent_BTD.shape[:2]))
         return torch.stack(codes, dim=1)
-
-    def decode(self, codes_BKT: Tensor) -> Tensor:
-        """Codes of the first K' levels to the latent `[B, T, D]`."""
-        vectors_KVD = self.vectors_KVD
-        latent_BTD = vectors_KVD[0][codes_BKT[:, 0]]
-        for level in range(1, codes_BKT.shape[1]):
-            latent_BTD = latent_BTD + vectors_KVD[level][codes_BKT[:, level]]
-        return latent_BTD
 
     @torch.no_grad()
     def initialize(self, latent_SD: Tensor, generator: torch.Generator, iterations: int = 12) -> None:
@@ -257,14 +248,6 @@ class ResidualVectorQuantizer(nn.Module):
             revived += len(dead_P)
         return revived
 
-    def alive_K(self, threshold: float = 0.05) -> Tensor:
-        """Share of each codebook used at least `threshold` times the mean, by the EMA of use."""
-        return alive_share(self.usage_KV, threshold)
-
-    def ema_perplexity_K(self) -> Tensor:
-        """Perplexity of each codebook by the EMA of use: 1 is collapsed, V is even use."""
-        return usage_perplexity(self.usage_KV)
-
     @torch.no_grad()
     def _update(self, chosen_KV: Tensor, sums_KVD: Tensor) -> None:
         """EMA of the statistics of all ranks; a level that no frame used stays as it is.
@@ -315,8 +298,9 @@ class SplitResidualQuantizer(nn.Module):
         counts_S, real_S = spread_over_frames(counts_B, mask_BT, latent_BTD)
         semantic = self.semantic(semantic_BTD, counts_B.clamp(max=1), mask_BT)
         acoustic = self.acoustic(acoustic_BTD, (counts_B - 1).clamp(min=0), mask_BT)
-        semantic_pairs = (real_S & (counts_S > 0)).sum()
-        pairs = (counts_S * real_S).sum()
+        semantic_pairs, pairs = (real_S & (counts_S > 0)).sum(), (counts_S * real_S).sum()
+        if self.training:  # as in each half, whose commitment is a part of the mean over all ranks
+            semantic_pairs, pairs = sum_over_ranks(torch.stack([semantic_pairs, pairs])).unbind()
         distance = semantic.commitment * semantic_pairs + acoustic.commitment * (pairs - semantic_pairs)
         return Quantized(
             torch.cat([semantic.latent_BTD, acoustic.latent_BTD], dim=-1),

@@ -17,14 +17,13 @@ from audiollm.audio import resample
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE
 from audiollm.files.tensors import check_tensors
+from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 
-SAMPLE_RATE = 24_000
-FRAME_RATE = 25
 USUAL_RATE = 16_000
 
 
 class Timing(NamedTuple):
-    """How a model's frames lie on its input, so that `merge` of them are centred on a 25 Hz frame."""
+    """The position of a model's frames on its input, so that `merge` of them are centred on a 25 Hz frame."""
 
     left_samples: int
     right_samples: int

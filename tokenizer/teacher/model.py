@@ -25,12 +25,10 @@ from audiollm.files.json_files import read_json_file
 from audiollm.models.pretrained import load_model, made_of, model_folder, save_model
 from tokenizer.native.layers import LogMel
 from tokenizer.quantizers.residual import nearest_codes
+from tokenizer.rates import FRAME_RATE, HOP_SAMPLES, SAMPLE_RATE
 from tokenizer.teacher.huggingface import HuggingFaceEncoder
 
 MODEL_TYPE = "audiollm_mel_unit_teacher"
-SAMPLE_RATE = 24_000
-FRAME_RATE = 25
-HOP_SAMPLES = SAMPLE_RATE // FRAME_RATE
 
 Layer = int | Literal["mean"]
 
@@ -223,7 +221,7 @@ class MelUnitEncoder(nn.Module):
         return logits.unflatten(2, (self.config.units_per_frame, -1))
 
     def unit_features(self, mel_BLM: Tensor) -> Tensor:
-        """What units are clusters of, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.
+        """The features that are clustered to units, `[B, T, U, P]`: cepstra of a part of a frame, and their slope.
 
         The crop's mean level is taken out: a unit must not stand for loudness.
         """

@@ -25,16 +25,17 @@ from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train
 from audiollm.train.loop.optim import Precision
 from tokenizer.clips import ClipStore, random_crops
 from tokenizer.quantizers.codebooks import kmeans
-from tokenizer.teacher.model import HOP_SAMPLES, MelUnitConfig, MelUnitEncoder, SemanticTeacher, save_teacher
+from tokenizer.rates import HOP_SAMPLES
+from tokenizer.teacher.model import MelUnitConfig, MelUnitEncoder, SemanticTeacher, save_teacher
 
 CROP_FRAMES = 75
 FIGURES = ("masked_loss", "masked_accuracy", "unigram_entropy")
-"""What is scored; the last is the loss of knowing nothing."""
+"""Held-out scores; the last is the loss of a prediction that ignores its input."""
 
 
 @dataclass(frozen=True)
 class TeacherTrainingConfig:
-    """How to train a teacher. The budget is one of `steps`, `minutes` and `cpu_minutes`, as in the loop."""
+    """Settings of training a teacher. The budget is one of `steps`, `minutes` and `cpu_minutes`, as in the loop."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -63,7 +64,7 @@ class TeacherTrainingConfig:
 
 
 class TrainedTeacher(NamedTuple):
-    """What `train_teacher` returns."""
+    """The result of `train_teacher`."""
 
     teacher: SemanticTeacher
     cpu_seconds: float
@@ -135,7 +136,7 @@ class MelUnitTask:
         return {"main": ["teacher"]}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
-        """One process alone trains a teacher, so its module comes unwrapped."""
+        """The first rank alone trains a teacher, so its module comes unwrapped."""
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
         """Crops `[B, N]` and which of their frames to hide `[B, T]`."""
@@ -224,7 +225,7 @@ def fit_statistics(
 
 
 def span_mask(batch: int, frames: int, share: float, span: int, generator: torch.Generator) -> Tensor:
-    """Which frames to hide, bool `[B, T]`: spans from random starts, `share` of the frames on average."""
+    """A mask of the frames to hide, bool `[B, T]`: spans from random starts, `share` of the frames on average."""
     starts = torch.rand(batch, frames + span - 1, generator=generator) < 1 - (1 - share) ** (1 / span)
     # frame t is hidden if any of the `span` starts up to it is drawn; some start before the crop
     return starts.unfold(1, span, 1).any(dim=2)

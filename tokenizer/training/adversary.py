@@ -1,4 +1,4 @@
-"""Losses of the adversarial game, and the alarm for a discriminator that has stopped playing.
+"""Losses of adversarial training, and an alarm for a discriminator that no longer learns.
 
 `real` and `fake` are what `Discriminators` gives for recordings and for reconstructions: one output a
 sub-discriminator, in the same order.
@@ -8,7 +8,7 @@ Shapes: S sub-discriminators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.train.loop.loop import Update
+from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.training.discriminators import DiscriminatorConfig, DiscriminatorOutput, Discriminators
+from tokenizer.training.share import BatchShare
 
 Outputs = Sequence[DiscriminatorOutput]
 
@@ -27,7 +29,8 @@ def discriminator_loss(real: Outputs, fake: Outputs) -> Tensor:
     2.0 is the score of one that answers 0 to everything, 0.0 that of one that is right by a margin of 1.
     """
     losses = [
-        functional.relu(1 - r.logits.float()).mean() + functional.relu(1 + f.logits.float()).mean()
+        functional.relu(1 - at_least_float32(r.logits)).mean()
+        + functional.relu(1 + at_least_float32(f.logits)).mean()
         for r, f in zip(real, fake, strict=True)
     ]
     return torch.stack(losses).mean()
@@ -38,19 +41,27 @@ def generator_loss(fake: Outputs) -> Tensor:
 
     EnCodec writes max(0, 1 - D); its gradient ends once D is above 1, this one's never does.
     """
-    return -torch.stack([f.logits.float().mean() for f in fake]).mean()
+    return -torch.stack([at_least_float32(f.logits).mean() for f in fake]).mean()
 
 
-def feature_matching_loss(real: Outputs, fake: Outputs) -> Tensor:
+def feature_matching_loss(real: Outputs, fake: Outputs, share: BatchShare | None = None) -> Tensor:
     """L1 between features over the mean magnitude of the real ones (EnCodec), mean over all layers.
 
-    The real features are the target and get no gradient.
+    The real features are the target and get no gradient. With a `share` of several ranks, the magnitudes are those of
+    the global batch (all ranks call it), and the distances are of this rank's rows.
     """
-    distances = []
-    for r, f in zip(real, fake, strict=True):
-        for target, given in zip(r.features, f.features, strict=True):
-            target = target.detach().float()
-            distances.append((given.float() - target).abs().mean() / target.abs().mean().clamp_min(1e-8))
+    pairs = [
+        (at_least_float32(target.detach()), at_least_float32(given))
+        for r, f in zip(real, fake, strict=True)
+        for target, given in zip(r.features, f.features, strict=True)
+    ]
+    magnitudes = torch.stack([target.abs().mean() for target, _ in pairs])
+    if share is not None:
+        magnitudes = share.global_mean(magnitudes)
+    distances = [
+        (given - target).abs().mean() / magnitude.clamp_min(1e-8)
+        for (target, given), magnitude in zip(pairs, magnitudes, strict=True)
+    ]
     return torch.stack(distances).mean()
 
 
@@ -83,14 +94,14 @@ def discriminator_health(real: Outputs, fake: Outputs) -> dict[str, Tensor]:
         for r, f in zip(real, fake, strict=True)
     ]
     return {
-        "real_logit": torch.stack([r.logits.float().mean() for r in real]).mean(),
-        "fake_logit": torch.stack([f.logits.float().mean() for f in fake]).mean(),
+        "real_logit": torch.stack([at_least_float32(r.logits).mean() for r in real]).mean(),
+        "fake_logit": torch.stack([at_least_float32(f.logits).mean() for f in fake]).mean(),
         "accuracy": torch.stack(right).mean(),
     }
 
 
 class DeadDiscriminatorWatch(nn.Module):
-    """Says which sub-discriminators are dead: they answer the same to recordings and to reconstructions.
+    """Detects dead sub-discriminators: they answer the same to recordings and to reconstructions.
 
     Followed is the gap |mean real logit - mean fake logit| of each step, as a moving average over about
     `patience` / 3 steps. Dead means: `patience` steps or more were seen and the average is at most
@@ -113,14 +124,18 @@ class DeadDiscriminatorWatch(nn.Module):
         self.steps: Tensor
 
     @torch.no_grad()
-    def update(self, real: Outputs, fake: Outputs) -> None:
-        """Takes in the outputs of one discriminator step."""
-        gaps = [
-            (r.logits.float().mean() - f.logits.float().mean()).abs() for r, f in zip(real, fake, strict=True)
-        ]
+    def update(self, real: Outputs, fake: Outputs, share: BatchShare | None = None) -> None:
+        """Takes in the outputs of one discriminator step; with a `share`, of this rank's rows (all call it)."""
+        gaps_S = torch.stack(
+            [
+                at_least_float32(r.logits).mean() - at_least_float32(f.logits).mean()
+                for r, f in zip(real, fake, strict=True)
+            ]
+        )
+        gaps_S = (gaps_S if share is None else share.global_mean(gaps_S)).abs()
         # the first steps weigh in full, as a plain mean
         decay = (self.steps / (self.steps + 1)).clamp_max(self.decay)
-        self.gap_S.mul_(decay).add_(torch.stack(gaps) * (1 - decay))
+        self.gap_S.mul_(decay).add_(gaps_S * (1 - decay))
         self.steps += 1
 
     def dead(self) -> list[str]:
@@ -135,15 +150,24 @@ class DeadDiscriminatorWatch(nn.Module):
 
 
 class Adversary:
-    """Discriminators as a training task uses them: two losses for the generator, a step of their own, alarms."""
+    """Discriminators as a training task uses them: two losses for the generator, a step of their own, alarms.
 
-    def __init__(self, config: DiscriminatorConfig, device: torch.device) -> None:
+    Losses are this rank's parts of the means over the global batch.
+    """
+
+    def __init__(self, config: DiscriminatorConfig, device: torch.device, share: BatchShare) -> None:
+        self._share = share
         self._discriminators = Discriminators(config).to(device)
+        self._wrapped: nn.Module = self._discriminators
         self._watch = DeadDiscriminatorWatch(self._discriminators.names).to(device)
 
     def modules(self) -> dict[str, nn.Module]:
         """For the task's own `modules`; the optimizer `discriminator` is to have `discriminators`."""
         return {"discriminators": self._discriminators, "watch": self._watch}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        """Take the discriminators as the strategy wrapped them: their own step goes through these."""
+        self._wrapped = modules["discriminators"]
 
     def losses(self, made_BCN: Tensor, real_BCN: Tensor) -> dict[str, Tensor]:
         """`adversarial` and `feature`, of what the generator made; the discriminators get no gradient."""
@@ -151,15 +175,21 @@ class Adversary:
             made = self._discriminators(made_BCN)
             with torch.no_grad():
                 real = self._discriminators(real_BCN)
-            return {"adversarial": generator_loss(made), "feature": feature_matching_loss(real, made)}
+            losses = {
+                "adversarial": generator_loss(made),
+                "feature": feature_matching_loss(real, made, self._share),
+            }
+        return {name: self._share.part(loss) for name, loss in losses.items()}
 
     def update(self, made_BCN: Tensor, real_BCN: Tensor) -> Update:
         """The discriminators' own step; the generator gets no gradient."""
-        real, made = self._discriminators(real_BCN), self._discriminators(made_BCN.detach())
+        real, made = self._wrapped(real_BCN), self._wrapped(made_BCN.detach())
         loss = discriminator_loss(real, made)
-        self._watch.update(real, made)
+        self._watch.update(real, made, self._share)
         figures = {"discriminator": loss.detach(), **discriminator_health(real, made)}
-        return Update(loss, figures, "discriminator")
+        parts = {name: self._share.part(value) for name, value in figures.items()}
+        figures = {name: self._share.figure(part) for name, part in parts.items()}
+        return Update(self._share.part(loss), figures, "discriminator")
 
     def alarms(self) -> dict[str, str]:
         """Discriminators that no longer tell real from made."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+
+from tokenizer.quantizers.codebooks import at_least_float32, is_distributed, sum_over_ranks
 
 
 class GradientBalancer(nn.Module):
@@ -46,7 +48,8 @@ class GradientBalancer(nn.Module):
         Arguments:
             losses: scalars computed from `output`. A loss that is left out (no adversary yet) keeps its
                 average, and the others share its part. Ranks must give the same losses.
-            output: `[B, ...]`, the tensor from which all the losses were computed.
+            output: `[B, ...]`, the tensor from which all the losses were computed: of several ranks, this one's
+                rows, and each loss this rank's part of the mean over the global batch.
 
         Only the gradient of the result means anything, not its value. A gradient of exactly zero adds nothing
         and stays out of the average, which it would drag to zero (the next real gradient would then be
@@ -63,13 +66,13 @@ class GradientBalancer(nn.Module):
         self._update(norms_L)
         average_L = self.norm_sum_L / self.norm_count_L.clamp_min(self.epsilon)
         total_weight = sum(self.weights[name] for name in gradients)
-        mixed = torch.zeros_like(output, dtype=torch.float32)
+        mixed = torch.zeros_like(at_least_float32(output))
         for index, (name, weight) in enumerate(self.weights.items()):
             if name in gradients:
                 share = self.total_norm * weight / total_weight
                 mixed += gradients[name] * (share / (average_L[index] + self.epsilon))
-        # elementwise and in fp32, which autocast leaves alone; the gradient returns in the output's own type
-        return (output.float() * mixed).sum()
+        # elementwise and in fp32 or more, which autocast leaves alone; the gradient returns in the output's own type
+        return (at_least_float32(output) * mixed).sum()
 
     def average_norms(self) -> dict[str, Tensor]:
         """The moving average of every loss's gradient norm, for the log; 0 for one that was never seen."""
@@ -77,15 +80,16 @@ class GradientBalancer(nn.Module):
         return dict(zip(self.weights, average_L.unbind(), strict=True))
 
     def _mean_norms(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The norms of a batch item's gradient, mean over items and ranks; 0 for a loss that is left out."""
+        """The norm of a batch item's gradient, mean over all ranks' items; 0 for a loss that is left out."""
         norms_L = torch.zeros_like(self.norm_sum_L)
         for index, name in enumerate(self.weights):
             if name in gradients:
                 norms_L[index] = gradients[name].reshape(len(gradients[name]), -1).norm(dim=1).mean()
-        if distributed.is_available() and distributed.is_initialized():
+        if is_distributed():
             # before the average, not after it as EnCodec does: the buffers are then the same on every rank
-            distributed.all_reduce(norms_L)
-            norms_L /= distributed.get_world_size()
+            items = next(iter(gradients.values())).shape[0]
+            sums = sum_over_ranks(torch.cat([norms_L * items, norms_L.new_tensor([items])]))
+            norms_L = sums[:-1] / sums[-1]
         return norms_L
 
     def _raise_if_not_finite(self, norms_L: Tensor) -> None:
@@ -105,7 +109,7 @@ class GradientBalancer(nn.Module):
 
 
 def _gradient(name: str, loss: Tensor, output: Tensor) -> Tensor:
-    """d loss / d output in fp32; the graph is kept, since losses may share parts of it."""
+    """d loss / d output in fp32 (float64 for float64); the graph is kept, since losses may share parts of it."""
     gradient = None
     if loss.requires_grad:
         (gradient,) = torch.autograd.grad(loss, output, retain_graph=True, allow_unused=True)
@@ -114,4 +118,4 @@ def _gradient(name: str, loss: Tensor, output: Tensor) -> Tensor:
             f"loss {name!r} does not depend on the output that is balanced: compute it from that tensor, "
             "or add it to the balancer's result with a weight of its own"
         )
-    return gradient.detach().float()
+    return at_least_float32(gradient.detach())

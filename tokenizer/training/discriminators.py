@@ -18,10 +18,11 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from tokenizer.native.layers import frame
+from tokenizer.quantizers.codebooks import at_least_float32
 
 
 class DiscriminatorOutput(NamedTuple):
-    """What one sub-discriminator says of a batch."""
+    """A sub-discriminator's output for a batch."""
 
     logits: Tensor
     """`[B P, 1, L]` or `[B, 1, T, F]`, above 0 for "real"."""
@@ -35,15 +36,15 @@ class DiscriminatorConfig:
 
     periods: tuple[int, ...] = (2, 3, 5, 7, 11)
     stft_windows: tuple[int, ...] = (2048, 1024, 512, 256, 128)
-    """In samples."""
+    """Windows of the STFT discriminators, in samples."""
     stft_overlap: int = 4
-    """Window / hop."""
+    """Ratio of window to hop."""
     channels: int = 32
-    """Of the first layer; the STFT discriminators keep it throughout."""
+    """Channels of the first layer; the STFT discriminators keep this number throughout."""
     period_growth: int = 4
-    """By how much each layer of a period discriminator is wider than the one before ..."""
+    """Factor by which each layer of a period discriminator is wider than the one before."""
     max_channels: int = 1024
-    """... up to this."""
+    """Channels of the widest layer of a period discriminator."""
     stft_dilations: tuple[int, ...] = (1, 2, 4)
     """Dilation over time of each inner layer of an STFT discriminator; each also halves the bins."""
     stft_first_stride: int = 1
@@ -139,7 +140,7 @@ class STFTDiscriminator(nn.Module):
                 "lengthen the crops or leave that window out"
             )
         # fp32 from here on, under autocast too: it never narrows elementwise operations or FFTs
-        whole_hops = samples_BCN[..., : count - count % self.hop_samples].float().flatten(0, 1)
+        whole_hops = at_least_float32(samples_BCN[..., : count - count % self.hop_samples]).flatten(0, 1)
         frames = frame(whole_hops, window_samples, self.hop_samples) * self.window_W
         parts = torch.view_as_real(torch.fft.rfft(frames)).unflatten(0, samples_BCN.shape[:2])
         # [B, C, T, F, 2]: for mono this order of axes is a channels-last image already

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tokenizer.native.layers import magnitudes, mel_filters
+from tokenizer.quantizers.codebooks import at_least_float32
 
 WINDOWS = (256, 512, 1024, 2048)
 MELS = (20, 40, 80, 120)
@@ -42,7 +43,7 @@ class ReconstructionLoss(nn.Module):
     def _logs(self, samples_BN: Tensor, window: int) -> tuple[Tensor, Tensor]:
         hop = window // 4
         margin = window // 2
-        padded = functional.pad(samples_BN.float(), (margin, margin + -samples_BN.shape[1] % hop))
+        padded = functional.pad(at_least_float32(samples_BN), (margin, margin + -samples_BN.shape[1] % hop))
         with torch.autocast(samples_BN.device.type, enabled=False):
             magnitude_BTF = magnitudes(padded, getattr(self, f"window_{window}"), hop)
             mel_BTM = magnitude_BTF @ getattr(self, f"filters_{window}")

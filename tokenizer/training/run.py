@@ -1,4 +1,4 @@
-"""What the tokenizer's stages do."""
+"""The work of the stages `train_tokenizer` (called on every rank) and `tokenize`."""
 
 from __future__ import annotations
 
@@ -21,49 +21,59 @@ from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.set_aside import UNREADABLE, SetAside
+from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
-from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_clips, load_levelled
+from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_training_clips, load_levelled
 from tokenizer.corpus.encoding import begin_set_aside
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
-from tokenizer.teacher.model import SAMPLE_RATE, SemanticTeacher, load_teacher
+from tokenizer.quantizers.codebooks import copy_from_rank_0
+from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
+from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
-from tokenizer.training.settings import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
-    """Train, save to `model`, and write before/after examples of held-out clips."""
-    device = default_device()
-    clips = find_clips(config.audio)
-    if not clips.train or not clips.test:
-        raise StageError(
-            f"{config.audio} has no clips to train on or none to hold out",
-            "give a folder of two recordings or more, or the samples of `compose`",
-            2,
-        )
+    """Train, save to `model`, and write before/after examples of held-out clips.
+
+    Every rank trains; the first one does the rest, and it alone writes.
+    """
+    device, ranks = default_device(), context.ranks
+    clips = find_training_clips(config.audio)
     stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
     step_s = required(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
     teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
     model = _model(config, teacher).to(device)
-    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher)
+    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher, ranks)
     # the quantizer joins after the plain autoencoder
     loop = config.loop_config(steps, ema_decay=0.99, evaluations=8, unused_parameters=True)
     figures = train(task, loop, context.folder, context, device)
     task.refit_codebooks()
-    model.cpu().save_pretrained(context.folder / "model")
-    figures |= evaluate_tokenizer(model, stores["test"], ReconstructionLoss(model.sample_rate))
+    found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
+    if ranks.first:
+        figures |= _finish(model, stores["test"], context.folder)
+        set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
+        set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
+        figures["set_aside"] = len(set_aside.rows)
+    ranks.barrier()
+    return figures
+
+
+def _finish(model: AudioTokenizer | HiggsTokenizer, held_out: ClipStore, folder: Path) -> dict[str, Any]:
+    """Save, evaluate on the CPU and write the examples. Returns the figures."""
+    model.cpu().save_pretrained(folder / "model")
+    figures: dict[str, Any] = dict(evaluate_tokenizer(model, held_out, ReconstructionLoss(model.sample_rate)))
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
-    _write_examples(model, stores["test"], context.folder)
-    set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
-    set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad])
-    return {**figures, "set_aside": len(set_aside.rows)}
+    _write_examples(model, held_out, folder)
+    return figures
 
 
 def _teacher(
@@ -73,7 +83,10 @@ def _teacher(
     steps: int | None,
     device: torch.device,
 ) -> SemanticTeacher | None:
-    """The teacher by path, or one that is first trained on the same files (once: a resumed run finds it)."""
+    """The teacher by path, or one that is first trained on the same files (once: a resumed run finds it).
+
+    The first rank trains it alone, while the others wait.
+    """
     if config.teacher == "none":
         return None
     if config.teacher != "own":
@@ -81,9 +94,10 @@ def _teacher(
         if not teacher.is_fitted:
             context.say("measuring the teacher's features")
             fit_statistics(teacher.to(device), stores["train"], config.seed)
+            copy_from_rank_0(teacher.buffers())
         return teacher.to(device)
-    folder = context.folder / "teacher"
-    if not (folder / "model" / "config.json").exists():
+    folder, ranks = context.folder / "teacher", context.ranks
+    if ranks.first and not (folder / "model" / "config.json").exists():
         context.say("no teacher given: training one on the same files first")
         share = config.teacher_share
         budget = TeacherTrainingConfig(
@@ -92,9 +106,9 @@ def _teacher(
             minutes=None if config.minutes is None else share * config.minutes,
             cpu_minutes=None if config.cpu_minutes is None else share * config.cpu_minutes,
         )
-        train_teacher(
-            stores["train"], stores["test"], budget, folder, replace(context, folder=folder), device
-        )
+        alone = replace(context, folder=folder, ranks=ALONE)
+        train_teacher(stores["train"], stores["test"], budget, folder, alone, device)
+    ranks.barrier()
     return load_teacher(folder / "model").to(device)
 
 

@@ -1,4 +1,4 @@
-"""The stages `train_tokenizer` and `tokenize`: their settings, and what they make."""
+"""Settings of the stages `train_tokenizer` and `tokenize`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pydantic import Field, model_validator
 from audiollm.recipe.stages import InputPath, StageConfig
 from audiollm.train.settings import TrainingConfig
 
-FRAME_RATE = 25
-
 
 @dataclass(frozen=True)
 class TokenizerSizeRule:
-    """What follows from `size`."""
+    """The settings that follow from `size`."""
 
     mel_hidden_size: int
     hidden_size: int
@@ -50,7 +48,7 @@ class TrainTokenizerConfig(TrainingConfig):
     """A Hugging Face audio encoder's folder; `own`: one is trained on the same files first; `none`. By default `own`
     for `native`; `higgs` has its teacher inside, and without a `start` needs a HuBERT's folder to put there."""
     teacher_share: float = Field(0.1, gt=0, lt=1)
-    """How many steps the `own` teacher is trained for, as a share of the tokenizer's."""
+    """Steps of the `own` teacher's training, as a share of the tokenizer's steps."""
     quantizer: Literal["rvq", "split_rvq", "fsq"] = "rvq"
     crop_frames: int = Field(24, ge=4)
     """Length of a training crop in 40 ms frames."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan, required
-from tokenizer.training.settings import FRAME_RATE, TokenizeConfig, TrainTokenizerConfig
+from tokenizer.rates import FRAME_RATE, HOP_SAMPLES
+from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 
 HIGGS_PARAMETERS = 200_343_777
-"""Of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
+"""Parameters of the published structure, 94 M of them the teacher's (a test compares with the model's)."""
 
 
 def _train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def tokenizer_parameters(
     )
     inputs = 7 * mels * mel_hidden + mel_hidden + 7 * latent * hidden + hidden
     strided = 8 * mel_hidden * hidden + hidden + 4 * mel_hidden
-    outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + 962 * (mel_hidden + 1)
+    outputs = 2 * hidden + latent * (hidden + 1) + 2 * mel_hidden + (HOP_SAMPLES + 2) * (mel_hidden + 1)
     return towers + inputs + strided + outputs
 
 
@@ -80,6 +81,7 @@ TRAIN_TOKENIZER = Stage(
     config=TrainTokenizerConfig,
     run=_train_tokenizer,
     artifacts={"checkpoint": "model", "examples": "examples.json"},
+    all_ranks=True,
     help="train the 25 Hz codec from scratch",
     plan=_plan_train,
 )

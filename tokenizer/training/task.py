@@ -14,30 +14,32 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.train.loop.loop import Update, step_generator
+from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.clips import ClipStore, random_crops
 from tokenizer.native.model import TokenizerOutput
+from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
 from tokenizer.training.balancer import GradientBalancer
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import WINDOWS, ReconstructionLoss
+from tokenizer.training.share import BatchShare
 
 if TYPE_CHECKING:
     from tokenizer.teacher.model import SemanticTeacher
 
 OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25, "feature": 0.5}
-"""Shares of the gradient on the waveform (the balancer makes them true, whatever the losses' scales)."""
+"""Share of each loss in the gradient on the waveform; the balancer keeps them whatever the losses' scales."""
 
 
 REFIT_FRAMES_PER_CODE = 60
 COLLAPSED_SHARE = 0.05
-"""Of a codebook's size: a perplexity, or a share of codes in use, below this is an alarm."""
+"""An alarm rises when a codebook's perplexity or its codes in use fall below this share of its size."""
 
 
 @dataclass(frozen=True)
 class TokenizerTaskConfig:
-    """What the loss is made of. Weights: see `tokenizer/README.md`."""
+    """Batch, phases and loss weights of a training; `tokenizer/README.md` explains the weights."""
 
     seed: int
     batch_size: int
@@ -61,7 +63,7 @@ class TokenizerTaskConfig:
 
 
 class TrainableTokenizer(Protocol):
-    """What training needs of a tokenizer."""
+    """The interface of a tokenizer that can be trained."""
 
     quantizer: Quantizer
 
@@ -96,15 +98,19 @@ class TokenizerTask:
         test: ClipStore,
         config: TokenizerTaskConfig,
         teacher: SemanticTeacher | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         assert isinstance(model, nn.Module)
         self.model, self.config, self._teacher = model, config, teacher
         self._module: nn.Module = model
+        self._wrapped: nn.Module = model
+        self._share = BatchShare(config.batch_size, ranks)
+        self._share.check()
         self._train, self._test = train, test
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
-        self._adversary = Adversary(config.discriminators, self._device)
+        self._adversary = Adversary(config.discriminators, self._device, self._share)
 
     def modules(self) -> dict[str, nn.Module]:
         return {
@@ -117,11 +123,12 @@ class TokenizerTask:
         return {"main": ["tokenizer"], "discriminator": ["discriminators"]}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
-        """One process alone trains a tokenizer, so its modules come unwrapped."""
+        self._wrapped = modules["tokenizer"]
+        self._adversary.adopt(modules)
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
-        length = self.config.crop_frames * self.model.hop_samples
-        return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
+        """This rank's rows `[B, N]`. Every rank draws the global batch: where one crop ends decides the next."""
+        return self.crops(step_generator(self.config.seed, step, "batch"))[self._share.rows]
 
     def updates(self, batch_BN: Tensor, step: int, steps: int) -> Iterator[Update]:
         begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
@@ -130,25 +137,28 @@ class TokenizerTask:
         if step == begin:
             self._initialize_codebooks(dice)
         features_BTH = self._teacher.features(batch_BN) if self._teacher is not None else None
-        out = self.model(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH)
+        out = self._wrapped(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH)
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
             losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
         loss = self._balancer.balance(losses, out.samples_BN)
         loss = loss + self.config.commitment_weight * out.commitment
-        figures: dict[str, float | Tensor] = {key: value.detach() for key, value in losses.items()}
-        figures["commitment"] = out.commitment.detach()
+        figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
+        figures["commitment"] = self._share.figure(out.commitment)
         if out.semantic is not None:
-            loss = loss + self.config.semantic_weight * out.semantic
-            figures["semantic"] = out.semantic.detach()
+            semantic = self._share.part(out.semantic)
+            loss = loss + self.config.semantic_weight * semantic
+            figures["semantic"] = self._share.figure(semantic)
         if step > begin:
-            figures |= self._tend_codebooks(out.latent_BTD.detach(), step, steps, dice)
+            figures |= self._replace_dead_codes(out.latent_BTD.detach(), step, steps, dice)
         yield Update(loss, figures)
         if adversary:
             yield self._adversary.update(out.samples_BN[:, None], batch_BN[:, None])
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Mel and STFT distance on held-out clips, and the codebooks' perplexity there."""
+        """Mel and STFT distance on held-out clips, and the codebooks' perplexity there; on the first rank alone."""
+        if not self._share.ranks.first:
+            return {}
         return evaluate_tokenizer(self.model, self._test, self._loss)
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
@@ -166,14 +176,14 @@ class TokenizerTask:
     def _output_losses(self, made_BN: Tensor, real_BN: Tensor, dice: torch.Generator) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = self._loss(made_BN, real_BN, self._scales_of_step(dice))
         losses["waveform"] = functional.l1_loss(made_BN, real_BN)
-        return losses
+        return {name: self._share.part(loss) for name, loss in losses.items()}
 
-    def _tend_codebooks(
+    def _replace_dead_codes(
         self, latent_BTD: Tensor, step: int, steps: int, dice: torch.Generator
-    ) -> dict[str, float | Tensor]:
+    ) -> Figures:
         quantizer = self.model.quantizer
         due = step % self.config.revive_every == 0 and step < self.config.revive_until * steps
-        figures: dict[str, float | Tensor] = {}
+        figures: Figures = {}
         if due:
             figures["revived"] = float(quantizer.revive(latent_BTD, dice))
         figures["codes_alive"] = quantizer.alive_K().min()
@@ -182,11 +192,11 @@ class TokenizerTask:
         return figures
 
     def _codebooks_of_crops(self, dice: torch.Generator) -> Tensor:
-        """How many codebooks each crop uses, `[B]`."""
+        """Number of codebooks that each crop of this rank uses, `[B]`."""
         total, size = self.model.num_codebooks, self.config.batch_size
         dropped_B = torch.rand(size, generator=dice) < self.config.quantizer_dropout
         some_B = torch.randint(1, total + 1, (size,), generator=dice)
-        return torch.where(dropped_B, some_B, total).to(self._device)
+        return torch.where(dropped_B, some_B, total)[self._share.rows].to(self._device)
 
     def _scales_of_step(self, dice: torch.Generator) -> list[int]:
         """Two of the four scales: the same loss on average, at half its cost."""
@@ -204,12 +214,17 @@ class TokenizerTask:
 
     @torch.no_grad()
     def _latents(self, batches: int, purpose: str) -> Tensor:
-        """Of random training crops, `[S, D]`."""
-        latents = []
-        for index in range(batches):
-            crops_BN = self.batch(index, step_generator(self.config.seed, index, purpose))
-            latents.append(self.model.latent(crops_BN).float().flatten(0, 1))
-        return torch.cat(latents)
+        """Latents of random training crops, `[S, D]`: those of the batches that this rank draws, `[0, D]` for none."""
+        own, latents = self._share.own_batches(batches), []
+        for index in own or range(1):
+            crops_BN = self.crops(step_generator(self.config.seed, index, purpose))
+            latents.append(at_least_float32(self.model.latent(crops_BN)).flatten(0, 1))
+        return torch.cat(latents) if own else latents[0][:0]
+
+    def crops(self, generator: torch.Generator) -> Tensor:
+        """Crops `[B, N]` of a global batch."""
+        length = self.config.crop_frames * self.model.hop_samples
+        return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
 
 
 @torch.no_grad()

@@ -1,0 +1,194 @@
+"""The tokenizer and the VAE on two ranks over gloo end with the weights and codebooks of one, in float64."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from audiollm.audio import save
+from audiollm.codec import load_codec
+from audiollm.errors import StageError
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from audiollm.train.loop.loop import LoopConfig, train
+from tests.audiollm.train.two_ranks import all_tensors, on_two_ranks
+from tokenizer.clips import Clip, ClipStore
+from tokenizer.continuous.data import StereoStore
+from tokenizer.continuous.model import AudioVAE, VAEConfig
+from tokenizer.continuous.task import VAETask, VAETaskConfig
+from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.training.discriminators import DiscriminatorConfig
+from tokenizer.training.share import BatchShare
+from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
+
+CPU = torch.device("cpu")
+STEPS, QUANTIZERS = 10, ("rvq", "split_rvq", "fsq")
+GAME = DiscriminatorConfig(periods=(2, 3), stft_windows=(256,), channels=4, max_channels=8)
+SHAPE = {
+    "mel_hidden_size": 16, "hidden_size": 24, "encoder_layers": (1, 1), "decoder_layers": (1, 1),
+    "latent_dim": 8, "num_mels": 40,
+}  # fmt: skip
+
+
+class DoubleTokenizerTask(TokenizerTask):
+    """The task in float64: its batches too."""
+
+    def crops(self, generator: torch.Generator) -> Tensor:
+        return super().crops(generator).double()
+
+
+class DoubleVAETask(VAETask):
+    """The task in float64: its batches too."""
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+        return super().batch(step, generator, ranks).double()
+
+
+def write_clips(folder: Path) -> None:
+    """Six harmonic tones of 1 to 2 seconds, with noise."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for index in range(6):
+        time_N = torch.arange(24_000 + 4_000 * index) / 24_000
+        pitch = 110 * 2 ** (index / 4)
+        tone_N = torch.stack([torch.sin(2 * math.pi * pitch * k * time_N) / k for k in range(1, 6)]).sum(0)
+        noise_N = torch.randn(len(tone_N), generator=generator)
+        save(folder / f"{index}.wav", 0.1 * tone_N[None] + 0.01 * noise_N, 24_000)
+
+
+def train_tokenizer(folder: Path, quantizer: str, ranks: Ranks = ALONE) -> None:
+    """All phases in ten steps: autoencoder, codebooks from 2, dead codes replaced, adversary from 6."""
+    torch.manual_seed(0)
+    store = ClipStore([Clip(path, 0.0, None) for path in sorted((folder / "clips").glob("*"))], 24_000)
+    shape = TokenizerConfig(**SHAPE, codebook_size=16, quantizer=quantizer)  # type: ignore[arg-type]
+    config = TokenizerTaskConfig(
+        seed=0, batch_size=5, crop_frames=6, autoencoder_share=0.2, adversary_share=0.6, revive_every=1,
+        revive_until=1.0, kmeans_batches=13, discriminators=GAME,
+    )  # fmt: skip
+    task = DoubleTokenizerTask(AudioTokenizer(shape), store, store, config, ranks=ranks)
+    run(folder / name_of(quantizer, ranks), task, ranks)
+    task.refit_codebooks()
+    torch.save(task.model.state_dict(), folder / f"{name_of(quantizer, ranks)}-{ranks.rank}.pt")
+
+
+def train_vae(folder: Path, ranks: Ranks = ALONE) -> None:
+    torch.manual_seed(0)
+    clips = [Clip(path, 0.0, None) for path in sorted((folder / "clips").glob("*"))]
+    store = StereoStore(clips, 16_000)
+    shape = VAEConfig(sample_rate=16_000, mel_hop_samples=128, n_fft=512, **SHAPE)  # type: ignore[arg-type]
+    config = VAETaskConfig(seed=0, batch_size=5, crop_frames=6, adversary_share=0.5, discriminators=GAME)
+    task = DoubleVAETask(AudioVAE(shape), store, store, config, ranks)
+    run(folder / name_of("vae", ranks), task, ranks)
+    torch.save(task.model.state_dict(), folder / f"{name_of('vae', ranks)}-{ranks.rank}.pt")
+
+
+def run(folder: Path, task: TokenizerTask | VAETask, ranks: Ranks) -> None:
+    folder.mkdir(exist_ok=True)
+    for module in (*task.modules().values(), task._loss):
+        module.double()
+    recipe = Recipe("test", Path("test.yaml"), "tiny", 0, folder, (), {})
+    context = Context(folder, recipe, Console(quiet=True), {}, ranks)
+    loop = LoopConfig(
+        seed=0, steps=STEPS, learning_rate=2e-3, warmup_steps=2, ema_decay=0.9, log_every=1, clip_norm=0.5,
+        precision="fp32", unused_parameters=isinstance(task, TokenizerTask), report_to=(), evaluate_every=5,
+    )  # fmt: skip
+    train(task, loop, folder, context, CPU)
+
+
+def name_of(kind: str, ranks: Ranks) -> str:
+    return f"{kind}-of-{ranks.world}"
+
+
+def work(folder: Path, ranks: Ranks) -> None:
+    for quantizer in QUANTIZERS:
+        train_tokenizer(folder, quantizer, ranks)
+    train_vae(folder, ranks)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    write_clips(folder / "clips")
+    work(folder, ALONE)
+    on_two_ranks(work, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZERS, "vae"])
+def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
+    """Five rows a step: three on one rank and two on the other. Weights, moments, norms and codebooks to 1e-10."""
+    for part in ("modules", "optimizers", "ema"):
+        one, two = (all_tensors(runs / f"{kind}-of-{n}" / "checkpoint", part) for n in (1, 2))
+        assert one.keys() == two.keys() and one
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {part} {key}")
+    last = torch.load(runs / f"{kind}-of-1-0.pt", weights_only=True)
+    for rank in (0, 1):
+        other = torch.load(runs / f"{kind}-of-2-{rank}.pt", weights_only=True)
+        for key, value in last.items():
+            torch.testing.assert_close(other[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {rank} {key}")
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZERS, "vae"])
+def test_two_ranks_log_the_figures_of_one(runs: Path, kind: str) -> None:
+    one, two = (read_jsonl(runs / f"{kind}-of-{n}" / "metrics.jsonl") for n in (1, 2))
+    losses = [[row for row in rows if "loss" in row] for rows in (one, two)]
+    assert len(losses[0]) == len(losses[1]) == STEPS and "discriminator" in losses[0][-1]
+    for first, second in zip(*losses, strict=True):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert second[key] == pytest.approx(value, rel=1e-6, abs=1e-9), key
+    if kind == "rvq":
+        assert any(row.get("revived", 0) > 0 for row in losses[0]), "dead codes must be replaced"
+
+
+def test_rows_are_shared_out_in_order_and_none_is_left() -> None:
+    for size, world in ((5, 2), (16, 3), (7, 7)):
+        shares = [BatchShare(size, Ranks(rank, world)) for rank in range(world)]
+        assert [row for share in shares for row in range(size)[share.rows]] == list(range(size))
+        assert sum(share.fraction for share in shares) == pytest.approx(1.0)
+        assert [b for share in shares for b in share.own_batches(3)] == [0, 1, 2]
+    with pytest.raises(StageError, match="batch_size is 2, and 3 processes train"):
+        BatchShare(2, Ranks(0, 3)).check()
+
+
+RECIPE = """
+name: {name}
+stages:
+  - train_tokenizer:
+      audio: {audio}
+      teacher: {teacher}
+      steps: 12
+      batch_size: 3
+      crop_frames: 6
+      mel_hidden_size: 16
+      hidden_size: 16
+      blocks: [1, 1, 1, 1]
+      precision: fp32
+      adversary_share: 0.5
+"""
+
+
+def test_the_command_trains_a_tokenizer_in_two_processes(tmp_path: Path) -> None:
+    write_clips(tmp_path / "clips")
+    (tmp_path / "clips" / "broken.wav").write_bytes(b"RIFF")
+    recipe = tmp_path / "two.yaml"
+    recipe.write_text(RECIPE.format(name="two", audio=tmp_path / "clips", teacher="own"))
+    command = [sys.executable, "-m", "audiollm.commands.cli", "run", str(recipe), "--runs", str(tmp_path)]
+    done = subprocess.run([*command, "--launch", "2"], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr + done.stdout
+    stage = tmp_path / "two" / "train_tokenizer"
+    assert load_codec(stage / "model").encode(torch.randn(1, 5000) * 0.1).shape == (8, 6)
+    result = read_json(stage / "stage.json")
+    assert result["state"] == "done" and result["figures"]["set_aside"] == 1
+    assert len([row for row in read_jsonl(stage / "metrics.jsonl") if "loss/discriminator" in row]) >= 1
+    assert (stage / "teacher" / "model" / "model.safetensors").exists()
