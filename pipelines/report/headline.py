@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.report.formats import duration, megabytes, percent_or_dash
+from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
 
 
@@ -72,7 +72,8 @@ def _answer_tiles(figures: Row, name: str) -> list[Row]:
     tiles = []
     if figures.get("accuracy") is not None:
         interval = f"{percent_or_dash(figures.get('low'))} to {percent_or_dash(figures.get('high'))}"
-        note = f"{figures.get('questions') or 0:,} questions: {interval}; chance {percent_or_dash(figures.get('chance'))}"
+        chance = percent_or_dash(figures.get("chance"))
+        note = f"{figures.get('questions') or 0:,} questions: {interval}; chance {chance}"
         tiles.append(_tile(percent_or_dash(figures["accuracy"]), f"{before}right answers", note))
     rates = {
         language: rate for language, rate in (figures.get("error_rate") or {}).items() if rate is not None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from audiollm.files.atomic import write_json, write_text
 from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery

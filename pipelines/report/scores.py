@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipelines.report.formats import percent
+from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace
 
 JUDGES = {
@@ -166,14 +166,15 @@ def _measures(sets: Mapping[str, Row]) -> list[tuple[str, list[str]]]:
 
     errors = [(table.get("pocketsphinx") or {}).get("word_error_rate") for table in tables]
     stopped = [
-        percent(table.get("not_stopped")) if name == "generated" else "–" for name, table in sets.items()
+        percent_or_dash(table.get("not_stopped")) if name == "generated" else "–"
+        for name, table in sets.items()
     ]
     return [
         ("clips", [f"{table.get('n', 0):,}" for table in tables]),
         ("mean duration", seconds("mean_s")),
         ("5 % are shorter than", seconds("p5_s")),
         ("5 % are longer than", seconds("p95_s")),
-        ("word error rate, pocketsphinx", [percent(rate) for rate in errors]),
+        ("word error rate, pocketsphinx", [percent_or_dash(rate) for rate in errors]),
         ("did not stop by themselves", stopped),
         ("could not be read", [f"{len(table.get('unreadable') or []):,}" for table in tables]),
     ]

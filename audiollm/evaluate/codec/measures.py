@@ -17,7 +17,7 @@ from audiollm.audio import Waveform
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.judges.hearing import Recognizer, VoiceJudge, failures_of
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of
 from audiollm.evaluate.report.metric_error import MetricError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from audiollm.evaluate.judges.hearing import Recognizer, VoiceJudge
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge
 from audiollm.evaluate.judges.pretrained import (
     ClassifierSpeakerJudge,
     PretrainedEmotionJudge,

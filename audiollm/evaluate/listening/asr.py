@@ -14,7 +14,7 @@ from audiollm.evaluate.report.lists import need_unique, read_rows
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
-from audiollm.evaluate.speech.clips import error_summary, rate_of, transcript_errors
+from audiollm.evaluate.speech.scoring import error_summary, rate_of, transcript_errors
 from audiollm.evaluate.speech.tts import error_rows
 
 QUESTION = "Transcribe the speech."

@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from audiollm.data.text.forms import recognition_form
 from audiollm.evaluate.listening.replies import Inquiry, Reply
+from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUPS = ("task", "difficulty", "category", "sub_category")

@@ -27,8 +27,9 @@ from audiollm.evaluate.speech.commands import (
 )
 
 if TYPE_CHECKING:
+    from audiollm.evaluate.judges.judging import SpeechClip
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
-    from audiollm.evaluate.speech.clips import SpeechClip, SpeechRequest
+    from audiollm.evaluate.speech.clips import SpeechRequest
     from audiollm.evaluate.subjects.chat import Chat, EndpointChat
     from audiollm.evaluate.subjects.protocols import Subject
 
@@ -189,7 +190,7 @@ def judge(
     """
     console = Console()
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.speech.clips import clips_by_id
+    from audiollm.evaluate.speech.clips import find_clips
     from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
     from audiollm.evaluate.speech.verdicts import ChatJudge
 
@@ -199,10 +200,9 @@ def judge(
     items = spread_items(read_pairs(listing, names), limit)
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
     chat, fingerprint = _chat(source)
-    ours = _spoken(
-        model, codec, audio, [item.request() for item in items], out, seed, max_duration_s, console
-    )
-    theirs = clips_by_id(against, [item.id for item in items])
+    requests = [item.request() for item in items]
+    ours = _spoken(model, codec, audio, requests, out, seed, max_duration_s, console)
+    theirs = find_clips(against, requests)
     with bar(console, "judging", len(items)) as progress:
         bench = PairBench(
             ChatJudge(chat, seed=seed),

@@ -10,7 +10,7 @@ from typing import Any
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Message
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.hearing import Recognizer, digest, load_clip
+from audiollm.evaluate.judges.judging import Recognizer, digest, load_clip
 from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore

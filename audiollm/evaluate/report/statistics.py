@@ -89,14 +89,6 @@ def shares_by(keys: Sequence[Hashable], correct: Sequence[bool]) -> dict[str, di
     return {key: share(groups[key]) for key in sorted(groups)}
 
 
-def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
-    """Word errors over all words asked for (jiwer), texts without a word left out; None of none."""
-    from jiwer import wer
-
-    pairs = [(reference, hypothesis) for reference, hypothesis in zip(asked, heard, strict=True) if reference]
-    return float(wer([pair[0] for pair in pairs], [pair[1] for pair in pairs])) if pairs else None
-
-
 def confusion(asked: Sequence[str], heard: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     """Counts: a row for each label asked for, a column for each heard and a last one for nothing."""
     columns = {label: index for index, label in enumerate(labels)}

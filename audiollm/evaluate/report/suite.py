@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from audiollm.evaluate.report.formats import format_number
+
 Item = TypeVar("Item")
 EXAMPLE_S = 12.0
 MOST_MISSING = 200
@@ -123,26 +125,6 @@ def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
     )
     write_text(path, render_template("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
     return path
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    """`12.34 %`, or `n/a`."""
-    return "n/a" if value is None else f"{100 * value:.{digits}f} %"
-
-
-def with_interval(table: Mapping[str, Any], key: str, digits: int = 1) -> str:
-    """A share with its interval: `75.0 % (68.2 to 80.9)`."""
-    if table[key] is None:
-        return "n/a"
-    if table.get("low") is None:
-        return percent(table[key], digits)
-    return (
-        f"{percent(table[key], digits)} ({100 * table['low']:.{digits}f} to {100 * table['high']:.{digits}f})"
-    )
-
-
-def format_number(value: float | None, digits: int = 3) -> str:
-    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:

@@ -130,6 +130,12 @@ def count_errors(reference: str, hypothesis: str) -> Errors:
     return Errors(found.substitutions, found.insertions, found.deletions, units)
 
 
+def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
+    """All word errors over all words asked for; texts without a word are left out; None if there are no others."""
+    errors = [count_errors(*pair) for pair in zip(asked, heard, strict=True) if pair[0].split()]
+    return sum(each.total for each in errors) / sum(each.units for each in errors) if errors else None
+
+
 def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
     """The figures of many texts.
 

@@ -14,8 +14,9 @@ from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_it
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.choosing import ChosenJudge
-    from audiollm.evaluate.judges.hearing import VoiceJudge
-    from audiollm.evaluate.speech.clips import Bench, SpeechClip, SpeechRequest
+    from audiollm.evaluate.judges.judging import SpeechClip, VoiceJudge
+    from audiollm.evaluate.speech.clips import SpeechRequest
+    from audiollm.evaluate.speech.scoring import Bench
     from audiollm.evaluate.subjects.protocols import Subject
 
 Evaluate = Callable[["Bench"], SuiteResult]
@@ -180,7 +181,6 @@ def emotion(
     """
     console = Console()
     from audiollm.evaluate.judges.choosing import choose_emotion_judge
-    from audiollm.evaluate.speech.clips import SpeechClip
     from audiollm.evaluate.speech.emotion import evaluate_emotion
     from audiollm.evaluate.speech.esd import read_esd
 
@@ -191,7 +191,7 @@ def emotion(
     judge = choose_emotion_judge(emotion_judge)
     bench = _bench(out, form, language, spelling, recognizer, judge)
     if recordings:
-        clips: Mapping[str, SpeechClip] = {each.id: SpeechClip(each.path) for each in utterances}
+        clips: Mapping[str, SpeechClip] = {each.id: each.request().clip(each.path) for each in utterances}
     else:
         clips = clips_of(subject, audio, [each.request() for each in utterances], out, seed, console)
     about = "the real recordings" if recordings else _about(subject, audio)
@@ -231,11 +231,11 @@ def clips_of(
     console: Console,
 ) -> dict[str, SpeechClip]:
     """What the model says, or what is there."""
-    from audiollm.evaluate.speech.clips import clips_by_id, speak_all
+    from audiollm.evaluate.speech.clips import find_clips, speak_all
 
     if subject is None:
         assert audio is not None
-        return clips_by_id(audio, [request.id for request in requests])
+        return find_clips(audio, requests)
     with bar(console, "speaking", len(requests)) as progress:
         return speak_all(subject, requests, out / "audio", seed, lambda what: step(progress, what))
 
@@ -252,17 +252,17 @@ def _bench(
     voices: ChosenJudge[VoiceJudge] | None,
 ) -> Bench:
     from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.judges.judging import SpeechJudges
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.text_errors import choose_form
-    from audiollm.evaluate.speech.clips import Bench
+    from audiollm.evaluate.speech.scoring import Bench
 
     text_form = choose_form(form, language, spelling)
     words = choose_recognizer(recognizer, language)
     known = [judge.fingerprint if judge else "" for judge in (words, voices)]
     return Bench(
         text_form,
-        words.judge if words else None,
-        voices.judge if voices else None,
+        SpeechJudges(words.judge if words else None, voices.judge if voices else None),
         " ".join([*known, str(spelling and spelling.read_text(encoding="utf-8"))]),
         RowStore(out / "kept.jsonl"),
     )

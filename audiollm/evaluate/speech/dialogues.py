@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.audio import save
-from audiollm.evaluate.judges.hearing import digest
+from audiollm.evaluate.judges.judging import digest
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore, key_of

@@ -16,13 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from audiollm.evaluate.judges.hearing import digest, load_clip
+from audiollm.evaluate.judges.judging import SpeechClip, digest, load_clip
+from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import Row, RowStore
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
-from audiollm.evaluate.speech.clips import Advance, SpeechClip, SpeechRequest
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
+from audiollm.evaluate.speech.clips import Advance, SpeechRequest
 from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, VerdictError, pair_question
 
 VERSION = 1

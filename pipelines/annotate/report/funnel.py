@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, percent_or_dash
 from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, said
 from pipelines.annotate.report.numbers import Comparison, shown
 from pipelines.annotate.report.survey import AnnotationSurvey
-from pipelines.report.formats import duration, percent
 from pipelines.report.material import without_home
 
 FILES_SHOWN = 200
@@ -106,7 +106,7 @@ def headline_figures(counts: Row, timings: Row) -> list[Row]:
     seen_s, kept_s = finite_number(counts.get("seconds_seen")), finite_number(counts.get("seconds"))
     tiles = []
     if kept_s is not None:
-        share = percent(kept_s / seen_s) if seen_s else ""
+        share = percent_or_dash(kept_s / seen_s) if seen_s else ""
         tiles.append(_tile(duration(kept_s), "kept", f"{share} of what came in" if share else "of audio"))
     if seen_s is not None:
         found_s = finite_number(counts.get("seconds_found"))
@@ -223,7 +223,7 @@ def _second_bars(counts: Row) -> Row:
     for key, title in _SECONDS.items():
         seconds = finite_number(counts.get(key))
         if seconds is not None and seen:
-            bars.append(_bar(title, duration(seconds), seen, percent(seconds / seen), seconds))
+            bars.append(_bar(title, duration(seconds), seen, percent_or_dash(seconds / seen), seconds))
     return {"title": "Audio", "unit": "audio", "bars": bars}
 
 

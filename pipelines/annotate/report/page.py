@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, percent_or_dash
 from audiollm.files.atomic import write_text
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
@@ -23,7 +24,6 @@ from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.formats import duration, percent
 from pipelines.report.material import without_home
 from pipelines.report.media import Gallery
 
@@ -72,7 +72,7 @@ def render_annotation_page(name: str, folder: Folder) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration}
+    environment.filters |= {"percent": percent_or_dash, "duration": duration}
     html = environment.get_template("page.html").render(
         name=named(name) or "annotation",
         tiles=tiles,

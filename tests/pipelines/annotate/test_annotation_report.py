@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import save
+from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report import numbers as numbers_module
 from pipelines.annotate.report import page as page_module
@@ -27,7 +28,6 @@ from pipelines.annotate.report.browser import MOST_SHOWN
 from pipelines.annotate.report.folder import Folder
 from pipelines.annotate.report.numbers import read_rules
 from pipelines.annotate.report.survey import survey_annotation
-from pipelines.report.formats import duration
 from tests.pipelines.annotate.annotation_report_run import (
     HOSTILE,
     SHARED,
