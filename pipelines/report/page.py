@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
+from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_json, write_text
 from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
@@ -99,34 +100,24 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
     Args:
         sections: by name, of `TITLES`; those that are not there have no place in the page.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent_or_dash, "duration": duration, "megabytes": megabytes}
-    html = environment.get_template("page.html").render(
+    return render_template(
+        "run.html",
+        folders=[FOLDER],
+        filters={"percent": percent_or_dash, "duration": duration, "megabytes": megabytes},
+        page_kind="audiollm report",
         name=material.recipe.name,
         about=_about(material),
         failed=summary["failed"],
         tiles=headline(material, summary),
-        titles={name: title for name, title in TITLES.items() if name in sections},
+        titles={name: title for name, title in TITLES.items() if name in sections} | {"run": "Run"},
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
         stages=_stages(material, summary),
         total_s=summary["seconds"]["total"],
         configuration=_configuration(material),
         versions=_versions(),
-        css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
-        script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
         **{name: sections.get(name) for name in TITLES},
     )
-    return html.strip() + "\n"
 
 
 def _about(material: Material) -> list[str]:
@@ -168,18 +159,18 @@ def _configuration(material: Material) -> list[Row]:
         {
             "name": stage.name,
             "kind": stage.stage.kind,
-            "settings": [(key, _setting(material, value)) for key, value in _flat(stage.settings())],
+            "settings": [(key, _setting(material, value)) for key, value in flat_settings(stage.settings())],
         }
         for stage in material.recipe.stages
     ]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as `outer.inner`, which is how they are written on the command line."""
     pairs: list[tuple[str, Any]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
+            pairs += flat_settings(value, f"{prefix}{key}.")
         else:
             pairs.append((f"{prefix}{key}", value))
     return pairs

@@ -81,6 +81,7 @@ def write_codec_report(
         prefix_charts=prefix_charts(result),
         examples=_examples(codecs, clips, num_examples),
         seconds=EXAMPLE_S,
+        set_aside=[(item["path"], item["reason"]) for item in result["set_aside"]],
     )
     write_text(path, page)
     return path

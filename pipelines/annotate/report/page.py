@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.report.formats import duration, percent_or_dash
+from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_text
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
@@ -59,32 +60,24 @@ def write_annotation_report(folder: Path) -> Path:
 
 def render_annotation_page(name: str, folder: Folder) -> str:
     """The page as text. Whatever comes from the folder is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    shared = Path(run_page.__file__).parent
     gallery = Gallery(most_bytes=MOST_SOUND_BYTES)
     sections, tiles = _sections(folder, gallery)
-    environment = Environment(
-        loader=FileSystemLoader([FOLDER, shared]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent_or_dash, "duration": duration}
-    html = environment.get_template("page.html").render(
+    return render_template(
+        "annotation.html",
+        folders=[FOLDER, Path(run_page.__file__).parent],
+        filters={"percent": percent_or_dash, "duration": duration},
+        page_kind="audiollm annotation",
         name=named(name) or "annotation",
         tiles=tiles,
         titles=TITLES,
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
-        settings=[(key, shown(value)) for key, value in _flat(folder.yaml("config.yaml"))],
-        css=Markup("".join((where / "page.css").read_text(encoding="utf-8") for where in (shared, FOLDER))),
-        script=Markup("".join((where / "page.js").read_text(encoding="utf-8") for where in (shared, FOLDER))),
+        configuration=[
+            (named(key, 120), shown(_setting(value)))
+            for key, value in run_page.flat_settings(folder.yaml("config.yaml"))
+        ],
         **sections,
     )
-    return html.strip() + "\n"
 
 
 def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
@@ -128,14 +121,5 @@ def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
     }
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as `outer.inner`, which is how they are written on the command line."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append(
-                (named(f"{prefix}{key}", 120), without_home(value) if isinstance(value, str) else value)
-            )
-    return pairs
+def _setting(value: Any) -> Any:
+    return without_home(value) if isinstance(value, str) else value
