@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.options import Examples, Limit, Out, RecognizerOption, SpeakerJudgeOption
 from audiollm.evaluate.report.suite import bar, spread_items, step
 from audiollm.files.atomic import folder_digest
 
@@ -28,9 +29,7 @@ def codec(
             help="Folders of codecs, as FOLDER or NAME=FOLDER.", metavar="CODEC", show_default=False
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for results.json, rows.jsonl and report.html.")
-    ],
+    out: Out,
     audio: Annotated[
         list[Path] | None, typer.Option(help="A sound file, or a folder of them; give it again for more.")
     ] = None,
@@ -41,21 +40,17 @@ def codec(
         str, typer.Option(help="Of clips without one: speech, sound, music or unknown.")
     ] = "unknown",
     metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
-    recognizer: Annotated[
-        str | None, typer.Option(help="Judge of words: pocketsphinx, or the folder of a Hugging Face model.")
-    ] = None,
-    speaker_judge: Annotated[
-        str | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
-    ] = None,
+    recognizer: RecognizerOption = None,
+    speaker_judge: SpeakerJudgeOption = None,
     codebooks: Annotated[
         str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clips, spread over all.")] = None,
+    limit: Limit = None,
     max_seconds: Annotated[
         float,
         typer.Option(min=1.0, max=600.0, help="Longer clips are cut into equal pieces of at most this."),
     ] = 30.0,
-    examples: Annotated[int, typer.Option(min=0, help="Clips to listen to in the report.")] = 4,
+    examples: Examples = 4,
 ) -> None:
     """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
 

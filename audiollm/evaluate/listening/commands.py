@@ -10,21 +10,26 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
-from audiollm.evaluate.speech.commands import (
-    Codec,
+from audiollm.evaluate.options import (
+    CodecFolder,
+    Endpoint,
+    EndpointModel,
     Examples,
     Form,
+    KeyVariable,
     Language,
     Limit,
+    Listener,
     MaxDuration,
+    MaxTokens,
     Model,
+    Out,
     RecognizerOption,
     Seed,
     Spelling,
-    clips_of,
-    speaker_of,
 )
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+from audiollm.evaluate.speech.commands import clips_of, speaker_of
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.judging import SpeechClip
@@ -32,21 +37,6 @@ if TYPE_CHECKING:
     from audiollm.evaluate.speech.clips import SpeechRequest
     from audiollm.evaluate.subjects.chat import Chat, EndpointChat
     from audiollm.evaluate.subjects.protocols import Subject
-
-Listener = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="What listens: a folder (ours, or an audio LLM of Hugging Face), or module:factory.",
-    ),
-]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(help="In place of a folder: an OpenAI-compatible address, http://localhost:8000/v1."),
-]
-EndpointModel = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
-KeyVariable = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="The longest reply.")]
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ def asr(
         Path, typer.Option("--list", help="CSV or JSON lines with path and text, or samples.jsonl.")
     ],
     model: Listener = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
@@ -74,9 +64,7 @@ def asr(
     hypotheses: Annotated[
         Path | None, typer.Option(help="In place of a model: CSV or JSON lines with id and text.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/asr"
-    ),
+    out: Out = Path("scores/asr"),
     language: Language = "en",
     split: Annotated[str | None, typer.Option(help="Of samples, only this split.")] = None,
     by: Annotated[str, typer.Option(help="Conditions to tell apart: speaker,condition.")] = "",
@@ -119,7 +107,7 @@ def asr(
 def audio_qa(
     listing: Annotated[Path, typer.Option("--list", help="JSON or JSON lines in MMAU's layout.")],
     model: Listener = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
@@ -130,9 +118,7 @@ def audio_qa(
         Path | None,
         typer.Option(help="The folder that the audio's paths are relative to; by default the list's."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/audio-qa"
-    ),
+    out: Out = Path("scores/audio-qa"),
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
     examples: Examples = 8,
@@ -161,7 +147,7 @@ def judge(
     listing: Annotated[Path, typer.Option("--list", help="emergent_tts_eval_data.jsonl, or a list like it.")],
     against: Annotated[Path, typer.Option(help="The other system's clips: a folder with 0.wav, 1.wav, ...")],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
         Path | None, typer.Option(help="In place of a model: a folder with 0.wav, 1.wav, ...")
     ] = None,
@@ -174,9 +160,7 @@ def judge(
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
     categories: Annotated[str, typer.Option(help="Some of the list's: Emotions,Questions.")] = "",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/judge"
-    ),
+    out: Out = Path("scores/judge"),
     limit: Limit = None,
     seed: Seed = 0,
     max_duration_s: MaxDuration = None,

@@ -10,6 +10,20 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.evaluate.options import (
+    CodecFolder,
+    Examples,
+    Form,
+    Language,
+    Limit,
+    MaxDuration,
+    Model,
+    Out,
+    RecognizerOption,
+    Seed,
+    SpeakerJudgeOption,
+    Spelling,
+)
 from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step
 
 if TYPE_CHECKING:
@@ -20,36 +34,6 @@ if TYPE_CHECKING:
     from audiollm.evaluate.subjects.protocols import Subject
 
 Evaluate = Callable[["Bench"], SuiteResult]
-Model = Annotated[
-    str | None, typer.Option(help="What speaks: a trained model's folder, or package.module:factory.")
-]
-Codec = Annotated[
-    Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
-]
-Language = Annotated[str, typer.Option(help="Of the texts: en, zh, ...; zh is scored by characters.")]
-RecognizerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--recognizer", help="Judge of words: pocketsphinx, a Hugging Face model's folder, or module:factory."
-    ),
-]
-SpeakerJudgeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Judge of voices: the folder of a Hugging Face x-vector model or of a trained classifier "
-        "(RUN/evaluate/judges/speaker), or module:factory."
-    ),
-]
-Form = Annotated[str, typer.Option(help="How texts are compared: seed-tts, whisper or spoken.")]
-Spelling = Annotated[
-    Path | None, typer.Option(help="British to American spellings, a Whisper checkpoint's normalizer.json.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, spread over the list.")]
-Seed = Annotated[int, typer.Option(help="Of what the model says.")]
-MaxDuration = Annotated[
-    float | None, typer.Option(min=0.04, help="The longest a text may be spoken; by default by its length.")
-]
-Examples = Annotated[int, typer.Option(min=0, help="Cases to listen to in the report, the worst first.")]
 
 
 def tts(
@@ -57,13 +41,11 @@ def tts(
         Path, typer.Option("--list", help="name|prompt text|prompt wav|text[|target wav] a line.")
     ],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
         Path | None, typer.Option(help="In place of a model: a folder with NAME.wav a line.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/tts"
-    ),
+    out: Out = Path("scores/tts"),
     language: Language = "en",
     recognizer: RecognizerOption = None,
     speaker_judge: SpeakerJudgeOption = None,
@@ -100,10 +82,8 @@ def multi_speaker(
         Path, typer.Option("--list", help="JSON lines of dialogues; see the README of evaluate.")
     ],
     model: Model = None,
-    codec: Codec = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/multi-speaker"
-    ),
+    codec: CodecFolder = None,
+    out: Out = Path("scores/multi-speaker"),
     language: Language = "en",
     recognizer: RecognizerOption = None,
     speaker_judge: SpeakerJudgeOption = None,
@@ -149,16 +129,14 @@ def multi_speaker(
 def emotion(
     esd: Annotated[Path, typer.Argument(help="The folder of ESD, which holds 0001 to 0020.")],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
         Path | None, typer.Option(help="In place of a model: a folder with 0011_000351.wav and so on.")
     ] = None,
     recordings: Annotated[
         bool, typer.Option("--recordings", help="Score the real recordings themselves.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/emotion"
-    ),
+    out: Out = Path("scores/emotion"),
     language: Language = "en",
     split: Annotated[
         str | None, typer.Option(help="evaluation, test or train, where ESD comes in these.")
