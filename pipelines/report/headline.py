@@ -10,7 +10,7 @@ from pipelines.report.material import Material, Row
 
 
 def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
-    """Of the voice, of the answers, of time and of memory.
+    """The figures at the top of the page: voice, answers, time and memory.
 
     Where a recipe evaluates speech several times, each has one tile with what its main judge says.
     """

@@ -1,4 +1,4 @@
-"""What a run left behind, as the report reads it: stages by kind, their files, text fit to be shown.
+"""The results of a run, as the report reads them: stages by kind, their files, text fit to be shown.
 
 Reading never fails: a stage may have been killed or have failed anywhere, and the report is then wanted most.
 """
@@ -23,7 +23,7 @@ _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")
 
 @dataclass(frozen=True)
 class Trace:
-    """What is known of one stage: its result, where it was tried, and the files in its folder.
+    """One stage: its result, if it ran, and the files in its folder.
 
     Of a stage that was not tried in this run nothing is read: its folder may be that of an earlier one.
     """
@@ -35,11 +35,11 @@ class Trace:
     """The stages that it reads from."""
     result: StageResult | None
     damage: dict[Path, str] = field(default_factory=dict)
-    """What was found wrong with which file, for the person at the keyboard; the traces of a run share it."""
+    """Problems by file, for the log; all stages of a run share it."""
 
     @property
     def figures(self) -> Row | None:
-        """What the stage returned; None where it is not done."""
+        """The result of the stage; None where it has not finished."""
         return self.result.figures if self.result is not None and self.result.state == "done" else None
 
     @property

@@ -37,7 +37,7 @@ TITLES = {
     "samples": "Samples",
     "scores": "Scores",
 }
-"""Of the sections, in their order; the run's own comes last."""
+"""Titles of the sections, in their order; the section on the run itself comes last."""
 KINDS = {
     "recordings": ("annotate", "compose"),
     "tokenizer": ("train_tokenizer",),
@@ -46,7 +46,7 @@ KINDS = {
     "samples": ("generate", "evaluate"),
     "scores": ("evaluate",),
 }
-"""A section is there if the recipe has a stage of one of these kinds."""
+"""Kinds of stages by section: a section is shown if the recipe has a stage of one of its kinds."""
 PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
 
 
@@ -98,7 +98,7 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
     """The page as text. Whatever comes from a run is escaped.
 
     Args:
-        sections: by name, of `TITLES`; those that are not there have no place in the page.
+        sections: by name, of `TITLES`; the others are left out of the page.
     """
     return render_template(
         "run.html",
@@ -183,7 +183,7 @@ def _setting(material: Material, value: Any) -> str:
 
 
 def _versions() -> list[tuple[str, str]]:
-    """What the run ran on. No host name and no path: the page may be shown to others."""
+    """Versions and hardware of the run, without host names or paths: the page may be shown to others."""
     from importlib.metadata import PackageNotFoundError, version
 
     rows = [("Python", platform.python_version()), ("platform", f"{platform.system()} {platform.machine()}")]

@@ -80,7 +80,7 @@ def _step(title: str, count: int, of: int, note: str) -> Row:
 
 
 def _facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
-    """Of the samples, where one stage makes them, and of the recordings."""
+    """Facts about the samples, if one stage makes them, and about the recordings."""
     samples = (composed[0].figures or {}) if len(composed) == 1 else {}
     return facts_of(
         {**samples, "text_agreement": counts.get("text_agreement")},
@@ -93,7 +93,7 @@ def _facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def _set_aside_rows(material: Material) -> list[Row]:
-    """Of all stages, each row once: the lists of stages `compose` begin with that of `annotate`."""
+    """The set-aside rows of all stages, each once: the lists of stages `compose` begin with that of `annotate`."""
     first, *later = (
         list(chain.from_iterable(stage.rows("set_aside.jsonl") for stage in material.stages(kind)))
         for kind in ("compose", "train_tokenizer", "tokenize", "train")

@@ -76,7 +76,7 @@ def seconds_and_memory(
 
 
 def _figures(material: Material, kind: str) -> dict[str, Any] | None:
-    """Of the only stage of a kind, or of each by its name."""
+    """The figures of the only stage of a kind, or of each stage by its name."""
     stages = material.stages(kind)
     if len(stages) > 1:
         return {stage.name: stage.figures for stage in stages}

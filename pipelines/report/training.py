@@ -13,7 +13,7 @@ from pipelines.report.media import Gallery, shares
 
 CODEBOOKS_SHOWN = 8
 PROMPTS_SHOWN, STEPS_SHOWN = 6, 4
-"""Of what training spoke at its evaluations; the prompts are those of all stages together."""
+"""Clips spoken at evaluations that the page shows; prompts are counted over all stages together."""
 BRIEF = ("begins from", "training steps", "audio loss, held out", "text loss, held out")
 """The facts that stand beside the name of one of several stages."""
 
@@ -52,7 +52,7 @@ def _stage(material: Material, stage: Trace, gallery: Gallery, prompts: int) -> 
 
 
 def _facts(material: Material, stage: Trace) -> list[tuple[str, str]]:
-    """What it trained on top of, and its figures."""
+    """The facts of a training: the model that it started from, and its figures."""
     if stage.figures is None or stage.result is None:
         return []
     settings = stage.result.settings

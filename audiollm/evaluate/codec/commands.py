@@ -37,13 +37,13 @@ def codec(
         Path | None, typer.Option("--list", help="CSV with the columns path and, if known, kind and text.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="Of clips without one: speech, sound, music or unknown.")
+        str, typer.Option(help="Kind of the clips that name none: speech, sound, music or unknown.")
     ] = "unknown",
     metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
     recognizer: RecognizerOption = None,
     speaker_judge: SpeakerJudgeOption = None,
     codebooks: Annotated[
-        str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
+        str | None, typer.Option(help="Also score the first codebooks alone: 1,2,4 for example.")
     ] = None,
     limit: Limit = None,
     max_seconds: Annotated[
@@ -54,7 +54,7 @@ def codec(
 ) -> None:
     """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
 
-    What is done is not done again: the same command goes on, and another codec joins the table.
+    Finished rows are kept: the same command resumes, and another codec joins the table.
 
     Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
     """
@@ -201,7 +201,7 @@ def _kind(given: str, where: str) -> Kind:
 
 
 def _surroundings(*judges: ChosenJudge | None) -> str:
-    """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
+    """The part of a row's fingerprint besides codec and clip: the judges, and whether PESQ can be computed."""
     known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
     return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"
 

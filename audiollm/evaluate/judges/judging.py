@@ -58,7 +58,7 @@ class SpeechClip:
 
     id: str
     text: str
-    """What should be said."""
+    """The text that should be said."""
     path: Path | None = None
     """The audio file; None: there is no sound, for the reason in `problem`."""
     problem: str = ""
@@ -113,7 +113,7 @@ class SpeechJudges:
         return self.classifiers[judge].labels if judge in self.classifiers else self.grammar
 
     def answer(self, judged: JudgedClip, judge: str) -> str | None:
-        """What the judge of this name answered; None where the clip could not be heard.
+        """The answer of the judge of this name; None where the clip could not be read.
 
         Raises:
             MetricError: the judge failed on this clip.

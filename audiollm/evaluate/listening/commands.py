@@ -1,4 +1,4 @@
-"""The commands `evaluate asr`, `evaluate audio-qa` and `evaluate judge`: what models hear."""
+"""The commands `evaluate asr`, `evaluate audio-qa` and `evaluate judge`: suites on models that listen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListenerSource:
-    """Where a model that listens comes from: a folder or an import path, or an endpoint."""
+    """The source of a listening model: a folder, an import path, or an endpoint."""
 
     model: str | None
     codec: Path | None
@@ -66,8 +66,8 @@ def asr(
     ] = None,
     out: Out = Path("scores/asr"),
     language: Language = "en",
-    split: Annotated[str | None, typer.Option(help="Of samples, only this split.")] = None,
-    by: Annotated[str, typer.Option(help="Conditions to tell apart: speaker,condition.")] = "",
+    split: Annotated[str | None, typer.Option(help="Split of the samples; by default all.")] = None,
+    by: Annotated[str, typer.Option(help="Conditions to group by: speaker,condition.")] = "",
     form: Form = "whisper",
     spelling: Spelling = None,
     limit: Limit = None,
@@ -76,7 +76,7 @@ def asr(
 ) -> None:
     """Score speech recognition: word or character errors by kind, by speaker and by condition, with intervals.
 
-    What was written down is not asked for again: the same command goes on.
+    Replies are kept: the same command resumes.
 
     Example: audiollm evaluate asr --list test.csv --model runs/understanding/train --by speaker
     """
@@ -153,13 +153,15 @@ def judge(
     ] = None,
     judge_model: Annotated[
         str | None,
-        typer.Option("--judge", help="What judges: an audio LLM's folder, ours or Hugging Face's."),
+        typer.Option("--judge", help="The judge: an audio LLM's folder, ours or Hugging Face's."),
     ] = None,
     judge_codec: Annotated[Path | None, typer.Option(help="The codec's folder of a judge of ours.")] = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
-    categories: Annotated[str, typer.Option(help="Some of the list's: Emotions,Questions.")] = "",
+    categories: Annotated[
+        str, typer.Option(help="Categories to score: Emotions,Questions; by default all.")
+    ] = "",
     out: Out = Path("scores/judge"),
     limit: Limit = None,
     seed: Seed = 0,
@@ -174,7 +176,7 @@ def judge(
     """
     console = Console()
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.speech.clips import find_clips
+    from audiollm.evaluate.speech.clips import clips_in_folder
     from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
     from audiollm.evaluate.speech.verdicts import ChatJudge
 
@@ -186,7 +188,7 @@ def judge(
     chat, fingerprint = _chat(source)
     requests = [item.request() for item in items]
     ours = _spoken(model, codec, audio, requests, out, seed, max_duration_s, console)
-    theirs = find_clips(against, requests)
+    theirs = clips_in_folder(against, requests)
     with bar(console, "judging", len(items)) as progress:
         bench = PairBench(
             ChatJudge(chat, seed=seed),
@@ -208,7 +210,7 @@ def _one_of(**given: object) -> None:
     """
     options = ", ".join(f"--{name}" for name in given)
     if sum(value is not None for value in given.values()) != 1:
-        raise ConfigError("one is needed, and one alone", options, f"give one of {options}")
+        raise ConfigError("exactly one of these options is required", options, f"give one of {options}")
 
 
 def _ids(inquiries: list[Inquiry]) -> list[str]:
@@ -218,7 +220,7 @@ def _ids(inquiries: list[Inquiry]) -> list[str]:
 def _replies(
     source: ListenerSource, inquiries: list[Inquiry], out: Path, console: Console
 ) -> tuple[dict[str, Reply], str]:
-    """What the model or the endpoint replies, and who that is."""
+    """The replies of the model or the endpoint, and its description for the page."""
     from audiollm.evaluate.listening.replies import by_answerer
 
     subject = _listener(source)
@@ -253,7 +255,7 @@ def _listener(source: ListenerSource) -> Subject:
 
 
 def _chat(source: ListenerSource) -> tuple[Chat, str]:
-    """What judges pairs, and what stands for it. A model that hears one recording gets both in one."""
+    """The judge of pairs, and its fingerprint. A model that hears only one recording gets both joined in one."""
     from audiollm.evaluate.subjects.chat import ChatAnswerer, OneClipChat
 
     if source.model is None:

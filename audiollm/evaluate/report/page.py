@@ -16,7 +16,7 @@ from torch import Tensor
 
 from audiollm.audio import encode_bytes
 
-MOST_SOUND_BYTES = 16_000_000
+MAX_SOUND_BYTES = 16_000_000
 """Bytes of encoded sound after which a page takes no more."""
 Filters = Mapping[str, Callable[..., Any]]
 _NO_FILTERS: Filters = {}
@@ -45,9 +45,9 @@ def render_template(
 
 
 def player(samples_1N: Tensor, sample_rate: int, loudest: float) -> dict[str, str]:
-    """A sound and its picture as data addresses.
+    """A sound and its spectrogram as data URLs.
 
-    FLAC, so that nothing is coded twice; a picture of 80 dB below `loudest`.
+    FLAC, which is lossless; the spectrogram shows 80 dB below `loudest`.
     """
     from matplotlib import colormaps
     from PIL import Image

@@ -19,7 +19,7 @@ Advance = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """What a model is asked to say."""
+    """A text for a model to speak, with an optional reference voice."""
 
     id: str
     text: str
@@ -34,9 +34,9 @@ class SpeechRequest:
 def speak_all(
     subject: Subject, requests: Sequence[SpeechRequest], folder: Path, seed: int, advance: Advance
 ) -> dict[str, SpeechClip]:
-    """Every request said by the model, in `folder`; what an earlier run said is kept.
+    """Have the model speak every request, into `folder`; clips of an earlier run are kept.
 
-    A request that the model fails on is a clip with the problem. It is tried again in the next run.
+    A request that the model fails on becomes a clip with a `problem`. The next run tries it again.
     """
     store = RowStore(folder / "spoken.jsonl")
     clips: dict[str, SpeechClip] = {}
@@ -46,7 +46,7 @@ def speak_all(
     return clips
 
 
-def find_clips(folder: Path, requests: Iterable[SpeechRequest]) -> dict[str, SpeechClip]:
+def clips_in_folder(folder: Path, requests: Iterable[SpeechRequest]) -> dict[str, SpeechClip]:
     """The files of a folder that are named by the requests' ids, with any of the usual endings."""
     return {request.id: _find(folder, request) for request in requests}
 

@@ -1,4 +1,4 @@
-"""The commands `evaluate tts`, `evaluate multi-speaker` and `evaluate emotion`: what models say."""
+"""The commands `evaluate tts`, `evaluate multi-speaker` and `evaluate emotion`: suites on models that speak."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ Evaluate = Callable[["Bench"], SuiteResult]
 
 def tts(
     listing: Annotated[
-        Path, typer.Option("--list", help="name|prompt text|prompt wav|text[|target wav] a line.")
+        Path, typer.Option("--list", help="One name|prompt text|prompt wav|text[|target wav] per line.")
     ],
     model: Model = None,
     codec: CodecFolder = None,
     audio: Annotated[
-        Path | None, typer.Option(help="In place of a model: a folder with NAME.wav a line.")
+        Path | None,
+        typer.Option(help="In place of a model: a folder with one NAME.wav per line of the list."),
     ] = None,
     out: Out = Path("scores/tts"),
     language: Language = "en",
@@ -58,7 +59,7 @@ def tts(
 ) -> None:
     """Score zero-shot speech over a list of Seed-TTS-eval: word errors, and likeness to the prompt's voice.
 
-    What is said and heard is not said and heard again: the same command goes on.
+    Clips and rows are kept: the same command resumes.
 
     Example: audiollm evaluate tts --model runs/tts-tiny/train --list seedtts_en.lst --recognizer ~/models/whisper
     """
@@ -96,7 +97,7 @@ def multi_speaker(
 ) -> None:
     """Score dialogues: word errors, likeness within a speaker, difference between speakers, their geometric mean.
 
-    Without a model, the sound is that of the list: a file a turn, or one with the times of the turns.
+    Without a model, the list names the sound: one file per turn, or one file with the times of the turns.
 
     Example: audiollm evaluate multi-speaker --list dialogues.jsonl --speaker-judge ~/models/wavlm-base-plus-sv
     """
@@ -139,7 +140,7 @@ def emotion(
     out: Out = Path("scores/emotion"),
     language: Language = "en",
     split: Annotated[
-        str | None, typer.Option(help="evaluation, test or train, where ESD comes in these.")
+        str | None, typer.Option(help="evaluation, test or train, if this copy of ESD has splits.")
     ] = None,
     recognizer: RecognizerOption = None,
     emotion_judge: Annotated[
@@ -164,7 +165,7 @@ def emotion(
 
     utterances = spread_items(read_esd(esd, language, split), limit)
     if recordings and (model or audio):
-        raise ConfigError("--recordings and a model or a folder", "command line", "give one of them")
+        raise ConfigError("--recordings excludes --model and --audio", "command line", "give one of them")
     subject = None if recordings else speaker_of(model, codec, audio, max_duration_s)
     judge = choose_emotion_judge(emotion_judge)
     bench = _bench(out, form, language, spelling, recognizer, judge)
@@ -186,7 +187,7 @@ def emotion(
 def speaker_of(
     model: str | None, codec: Path | None, audio: Path | None, max_duration_s: float | None
 ) -> Subject | None:
-    """The model; None where there are clips already."""
+    """The speaking model; None where there are clips already."""
     from audiollm.evaluate.subjects.loading import load_speaker
 
     if model is None:
@@ -208,12 +209,12 @@ def clips_of(
     seed: int,
     console: Console,
 ) -> dict[str, SpeechClip]:
-    """What the model says, or what is there."""
-    from audiollm.evaluate.speech.clips import find_clips, speak_all
+    """The clips that the model speaks, or those of the folder."""
+    from audiollm.evaluate.speech.clips import clips_in_folder, speak_all
 
     if subject is None:
         assert audio is not None
-        return find_clips(audio, requests)
+        return clips_in_folder(audio, requests)
     with bar(console, "speaking", len(requests)) as progress:
         return speak_all(subject, requests, out / "audio", seed, lambda what: step(progress, what))
 

@@ -44,7 +44,7 @@ LIKENESS = {
 def evaluate_emotion(
     utterances: Sequence[Utterance], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
 ) -> SuiteResult:
-    """Hear every clip and compare.
+    """Judge every clip.
 
     Args:
         clips: by the utterances' ids. A clip that is the real recording itself has no similarity to it.
@@ -90,7 +90,7 @@ def evaluate_emotion(
 
 
 def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
-    """ESD's emotions by a judge's labels (`ang`, `anger`, `Angry`, ...); a label of another emotion is not there.
+    """ESD's emotions by a judge's labels (`ang`, `anger`, `Angry`, ...); labels of other emotions are left out.
 
     Raises:
         ConfigError: there are labels, and none of them is an emotion of ESD.
@@ -102,7 +102,7 @@ def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
             known[label] = _STEMS[stem]
     if labels and not known:
         raise ConfigError(
-            f"the judge's labels are no emotions of ESD: {', '.join(labels[:8])}",
+            f"the judge's labels name no emotion of ESD: {', '.join(labels[:8])}",
             "--emotion-judge",
             f"its config's id2label must name some of {', '.join(EMOTIONS)}",
         )

@@ -50,7 +50,11 @@ SCORES = {
 def evaluate_dialogues(
     dialogues: Sequence[Dialogue], bench: Bench, about: str = "", problems: Mapping[str, str] | None = None
 ) -> SuiteResult:
-    """Hear every turn and compare."""
+    """Judge every turn of every dialogue.
+
+    Args:
+        problems: by the dialogues' ids, why a model did not speak them.
+    """
     rows: list[Row] = []
     for dialogue in dialogues:
         rows.append(_row(dialogue, bench, (problems or {}).get(dialogue.id, "")))
@@ -134,7 +138,7 @@ def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
 
 
 def _content(dialogue: Dialogue, bench: Bench) -> list[Any]:
-    """What is heard and compared with: contents of files, spans, speakers and texts."""
+    """The inputs of a row: contents of files, spans, speakers and texts."""
     whole = digest(dialogue.audio) if dialogue.audio else None
     turns = [
         [t.speaker, t.text, t.start_s, t.end_s, digest(t.audio) if t.audio else None] for t in dialogue.turns
@@ -234,7 +238,7 @@ def _voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench
 
 
 def _embeddings(sources: Sequence[Callable[[], Tensor]]) -> tuple[list[Tensor | None], list[str]]:
-    """The embedding `[D]` of each source, None where there is none, and the reasons of the latter."""
+    """The embedding `[D]` of each source, or None; and the reasons for the missing ones."""
     found: list[Tensor | None] = []
     problems: list[str] = []
     for source in sources:

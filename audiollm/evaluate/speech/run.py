@@ -1,4 +1,4 @@
-"""Suite tts: is the asked text heard, in the asked voice?
+"""The stage `evaluate`, suite tts: is the requested text heard, in the requested voice?
 
 The judges (`trained_judges.py`) hear the real test clips, the generated clips and, where given, real clips through
 the codec alone. The result is the score relative to the real clips: no judge is right about all of these.
@@ -42,7 +42,7 @@ class GeneratedRow(BaseModel):
 
 
 def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any]:
-    """Train the judges or find them trained, hear everything, write the artifacts.
+    """Train or load the judges, judge all clips, write the artifacts.
 
     Returns:
         The figures: `real_accuracy`, `generated_accuracy`, `relative_accuracy` by the judge named in `judge`,
@@ -72,7 +72,7 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
 
 
 def read_takes(samples: Path, context: Context) -> tuple[list[SpeechClip], list[SpeechClip]]:
-    """The training and the test takes of `samples.jsonl`."""
+    """The training and the test clips of `samples.jsonl`."""
     good, bad = read_samples(samples)
     for row in bad[:3]:
         context.say(f"left out: {row}")
@@ -194,7 +194,7 @@ def _score_judge(
 def clip_rows(
     clips: Sequence[SpeechClip], heard: Sequence[JudgedClip], judges: SpeechJudges, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """One row for `clips.jsonl` a generated clip; its path is relative to that file's folder."""
+    """One row of `clips.jsonl` per generated clip; its path is relative to that file's folder."""
     for clip, judged in zip(clips, heard, strict=True):
         answers = {name: _answer(clip, judged, name, judges) for name in judges.names}
         yield {
@@ -250,7 +250,7 @@ def _main_judge(judges: SpeechJudges) -> str:
 
 
 def _value(tables: Mapping[str, Any], judge: str) -> float | None:
-    """A judge's score of a set: the share of right clips; in an open vocabulary 1 - word error rate."""
+    """A judge's score of a set: the share of right clips; 1 - word error rate in an open vocabulary."""
     table = tables.get(judge)
     if table is None:
         return None

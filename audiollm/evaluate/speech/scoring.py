@@ -20,7 +20,7 @@ class Bench:
     form: TextForm
     judges: SpeechJudges
     fingerprint: str = ""
-    """Identifies the judges: rows depend on it besides clips and texts."""
+    """Identifier of the judges: rows depend on it, on clips and on texts."""
     store: RowStore = field(default_factory=lambda: RowStore(None))
     advance: Advance = lambda what: None
 
@@ -43,7 +43,7 @@ def transcript_errors(text: str, heard: str, form: TextForm) -> dict[str, int] |
 
 
 def error_summary(rows: Sequence[Row], form: TextForm) -> dict[str, Any]:
-    """`error_table` of the rows that have errors, with the reasons of the others.
+    """`error_table` of the rows that have errors, with the reasons why the others have none.
 
     `rate_with_missing` counts every text of a row without a clip as deleted: a model that fails on hard texts does
     not gain by it. It is None where no clip is missing.
@@ -69,5 +69,5 @@ def error_summary(rows: Sequence[Row], form: TextForm) -> dict[str, Any]:
 
 
 def rate_of(row: Mapping[str, Any]) -> float:
-    """Errors over units of a row, for an order; what has none comes first."""
+    """The error rate of a row, for sorting; infinite where the row has none."""
     return Errors(**row["errors"]).rate if isinstance(row["errors"], dict) else float("inf")

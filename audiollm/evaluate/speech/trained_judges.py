@@ -92,7 +92,7 @@ def why_no_text_judge(train: Sequence[SpeechClip], asked: Sequence[SpeechClip]) 
 
 
 def why_no_speaker_judge(train: Sequence[SpeechClip]) -> str:
-    """Why there are no speakers to tell apart; empty where there are."""
+    """Why no classifier of speakers can be trained; empty where one can."""
     number = len(_known_speakers(train))
     if 2 <= number <= MAX_LABELS:
         return ""
@@ -112,7 +112,7 @@ def _with_known_speaker(train: Sequence[SpeechClip]) -> list[tuple[SpeechClip, s
 def _choose(
     pairs: Sequence[tuple[SpeechClip, str]], config: EvaluationConfig
 ) -> list[tuple[SpeechClip, str]]:
-    """At most `judge_clips` in all, a seeded choice of equally many of each label."""
+    """A seeded choice of equally many clips of each label, at most `judge_clips` in all."""
     groups: dict[str, list[tuple[SpeechClip, str]]] = {}
     for clip, label in pairs:
         groups.setdefault(label, []).append((clip, label))
@@ -126,7 +126,7 @@ def _choose(
 def _trained_judges(
     labelled: Mapping[str, Sequence[tuple[SpeechClip, str]]], config: EvaluationConfig, context: Context
 ) -> dict[str, ClipClassifier]:
-    """The judges in the stage's folder, after training those that are not there yet."""
+    """The judges in the stage's folder; missing ones are trained first."""
     folders = {name: context.folder / "judges" / name for name in labelled}
     missing = [name for name in labelled if not (folders[name] / "classifier.json").exists()]
     if missing:
@@ -137,7 +137,7 @@ def _trained_judges(
 def _train_missing(
     missing: Mapping[Path, Sequence[tuple[SpeechClip, str]]], config: EvaluationConfig, context: Context
 ) -> None:
-    """Train a judge for each folder, side by side in threads; an interruption ends them all."""
+    """Train one judge per folder, in parallel threads; an interruption ends them all."""
     stop = Event()
     with context.progress("training judges", config.judge_steps * len(missing)) as progress:
 
@@ -165,7 +165,7 @@ def _train(
     context: Context,
     on_step: Callable[[int, float], None],
 ) -> None:
-    """Train one judge and save it; nothing is saved where its takes do not suffice."""
+    """Train one judge and save it; nothing is saved if its clips do not suffice."""
     waves: list[Clip] = []
     labels: list[str] = []
     for clip, label in pairs:
@@ -186,7 +186,7 @@ def _train(
 
 
 def _recognizer(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[str] | None, str]:
-    """With the asked texts as its grammar if they are few and of known words, else open vocabulary."""
+    """The recognizer, its grammar and a note: the asked texts are the grammar if few and of known words."""
     if not 0 < len(texts) <= MAX_LABELS:
         note = f"open vocabulary: {len(texts)} different texts; a grammar holds 1 to {MAX_LABELS}"
         return PocketsphinxRecognizer(None), None, note

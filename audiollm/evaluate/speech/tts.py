@@ -1,4 +1,4 @@
-"""Suite `tts`: are the asked words heard, and is the voice that of the prompt? Lists of the Seed-TTS-eval form.
+"""Suite `tts`, for lists of the Seed-TTS-eval form: are the words right, and is the voice that of the prompt?
 
 Word errors as `run_wer.py` and `average_wer.py` of BytedanceSpeech/seed-tts-eval compute them (form `seed-tts`, mean
 over utterances), and over the whole corpus; similarity as there: cosine of a speaker model's embeddings of the clip
@@ -31,7 +31,7 @@ from audiollm.evaluate.speech.clips import SpeechRequest
 from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 
 VERSION = 1
-"""Of the rows: raise it when a definition changes."""
+"""Version of the rows: raise it when a definition changes."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_list(path: Path) -> list[SpeechItem]:
         item = _item(line.strip().split("|"), path.parent, f"{path}:{place}")
         if item.id in items:
             raise ConfigError(
-                f"{item.id}: a name that was used before", f"{path}:{place}", "give each line its own"
+                f"{item.id}: this name was used before", f"{path}:{place}", "give each line its own"
             )
         items[item.id] = item
     if not items:
@@ -79,11 +79,11 @@ def read_list(path: Path) -> list[SpeechItem]:
 def evaluate_list(
     items: Sequence[SpeechItem], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
 ) -> SuiteResult:
-    """Hear every clip, and every real recording of the list, and compare.
+    """Judge every clip, and every real recording of the list.
 
     Args:
-        clips: what was said, by the items' ids.
-        about: what was judged, for the page.
+        clips: the clips to judge, by the items' ids.
+        about: a line on the page that names the model or the folder.
     """
     prompts = FileEmbeddings(bench.judges.voices)
     rows: list[Row] = []
@@ -118,7 +118,7 @@ def evaluate_list(
 
 
 def judge_names(bench: Bench) -> dict[str, str | None]:
-    """Who judged, for results.json."""
+    """The judges' names, for results.json."""
     return {
         "recognizer": bench.judges.recognizer.name if bench.judges.recognizer else None,
         "voices": bench.judges.voices.name if bench.judges.voices else None,
@@ -126,7 +126,7 @@ def judge_names(bench: Bench) -> dict[str, str | None]:
 
 
 def judged_by(bench: Bench) -> str:
-    """Who judged, for people."""
+    """The judges and the text form in one line, for the page."""
     names = judge_names(bench)
     return (
         f"words: {names['recognizer'] or 'no judge'} (form {bench.form.name}, {bench.form.language}, by "

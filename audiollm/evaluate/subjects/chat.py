@@ -25,11 +25,11 @@ PAUSE_S = 1.0
 
 Parts = Sequence[str | Waveform]
 Turn = tuple[str, Parts]
-"""A role (system, user, assistant), and what it says and plays."""
+"""A role (system, user, assistant), and its texts and recordings."""
 
 
 class ChatError(Exception):
-    """No answer: what went wrong, for a table."""
+    """There is no answer; the message is the reason that a table shows."""
 
 
 class Chat(Protocol):
@@ -46,7 +46,7 @@ class Chat(Protocol):
 
 
 class TurnChat(Chat, Protocol):
-    """Any number of turns."""
+    """A chat of any number of turns."""
 
     def go_on(self, turns: Sequence[Turn]) -> str:
         """The assistant's next turn.
@@ -58,7 +58,7 @@ class TurnChat(Chat, Protocol):
 
 @dataclass(frozen=True)
 class ChatAnswerer:
-    """An `Answerer` out of a chat (the recording, then the question), and a `Conversant`."""
+    """A chat as an `Answerer` (the recording, then the question) and as a `Conversant`."""
 
     chat: TurnChat
 
@@ -76,7 +76,7 @@ class ChatAnswerer:
 
 @dataclass(frozen=True)
 class OneClipChat:
-    """A chat out of an `Answerer`, which hears one recording: all in turn with a second of silence between."""
+    """A chat with an `Answerer`, which hears one recording: several are joined, with a second of silence between."""
 
     answerer: Answerer
     name: str

@@ -1,4 +1,4 @@
-"""How far the recognizers agree: word errors of each pair, the words that they argue about, texts with the differences
+"""Agreement of the recognizers: word errors of each pair, the words that they argue about, texts with the differences
 marked. Words are compared in their spoken form, as the consensus does it."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
 
 WORDS_SHOWN = 20
-MOST_RECOGNIZERS = 8
+MAX_RECOGNIZERS = 8
 GIVEN = "given text"
 
 
 class Marked(NamedTuple):
-    """A part of a text: as it is said elsewhere, otherwise, or (`missing`) said elsewhere alone."""
+    """A part of a text beside another one: the same, different, or missing here."""
 
     text: str
     kind: str
@@ -57,7 +57,7 @@ def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
 
 
 def marked(text: str, heard: str, language: str) -> list[Marked]:
-    """What was heard, with the words that are not in `text` at that place marked, and those that are missing."""
+    """A recognizer's text with its words that differ from `text` marked, and the missing ones."""
     from rapidfuzz.distance import Levenshtein
 
     ours, theirs = _written(said(text), language), _written(said(heard), language)
@@ -101,7 +101,7 @@ class _Pairs:
 
     def matrix(self) -> Row:
         """A row for each as the reference, a column for each as what is judged by it."""
-        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MOST_RECOGNIZERS + 1]
+        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MAX_RECOGNIZERS + 1]
         rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
         rows = [
             {
@@ -118,9 +118,9 @@ class _Argued:
     """Words by how often, and by how many, something else was heard in their place."""
 
     times: Counter[str] = field(default_factory=Counter)
-    """Segments' words: how often it is in what most heard, or in the given text."""
+    """Occurrences of the word in the text of most recognizers, or in the given text."""
     against: Counter[str] = field(default_factory=Counter)
-    """Recognizers, over all times, that have something else there."""
+    """Recognizers that heard something else, summed over all occurrences."""
     voices: Counter[str] = field(default_factory=Counter)
     instead: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -168,7 +168,7 @@ def _texts(row: Row) -> dict[str, str]:
     """By recognizer, and the given text where there is one."""
     heard = {
         named(name, 60): said(text)
-        for name, text in list(row["heard"].items())[:MOST_RECOGNIZERS]
+        for name, text in list(row["heard"].items())[:MAX_RECOGNIZERS]
         if isinstance(text, str)
     }
     given = {GIVEN: said(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}

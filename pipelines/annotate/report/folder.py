@@ -1,4 +1,4 @@
-"""What an annotation left in its folder, read line by line: rows of any number at constant memory.
+"""The files of an annotation, read line by line: any number of rows at constant memory.
 
 Reading never fails: a run may have been killed anywhere, and the page says what is not there.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-LONGEST_TEXT = 600
+MAX_TEXT_CHARACTERS = 600
 """Characters of a text from a row that the page shows."""
 _JOINERS = "\u200c\u200d"
-"""Unseen, and part of how Persian, Hindi and others are written."""
+"""Invisible characters that Persian, Hindi and others need in writing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def found(row: Any, path: str) -> Any:
 
 
 def measured(row: Row, path: str) -> Any:
-    """What a rule compares: `step.value` below `measured`, what the segment tells itself, or a column of that name."""
+    """The value that a rule compares: `step.value` below `measured`, a property of the segment, or a column."""
     for place in (f"measured.{path}", f"measured.segment.{path}", path, path.rpartition(".")[2]):
         value = found(row, place)
         if value is not None:
@@ -91,7 +91,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def seconds_of(row: Row) -> float:
-    """How long a segment is."""
+    """The length of a segment in seconds."""
     duration_s = finite_number(row.get("duration_s"))
     if duration_s is None:
         duration_s = (finite_number(row.get("end_s")) or 0.0) - (finite_number(row.get("start_s")) or 0.0)
@@ -116,7 +116,7 @@ def file_name(row: Row) -> str:
     return named(name)
 
 
-def said(value: Any, longest: int = LONGEST_TEXT) -> str:
+def said(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> str:
     """A text from outside, in single spaces and not too long for a page; what cannot be seen is a space."""
     letters = value[: longest + 1] if isinstance(value, str) else ""
     text = "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in letters)

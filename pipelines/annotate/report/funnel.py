@@ -26,10 +26,10 @@ _STATES = ("kept", "filtered", "failed")
 
 @dataclass
 class Files:
-    """What `files.jsonl` and `set_aside.jsonl` say."""
+    """The content of `files.jsonl` and `set_aside.jsonl`."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """By status."""
+    """Numbers of files by status."""
     seconds: float = 0.0
     failed: list[Row] = field(default_factory=list)
     filtered: list[Row] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Files:
 
     @property
     def more(self) -> dict[str, int]:
-        """How many of each are not listed."""
+        """Rows of each list that are not shown."""
         listed = {"failed": self.failed, "filtered": self.filtered}
         more = {status: self.counts.get(status, 0) - len(rows) for status, rows in listed.items()}
         return more | {"aside": sum(self.aside_kinds.values()) - len(self.aside)}
@@ -145,7 +145,7 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool) ->
 
 
 def _texts(counts: Any) -> Row:
-    """How much recognized text was trusted, how much refused and why; empty where none was refused."""
+    """Amounts of recognized text that were trusted and refused, with the reasons; empty where none was refused."""
     texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
     if not _count(texts, "refused"):
         return {}
@@ -174,7 +174,7 @@ def files_section(files: Files) -> Row:
 
 
 def cost_section(timings: Row) -> Row:
-    """A row a step: seconds of one core, and hours of audio it gets through in an hour of a core."""
+    """One row per step: seconds of one core, and hours of audio per hour of one core."""
     steps = timings.get("steps")
     if not isinstance(steps, Mapping) or not steps:
         return {"absent": "There is no timings.json, or it names no step."}
@@ -331,7 +331,7 @@ def _cost_tiles(timings: Row) -> list[Row]:
 
 
 def _speed(timings: Row) -> float | None:
-    """Seconds of audio a second of one core, all steps together."""
+    """Seconds of audio per second of one core, all steps together."""
     steps = timings.get("steps")
     audio_s = finite_number(timings.get("audio_s"))
     if not isinstance(steps, Mapping) or not audio_s:

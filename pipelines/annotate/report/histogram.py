@@ -55,7 +55,7 @@ def draw_histogram(
 
 
 def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float, int]:
-    """What to show and in how many bins: a few far values go into the outermost, thresholds near by are taken in."""
+    """The range and number of bins: a few far values go into the outermost bins, near thresholds are included."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     inner_low, inner_high = ordered[int(0.005 * len(ordered))], ordered[-1 - int(0.005 * len(ordered))]
@@ -127,7 +127,7 @@ def _across(value: float, low: float, high: float) -> float:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers between, about so many."""
+    """About `count` round numbers in a range."""
     step = (high - low) / count
     size = 10.0 ** math.floor(math.log10(step))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step)

@@ -1,4 +1,4 @@
-"""`report.html` of an annotation: what came in, what was kept, and why all the rest was not."""
+"""`report.html` of an annotation: its input, what was kept, and why the rest was dropped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipelines.report.material import without_home
 from pipelines.report.media import Gallery
 
 FOLDER = Path(__file__).parent
-MOST_SOUND_BYTES = 6_000_000
+MAX_SOUND_BYTES = 6_000_000
 TITLES = {
     "funnel": "Funnel",
     "numbers": "Measures",
@@ -39,7 +39,7 @@ TITLES = {
     "cost": "Cost",
     "files": "Files",
 }
-"""Of the sections, in their order."""
+"""Titles of the sections, in their order."""
 
 
 def write_annotation_report(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def write_annotation_report(folder: Path) -> Path:
 
 def render_annotation_page(name: str, folder: Folder) -> str:
     """The page as text. Whatever comes from the folder is escaped."""
-    gallery = Gallery(most_bytes=MOST_SOUND_BYTES)
+    gallery = Gallery(most_bytes=MAX_SOUND_BYTES)
     sections, tiles = _sections(folder, gallery)
     return render_template(
         "annotation.html",

@@ -28,7 +28,7 @@ from audiollm.evaluate.report.statistics import bootstrap_ratio, mean_of_shares,
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import conclude
 from audiollm.evaluate.report.text_errors import Errors, choose_form, count_errors, error_table, seed_tts_form
-from audiollm.evaluate.speech.clips import SpeechRequest, find_clips, speak_all
+from audiollm.evaluate.speech.clips import SpeechRequest, clips_in_folder, speak_all
 from audiollm.evaluate.speech.scoring import Bench
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list, read_list
 from audiollm.evaluate.subjects.loading import is_import_path, load_answerer, load_speaker
@@ -283,7 +283,7 @@ def test_clips_of_a_folder_stay_in_it(book: Book, tmp_path: Path) -> None:
     book.write(tmp_path / "in" / "a.flac", "one", 0)
     book.write(tmp_path / "secret.wav", "two", 0)
     requests = [SpeechRequest(id, "one") for id in ("a", "b", "../secret")]
-    clips = find_clips(tmp_path / "in", requests)
+    clips = clips_in_folder(tmp_path / "in", requests)
     assert clips["a"].path == tmp_path / "in" / "a.flac"
     assert list(clips.values())[1:] == [request.clip(problem="no clip") for request in requests[1:]]
 
