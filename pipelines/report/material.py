@@ -32,7 +32,7 @@ class Trace:
     kind: str
     folder: Path
     upstream: tuple[str, ...]
-    """The stages that it reads from."""
+    """Names of the stages whose results this stage reads."""
     result: StageResult | None
     damage: dict[Path, str] = field(default_factory=dict)
     """Problems by file, for the log; all stages of a run share it."""
@@ -44,7 +44,7 @@ class Trace:
 
     @property
     def absent(self) -> str:
-        """One line on why there is nothing of it; empty where it is done."""
+        """One line on why the stage has no result; empty where it is done."""
         if self.result is None:
             return f"The stage {self.name} has not run."
         return "" if self.result.state == "done" else f"The stage {self.name} failed."
@@ -84,7 +84,7 @@ class Material:
     recipe: Recipe
     results: Mapping[str, StageResult]
     damage: dict[Path, str] = field(default_factory=dict)
-    """Files that were read and are not whole, and what is wrong with them."""
+    """Damaged files that were read, and their problems."""
 
     def stages(self, *kinds: str) -> list[Trace]:
         """All stages of these kinds, in the order of the recipe."""
@@ -102,7 +102,7 @@ class Material:
         ]
 
     def last(self, kind: str) -> Trace | None:
-        """The last stage of a kind that is done, else the last that was tried, else the last; None of none."""
+        """The last finished stage of a kind, else the last that was tried, else the last; None if there is none."""
         stages = self.stages(kind)
         tried = [stage for stage in stages if stage.result is not None]
         done = [stage for stage in tried if stage.figures is not None]

@@ -27,12 +27,12 @@ class PageClip:
     spectrogram: Spectrogram | None = None
     problem: str = ""
     cut: bool = False
-    """Only the first half minute is here."""
+    """Whether the sound is cut to its first half minute."""
 
 
 @dataclass
 class Gallery:
-    """Makes clips until the page has its fill of sound.
+    """Makes clips, up to the page's limit of sound.
 
     Args:
         players: put the sound into the page.

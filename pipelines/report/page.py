@@ -80,7 +80,7 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
 
 
 def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
-    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    """A section, or the reason why it failed: a page with a gap is worth more than none."""
     try:
         return builder()
     except Exception as error:
@@ -90,7 +90,7 @@ def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
 
 
 def _has_place(name: str, section: Row, material: Material) -> bool:
-    """Whether there is anything to say: a stage of its kind, or recordings that were set aside elsewhere."""
+    """Whether a section is shown: a stage of its kind, or recordings that other stages set aside."""
     return material.has(*KINDS[name]) or bool((section.get("set_aside") or {}).get("rows"))
 
 
@@ -131,7 +131,7 @@ def _about(material: Material) -> list[str]:
 
 
 def _stages(material: Material, summary: Row) -> list[Row]:
-    """A row a stage of the recipe: its state, and its seconds and memory beside the largest."""
+    """One row per stage of the recipe: its state, and its seconds and memory beside the largest."""
     seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
     seconds.pop("total")
     longest, largest = max(seconds.values()) or 1.0, max(memory.values()) or 1.0

@@ -1,4 +1,4 @@
-"""The section on recordings: how many came in, what became of them, a few segments, and all that was set aside."""
+"""The section on recordings: their number, their fate, a few segments, and all that was set aside."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def recordings_section(material: Material, gallery: Gallery) -> Row:
 
 
 def _file_steps(counts: Row) -> list[Row]:
-    """Bars of files, then of segments; each with its share of all of its unit and what became of the others."""
+    """Bars of files, then of segments; each with its share of its unit and the fate of the rest."""
     if not counts:
         return []
     files, segments = counts.get("files_seen") or 0, counts.get("segments") or 0
@@ -123,7 +123,7 @@ def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
 
 
 def _below(material: Material, path: str, source: object) -> str:
-    """A recording's path below the folder that was given, as a person knows it."""
+    """A recording's path relative to the folder that was given."""
     if source and path.startswith(f"{source}/"):
         return path[len(str(source)) + 1 :]
     return material.shown(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -134,18 +135,18 @@ class SpeechJudges:
             wave = load_span(clip.path, clip.start_s, clip.end_s, self.max_clip_s, self.sample_rate)
         except AudioError as error:
             return JudgedClip(problem=f"cannot be heard: {error.reason}", file_problem=str(error))
-        words = _tried(lambda: recognize(self.recognizer, wave))
+        words = _tried(partial(recognize, self.recognizer, wave))
         labels: dict[str, str | MetricError] = {}
         confidence: dict[str, float] = {}
         for name, classifier in self.classifiers.items():
-            found = _tried(lambda: _predict(name, classifier, wave))  # noqa: B023
+            found = _tried(partial(_predict, name, classifier, wave))
             if isinstance(found, MetricError):
                 labels[name] = found
                 continue
             labels[name], probability = found
             if probability is not None:
                 confidence[name] = probability
-        voice = _tried(lambda: embed(self.voices, wave)) if embedded else MetricError("not asked for")
+        voice = _tried(partial(embed, self.voices, wave)) if embedded else MetricError("not asked for")
         return JudgedClip(wave.duration_s, "", "", words, labels, confidence, voice)
 
 

@@ -83,7 +83,7 @@ def marked(text: str, heard: str, language: str) -> list[Marked]:
 
 @dataclass
 class _Pairs:
-    """Edits between every two recognizers, and the words of the first."""
+    """Edits between each two recognizers, and the number of words of the first."""
 
     names: list[str] = field(default_factory=list)
     edits: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -100,7 +100,7 @@ class _Pairs:
                     self.words[first, second] += len(reference)
 
     def matrix(self) -> Row:
-        """A row for each as the reference, a column for each as what is judged by it."""
+        """The error rates: one row per reference, one column per recognizer compared with it."""
         names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MAX_RECOGNIZERS + 1]
         rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
         rows = [
@@ -115,7 +115,7 @@ class _Pairs:
 
 @dataclass
 class _Argued:
-    """Words by how often, and by how many, something else was heard in their place."""
+    """Counts of the words in whose place something else was heard."""
 
     times: Counter[str] = field(default_factory=Counter)
     """Occurrences of the word in the text of most recognizers, or in the given text."""
@@ -146,7 +146,7 @@ class _Argued:
                         self.instead.setdefault(word, Counter())[other] += 1
 
     def rows(self) -> list[Row]:
-        """The most argued about first: by the number of those who heard something else."""
+        """The words most often misheard first, by the number of recognizers that heard something else."""
         ranked = sorted(self.against, key=lambda word: (-self.against[word], word))[:WORDS_SHOWN]
         return [
             {
@@ -165,7 +165,7 @@ class _Argued:
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """By recognizer, and the given text where there is one."""
+    """Texts by recognizer, and the given text where there is one."""
     heard = {
         named(name, 60): said(text)
         for name, text in list(row["heard"].items())[:MAX_RECOGNIZERS]
@@ -204,7 +204,7 @@ def _forms(written: Sequence[Written]) -> list[str]:
 
 
 def _most_central(forms: Mapping[str, Sequence[str]]) -> str | None:
-    """The text with the fewest edits to all others, the first by name on a tie; None of none."""
+    """The text with the fewest edits to all others, the first by name on a tie; None if there is no text."""
     from rapidfuzz.distance import Levenshtein
 
     names = sorted(forms)
@@ -220,12 +220,12 @@ def _spaced(words: Sequence[Written]) -> str:
 
 
 def _separated(text: str, kind: str) -> list[Marked]:
-    """The space before a word is not marked."""
+    """Move the space before a marked word out of the mark."""
     return [Marked(" ", "same")] * text.startswith(" ") + [Marked(text.removeprefix(" "), kind)]
 
 
 def _merged(parts: Sequence[Marked]) -> list[Marked]:
-    """Neighbours of the same kind in one."""
+    """Join neighbouring parts of the same kind."""
     merged: list[Marked] = []
     for part in parts:
         if merged and merged[-1].kind == part.kind:

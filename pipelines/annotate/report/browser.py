@@ -64,12 +64,12 @@ def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], galle
 
 
 def _in_turns(groups: Sequence[Sequence[tuple[int, Row]]]) -> list[tuple[int, Row]]:
-    """One of each group, then the second of each, ..."""
+    """The rows in turn by group: the first of each, then the second of each, ..."""
     return [entry for turn in zip_longest(*groups) for entry in turn if entry is not None]
 
 
 def _of_reason(reason: Reason) -> list[Row]:
-    """The one nearest to the threshold, then a spread over files."""
+    """The row nearest to the threshold, then a spread over files."""
     first = reason.nearest.rows()
     rest = [row for row in reason.spread.rows() if not any(row is other for other in first)]
     chosen = pick_evenly(rest, SHOWN_PER_REASON - len(first), ("file", "language", "kind"), first)
@@ -113,7 +113,7 @@ def _card(
 
 
 def _clip(row: Row, gallery: Gallery) -> PageClip:
-    """The sound of a row, from a plain file alone: reading a device or a pipe might never end."""
+    """The sound of a row, read from a plain file only: reading a device or a pipe might never end."""
     path, start_s, end_s = row.get("path"), finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     if not isinstance(path, str) or not path:
         return PageClip(problem="the row has no path")
@@ -176,7 +176,7 @@ def _events(row: Row) -> list[str]:
 
 
 def _errors(row: Row) -> list[tuple[str, str]]:
-    """Steps that could not tell, and why."""
+    """Steps without a value, and why."""
     errors = row.get("errors")
     pairs = list(errors.items())[:8] if isinstance(errors, Mapping) else []
     return [(named(step, 60), said(without_home(str(error)), 300)) for step, error in pairs]

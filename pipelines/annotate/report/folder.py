@@ -26,7 +26,7 @@ class Folder:
     path: Path
 
     def rows(self, name: str) -> Iterator[Row]:
-        """The rows of a JSONL file; none where there is no file, and lines that are no object are left out."""
+        """The rows of a JSONL file, or none without a file; lines that are no object are left out."""
         try:
             with (self.path / name).open(encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -99,7 +99,7 @@ def seconds_of(row: Row) -> float:
 
 
 def named(value: Any, longest: int = 300) -> str:
-    """A name from outside (a file, a speaker, a label) in one line: what turns or breaks a line is written out."""
+    """A name from outside (a file, a speaker, a label) in one line; control characters are escaped."""
     text = value if isinstance(value, str) else "" if value is None else str(value)
     if len(text) <= longest and text.isprintable():
         return text
@@ -111,13 +111,13 @@ def named(value: Any, longest: int = 300) -> str:
 
 
 def file_name(row: Row) -> str:
-    """A recording as a person knows it: its name below what was given, never the folders above."""
+    """A recording's name relative to the input folder, never with the folders above it."""
     name = row.get("file") or row.get("name") or Path(str(row.get("path") or "")).name
     return named(name)
 
 
 def said(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> str:
-    """A text from outside, in single spaces and not too long for a page; what cannot be seen is a space."""
+    """A text from outside, shortened, with single spaces; invisible characters become spaces."""
     letters = value[: longest + 1] if isinstance(value, str) else ""
     text = "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in letters)
     text = " ".join(text.split())

@@ -46,7 +46,7 @@ class Files:
 
 
 def read_files(folder: Folder) -> Files:
-    """Both lists, line by line."""
+    """Read both lists, line by line."""
     files = Files()
     for row in folder.rows("files.jsonl"):
         status = named(row.get("status")) if row.get("status") in _STATES else "unknown"
@@ -74,7 +74,7 @@ def read_files(folder: Folder) -> Files:
 def read_counts(
     folder: Folder, files: Files, survey: AnnotationSurvey, rules: list[Comparison]
 ) -> tuple[Row, bool]:
-    """The content of `funnel.json`, and what it lacks counted from the rows; second: whether the file is there."""
+    """The content of `funnel.json`, completed by counts of the rows; and whether the file exists."""
     content = folder.json("funnel.json")
     given = (
         {key: value for key, value in content.items() if value is not None}
@@ -160,7 +160,7 @@ def _texts(counts: Any) -> Row:
 
 
 def files_section(files: Files) -> Row:
-    """The lists of failed and of filtered files, and of whatever else was set aside."""
+    """The lists of failed files, of filtered files, and of everything else that was set aside."""
     if not (files.counts or files.aside):
         return {"absent": "There is no files.jsonl and no set_aside.jsonl."}
     return {
@@ -269,7 +269,7 @@ def _stage_bar(stage: Row, total: int) -> Row:
 
 
 def _counted_stages(survey: AnnotationSurvey, rules: list[Comparison]) -> list[Row]:
-    """The stages as the dropped rows tell them, in the order of the rules."""
+    """Counts per stage from the dropped rows, in the order of the rules."""
     order = {(rule.step, rule.name): place for place, rule in enumerate(rules)}
     limits = {(rule.step, rule.name): rule.threshold for rule in rules}
     segments = survey.kept.segments + survey.dropped.segments

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 BINS = 32
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 30.0, 6.0, 18.0, 18.0
 _LEAST = 1e-9
-"""Numbers that differ by less, relative to their size, are one and the same for the eye."""
+"""Relative difference below which numbers are drawn as equal."""
 _LAYERS = (
     (1, "kept", "kept"),
     (2, "dropped", "dropped by this rule"),
@@ -22,7 +22,7 @@ _LAYERS = (
 def draw_histogram(
     values: Sequence[float], fates: Sequence[int], limits: Sequence[float], title: str
 ) -> Markup:
-    """Bars of counts over the values, and a dashed line at each threshold that lies in reach.
+    """Bars of counts over the values, and a dashed line at each threshold within the range.
 
     Args:
         values: at least one, finite.

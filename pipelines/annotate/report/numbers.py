@@ -55,7 +55,7 @@ _SHORT_UNIT = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that a segment has to hold: `value op threshold`."""
+    """A comparison that a segment must satisfy: `value op threshold`."""
 
     name: str
     step: str
@@ -70,7 +70,7 @@ class Comparison:
     """Whether the rule refuses a recognized text and keeps the segment."""
 
     def broken_by(self, value: Any) -> bool | None:
-        """Whether a measured value breaks it; None where the two cannot be compared."""
+        """Whether a measured value breaks the rule; None where the two cannot be compared."""
         limit = self.threshold
         try:
             match self.op:
@@ -149,7 +149,7 @@ class Numbers:
         self.beyond, self.asked = [0] * len(self.rules), [0] * len(self.rules)
 
     def add(self, value: Any, fate: int, is_sound: bool = False) -> None:
-        """One segment's value, what became of the segment, and whether it is without speech."""
+        """Add one segment's value, the segment's fate, and whether it is without speech."""
         for place, rule in enumerate(self.rules):
             if rule.sounds or not is_sound:
                 self.asked[place] += 1
@@ -173,7 +173,7 @@ class Numbers:
                 )
 
     def chart(self) -> Row:
-        """For the page: title, histogram and what the rules on it do."""
+        """The content of the page: title, histogram, and the effect of the rules on it."""
         title, unit = title_of(self.path), unit_of(self.path)
         if self.rules and len(self.rules[0].unit) <= _SHORT_UNIT:
             unit = self.rules[0].unit or unit
@@ -223,7 +223,7 @@ class NumberTally:
         self._found: dict[str, Numbers] = {}
 
     def add(self, row: Row, dropped_by: str | None) -> None:
-        """The numbers of one segment; `dropped_by`: the rule, None of one that is kept."""
+        """Add the numbers of one segment; `dropped_by` is the rule that dropped it, None if it is kept."""
         is_sound = row.get("kind") == "sound"
         for path in self._asked:
             value = measured(row, path)
@@ -282,7 +282,7 @@ def unit_of(path: str) -> str:
 
 
 def shown(value: Any, unit: str = "") -> str:
-    """A value of any kind in a few letters."""
+    """A value of any kind as a short text."""
     if isinstance(value, bool):
         text = "yes" if value else "no"
     elif (figure := finite_number(value)) is not None:
@@ -304,7 +304,7 @@ def shown(value: Any, unit: str = "") -> str:
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
-    """The numbers in nested mappings; lists (spans, embeddings) are no numbers of the segment."""
+    """The numbers in nested mappings; lists (spans, embeddings) are skipped."""
     if isinstance(value, Mapping):
         for key, inner in value.items() if depth else ():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key), depth - 1)

@@ -102,7 +102,7 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
 
 
 def _built(builder: Callable[[], Row]) -> Row:
-    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    """A section, or the reason why it failed: a page with a gap is worth more than none."""
     try:
         return {"absent": ""} | builder()
     except Exception as error:

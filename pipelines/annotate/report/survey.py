@@ -13,18 +13,18 @@ from pipelines.annotate.report.folder import Folder, Row, file_name, finite_numb
 from pipelines.annotate.report.numbers import Comparison, NumberTally
 
 MAX_KEYS = 20_000
-"""Different values of a column (speakers, labels) that are told apart; what comes later counts as others."""
+"""Distinct values of a column (speakers, labels) that are counted; later ones count as others."""
 OTHERS = "(others)"
 MAX_REASONS = 60
 CANDIDATES = 240
-"""Kept rows among which the page chooses a spread."""
+"""Kept rows held as candidates, of which the page shows a spread."""
 CANDIDATES_PER_REASON = 24
 COMPARED_ROWS = 1_000
-"""Rows of which the recognizers' texts are compared word by word (up to 30 ms a text with numbers in it)."""
+"""Rows whose recognizers' texts are compared word by word (up to 30 ms per text with numbers in it)."""
 WORDED = (
     "pitch", "pitch_variation", "rate", "energy", "noise", "reverberation", "age", "gender", "emotion"
 )  # fmt: skip
-"""Columns that say in words what was measured."""
+"""Columns that hold measures as words."""
 _COMPARED = ("id", "path", "start_s", "language", "text", "text_source", "heard")
 
 
@@ -100,7 +100,7 @@ class AnnotationSurvey:
     reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
     groups: dict[str, Groups] = field(default_factory=dict)
     events: Groups = field(default_factory=Groups)
-    """Sound events by label: segments in which it is heard, and the seconds of the events."""
+    """Sound events by label: the segments that hold one, and the seconds of the events."""
     candidates: RowSample = field(default_factory=lambda: RowSample(CANDIDATES))
     compared: RowSample = field(default_factory=lambda: RowSample(COMPARED_ROWS))
     """Rows with the texts of recognizers, kept or dropped."""
@@ -164,7 +164,7 @@ def _columns(row: Row) -> Row:
 
 
 def _event_seconds(row: Row) -> dict[str, float]:
-    """Seconds of each sound event in a segment; without times, of the segment."""
+    """Seconds of each sound event in a segment; the segment's length for events without times."""
     seconds: dict[str, float] = {}
     events = found(row, "measured.events.events")
     for event in events if isinstance(events, list) else ():
