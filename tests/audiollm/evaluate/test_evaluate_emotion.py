@@ -144,7 +144,7 @@ def test_labels_of_judges() -> None:
     }
     assert esd_labels(["Surprised", "joyful", "fear"]) == {"Surprised": "Surprise", "joyful": "Happy"}
     assert esd_labels(None) == {}
-    with pytest.raises(ConfigError, match="no emotions of ESD: LABEL_0"):
+    with pytest.raises(ConfigError, match="no emotion of ESD: LABEL_0"):
         esd_labels(["LABEL_0", "LABEL_1"])
 
 
