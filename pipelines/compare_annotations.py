@@ -246,7 +246,7 @@ def _add_heard(found: Annotation, span: Span, row: Mapping[str, Any]) -> None:
 
 
 def _word_errors(asked: Sequence[str], heard: Sequence[str]) -> float | None:
-    from audiollm.evaluate.report.statistics import word_error_rate
+    from audiollm.evaluate.report.text_errors import word_error_rate
 
     rate = word_error_rate(asked, heard)
     return None if rate is None else round(rate, 4)

@@ -1,4 +1,4 @@
-"""The section of answers: of every stage `evaluate_listening` word errors, right answers and cases to listen to."""
+"""The section on answers: word errors, right answers and cases with sound, for every stage `evaluate_listening`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.report.formats import percent_or_dash
+from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace, pick_evenly
 from pipelines.report.media import Gallery, PageClip, shares
 from pipelines.report.scores import heat
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     """Question and recording by the id of the sample."""
 
 CASES_SHOWN = 12
-"""Of all stages together."""
+"""Answers shown, over all stages together."""
 QUESTIONS_SHOWN = 30
 MATRIX_ANSWERS = 12
-"""The most answers to a question for a table of what was answered in place of what."""
+"""Most answers of a question for which a confusion matrix is shown."""
 ANSWERS_SHOWN = 40
 _ASR, _CHOICE = "asr", "audio-qa"
 
@@ -81,7 +81,7 @@ def _words(language: str, table: Row) -> Row:
 
 
 def _transcript(row: Row, asked: Asked) -> Row:
-    """A case out of the rows of `asr`: right where not one word is wrong."""
+    """A case from the rows of `asr`: right if no word is wrong."""
     errors = row.get("errors")
     counts = errors if isinstance(errors, dict) else {}
     return {
@@ -95,7 +95,7 @@ def _transcript(row: Row, asked: Asked) -> Row:
 
 
 def _choice(row: Row, asked: Asked) -> Row:
-    """A case out of the rows of `audio-qa`, with the option that the reply names, if it names one."""
+    """A case from the rows of `audio-qa`, with the option that the reply names, if it names one."""
     return {
         **_common(row, asked),
         "asked": str(row.get("answer")),
@@ -130,7 +130,7 @@ def _clip(part: AudioPart | None, gallery: Gallery) -> PageClip:
 
 
 def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
-    """Of the samples that the stage read, as far as they are still there."""
+    """Recordings and questions of the samples that the stage read, as far as they still exist."""
     from audiollm.data.records.manifest import Manifest
     from audiollm.data.records.storage import audio_address
     from audiollm.errors import BadSample, ConfigError
@@ -161,7 +161,7 @@ def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
 
 
 def _by_question(rows: Sequence[Row]) -> list[Row]:
-    """Of each question its score beside chance, and what was answered; the most asked first."""
+    """Score, chance and given answers of each question; the most frequent question first."""
     from audiollm.evaluate.report.statistics import share
 
     groups: dict[str, list[Row]] = {}
@@ -179,7 +179,7 @@ def _by_question(rows: Sequence[Row]) -> list[Row]:
 
 
 def _by_answer(rows: Sequence[Row]) -> Row:
-    """What was answered in place of what; where answers are many, or none names an option, the share of right ones."""
+    """A confusion matrix; or shares of right answers, where answers are many or name no option."""
     from audiollm.evaluate.report.statistics import confusion, shares_by
 
     asked = [row["asked"] for row in rows]
@@ -199,5 +199,5 @@ def _by_answer(rows: Sequence[Row]) -> Row:
 
 
 def _cell(table: Row) -> Row:
-    """A share as the page's tables take it."""
+    """A share with its interval, as the page's tables expect it."""
     return {"value": table["accuracy"], **{key: table[key] for key in ("low", "high", "n")}}

@@ -1,4 +1,4 @@
-"""The section on tokenizers: of every stage that trains one its figures, its curves, and clips before and after."""
+"""The section on tokenizers: figures, curves, and clips before and after, for every stage that trains one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.report.material import Material, Row, Trace
 from pipelines.report.media import Gallery, shares
 
 EXAMPLES_SHOWN = 4
-"""Of all stages together."""
+"""Examples shown, over all stages together."""
 BRIEF = ("training steps", "mel distance, held out")
 """The facts that stand beside the name of one of several stages."""
 EXAMPLE_TITLES = {
@@ -34,7 +34,7 @@ def tokenizer_section(material: Material, gallery: Gallery) -> Row:
 
 
 def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
-    """`absent` where it is not done, with what it has left so far."""
+    """One stage's part; `absent` says why it is not done, beside its curves so far."""
     rows = stage.rows("metrics.jsonl")
     charts = [
         chart_of(rows, "Mel distance", "mean |Δ ln mel|", "mel"),
@@ -70,7 +70,7 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
 
 
 def _perplexity_charts(rows: Sequence[Row]) -> list[Row]:
-    """Of all codebooks on held-out clips, and of the first and the last in training."""
+    """Charts of code use: all codebooks on held-out clips, the first and the last in training."""
     books = {key.removeprefix("perplexity/") for row in rows for key in row if key.startswith("perplexity/")}
     last = max((int(book) for book in books if book.isdecimal()), default=0)
     held_out = [

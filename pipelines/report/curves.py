@@ -1,4 +1,4 @@
-"""What sections on training share: facts, charts out of `metrics.jsonl`, alarms, and how a few are picked."""
+"""Parts of the sections on training: facts, charts from `metrics.jsonl`, alarms, and an even choice of a few."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.report.material import Row, Trace
 
 
 def facts_of(figures: Row, *known: tuple[str, str, Callable[[Any], str]]) -> list[tuple[str, str]]:
-    """The known (key, title, how to show it) of the figures that are there, and that are what they should be."""
+    """Title and text of each known figure (key, title, format) that is present and of the expected type."""
     facts = []
     for key, title, show in known:
         if figures.get(key) is not None:
@@ -33,13 +33,13 @@ def drawn(title: str, y_label: str, series: Sequence[Series], legend_title: str 
 
 
 def alarms_of(stage: Trace) -> list[tuple[int, str, str]]:
-    """Step, kind and text of what training warned of."""
+    """Step, kind and text of each alarm of the training."""
     rows = stage.rows("alarms.jsonl")
     known = [row for row in rows if isinstance(row.get("step"), int)]
     return [(row["step"], str(row.get("kind")), str(row.get("text"))) for row in known]
 
 
 def spread_places(count: int, most: int) -> list[int]:
-    """At most `most` places of a list of `count`: the first, the last, and evenly between."""
+    """At most `most` indices of a list of `count`: the first, the last, and evenly between."""
     shown = min(count, most)
     return [round(number * (count - 1) / max(1, shown - 1)) for number in range(shown)]

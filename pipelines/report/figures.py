@@ -43,8 +43,8 @@ _SVG_STYLE: Any = {
     "ytick.labelcolor": _INK,
     "figure.facecolor": "none",
 }
-_MOST_POINTS = 800
-_LARGEST_DRAWN = 1e30
+_MAX_POINTS = 800
+_MAX_DRAWN = 1e30
 
 DYNAMIC_RANGE_DB = 70.0
 _BANDS, _COLUMNS, _TICKS_HZ = 96, 420, (500, 1000, 2000, 4000, 8000, 16000)
@@ -74,7 +74,7 @@ def series_of(rows: Sequence[Mapping[str, Any]], key: str, name: str, dotted: bo
 
 def _drawable(value: Any) -> float | None:
     """The value where it is a number that no axis overflows at: a file of figures may be damaged."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < _LARGEST_DRAWN else None
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _MAX_DRAWN else None
 
 
 def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title: str = "") -> Markup | None:
@@ -125,7 +125,7 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
 
 
 def _page_colours(count: int) -> dict[str, str]:
-    """What the stand-ins are replaced by, for a chart of `count` series."""
+    """The page colours that replace the stand-in colours, for a chart of `count` series."""
     first, last = "var(--first)", "var(--second)"
     between = [
         f"color-mix(in oklch, {last} {100 * number / (count - 1):.0f}%, {first})"
@@ -148,12 +148,12 @@ def _label(axes: Axes, y_label: str) -> None:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    step = -(-len(points) // _MOST_POINTS)
+    step = -(-len(points) // _MAX_POINTS)
     return [*points[:-1:step], points[-1]]
 
 
 def _limits(series: Sequence[Series]) -> tuple[float, float, float]:
-    """What to show, and the highest value: an early outburst would flatten the rest, and is cut."""
+    """The visible range of values, and the highest: an early outburst would flatten the rest, and is cut."""
     values, calm = [], []
     for one in series:
         values += [value for _, value in one.points]

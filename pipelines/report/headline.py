@@ -1,16 +1,16 @@
-"""The big figures at the top of the page: a value, what it is, and what it was made of."""
+"""The large figures at the top of the page: a value, its title, and a note on its origin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.report.formats import duration, megabytes, percent_or_dash
+from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
 
 
 def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
-    """Of the voice, of the answers, of time and of memory.
+    """The figures at the top of the page: voice, answers, time and memory.
 
     Where a recipe evaluates speech several times, each has one tile with what its main judge says.
     """
@@ -57,7 +57,7 @@ def _text_tile(figures: Row, judge: str, prefix: str, relative: str) -> Row | No
 
 
 def _voice_tile(name: str, figures: Row) -> Row | None:
-    """One of several: what the main judge says, and in the note the voice."""
+    """The figure of one stage of several: the main judge's score, with the voice in the note."""
     tile = _text_tile(figures, str(figures.get("judge") or ""), "", "relative_accuracy")
     if tile is None:
         return None

@@ -1,4 +1,4 @@
-"""What a run left behind, as the report reads it: stages by kind, their files, text fit to be shown.
+"""The results of a run, as the report reads them: stages by kind, their files, text fit to be shown.
 
 Reading never fails: a stage may have been killed or have failed anywhere, and the report is then wanted most.
 """
@@ -23,7 +23,7 @@ _HOMES = re.compile(r"/(?:home|Users)/[^/\s'\":,;()]+")
 
 @dataclass(frozen=True)
 class Trace:
-    """What is known of one stage: its result, where it was tried, and the files in its folder.
+    """One stage: its result, if it ran, and the files in its folder.
 
     Of a stage that was not tried in this run nothing is read: its folder may be that of an earlier one.
     """
@@ -32,19 +32,19 @@ class Trace:
     kind: str
     folder: Path
     upstream: tuple[str, ...]
-    """The stages that it reads from."""
+    """Names of the stages whose results this stage reads."""
     result: StageResult | None
     damage: dict[Path, str] = field(default_factory=dict)
-    """What was found wrong with which file, for the person at the keyboard; the traces of a run share it."""
+    """Problems by file, for the log; all stages of a run share it."""
 
     @property
     def figures(self) -> Row | None:
-        """What the stage returned; None where it is not done."""
+        """The result of the stage; None where it has not finished."""
         return self.result.figures if self.result is not None and self.result.state == "done" else None
 
     @property
     def absent(self) -> str:
-        """One line on why there is nothing of it; empty where it is done."""
+        """One line on why the stage has no result; empty where it is done."""
         if self.result is None:
             return f"The stage {self.name} has not run."
         return "" if self.result.state == "done" else f"The stage {self.name} failed."
@@ -84,7 +84,7 @@ class Material:
     recipe: Recipe
     results: Mapping[str, StageResult]
     damage: dict[Path, str] = field(default_factory=dict)
-    """Files that were read and are not whole, and what is wrong with them."""
+    """Damaged files that were read, and their problems."""
 
     def stages(self, *kinds: str) -> list[Trace]:
         """All stages of these kinds, in the order of the recipe."""
@@ -102,7 +102,7 @@ class Material:
         ]
 
     def last(self, kind: str) -> Trace | None:
-        """The last stage of a kind that is done, else the last that was tried, else the last; None of none."""
+        """The last finished stage of a kind, else the last that was tried, else the last; None if there is none."""
         stages = self.stages(kind)
         tried = [stage for stage in stages if stage.result is not None]
         done = [stage for stage in tried if stage.figures is not None]

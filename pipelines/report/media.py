@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PAGE_RATE = 24_000
 _MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000)
-_LONGEST_S = 30.0
+_MAX_CLIP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class PageClip:
     spectrogram: Spectrogram | None = None
     problem: str = ""
     cut: bool = False
-    """Only the first half minute is here."""
+    """Whether the sound is cut to its first half minute."""
 
 
 @dataclass
 class Gallery:
-    """Makes clips until the page has its fill of sound.
+    """Makes clips, up to the page's limit of sound.
 
     Args:
         players: put the sound into the page.
@@ -49,7 +49,7 @@ class Gallery:
         """The sound of a file or a span of it, mono, at most half a minute; never raises for a bad file."""
         from audiollm.audio import AudioError, load
 
-        last_s = start_s + _LONGEST_S
+        last_s = start_s + _MAX_CLIP_S
         cut = end_s is not None and end_s > last_s
         try:
             waveform = load(path, start_s, last_s if end_s is None or cut else end_s, mono=True)
@@ -57,7 +57,7 @@ class Gallery:
                 waveform = waveform.resample(PAGE_RATE)
         except AudioError as error:
             return PageClip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
-        cut = cut or (end_s is None and waveform.duration_s > _LONGEST_S - 0.01)
+        cut = cut or (end_s is None and waveform.duration_s > _MAX_CLIP_S - 0.01)
         samples_N = waveform.samples_CN[0].numpy()
         picture = draw_spectrogram(
             mel_decibels(samples_N, waveform.sample_rate), waveform.sample_rate, waveform.duration_s
@@ -84,6 +84,6 @@ class Gallery:
 
 
 def shares(total: int, count: int) -> list[int]:
-    """How many of `total` clips each of `count` stages shows: as many each, and the last ones what is left over."""
+    """Clips that each of `count` stages shows of `total`: equal shares, the remainder to the last stages."""
     each, over = divmod(total, count) if count else (0, 0)
     return [each + (place >= count - over) for place in range(count)]

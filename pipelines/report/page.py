@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
+from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_json, write_text
 from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
 from pipelines.report.codec import tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
@@ -36,7 +37,7 @@ TITLES = {
     "samples": "Samples",
     "scores": "Scores",
 }
-"""Of the sections, in their order; the run's own comes last."""
+"""Titles of the sections, in their order; the section on the run itself comes last."""
 KINDS = {
     "recordings": ("annotate", "compose"),
     "tokenizer": ("train_tokenizer",),
@@ -45,7 +46,7 @@ KINDS = {
     "samples": ("generate", "evaluate"),
     "scores": ("evaluate",),
 }
-"""A section is there if the recipe has a stage of one of these kinds."""
+"""Kinds of stages by section: a section is shown if the recipe has a stage of one of its kinds."""
 PACKAGES = ("audiollm", "torch", "torchaudio", "transformers", "numpy", "librosa", "pocketsphinx")
 
 
@@ -79,7 +80,7 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
 
 
 def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
-    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    """A section, or the reason why it failed: a page with a gap is worth more than none."""
     try:
         return builder()
     except Exception as error:
@@ -89,7 +90,7 @@ def _built(name: str, builder: Callable[[], Row], context: Context) -> Row:
 
 
 def _has_place(name: str, section: Row, material: Material) -> bool:
-    """Whether there is anything to say: a stage of its kind, or recordings that were set aside elsewhere."""
+    """Whether a section is shown: a stage of its kind, or recordings that other stages set aside."""
     return material.has(*KINDS[name]) or bool((section.get("set_aside") or {}).get("rows"))
 
 
@@ -97,36 +98,26 @@ def render_page(material: Material, summary: Row, sections: Mapping[str, Row], g
     """The page as text. Whatever comes from a run is escaped.
 
     Args:
-        sections: by name, of `TITLES`; those that are not there have no place in the page.
+        sections: by name, of `TITLES`; the others are left out of the page.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent_or_dash, "duration": duration, "megabytes": megabytes}
-    html = environment.get_template("page.html").render(
+    return render_template(
+        "run.html",
+        folders=[FOLDER],
+        filters={"percent": percent_or_dash, "duration": duration, "megabytes": megabytes},
+        page_kind="audiollm report",
         name=material.recipe.name,
         about=_about(material),
         failed=summary["failed"],
         tiles=headline(material, summary),
-        titles={name: title for name, title in TITLES.items() if name in sections},
+        titles={name: title for name, title in TITLES.items() if name in sections} | {"run": "Run"},
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
         stages=_stages(material, summary),
         total_s=summary["seconds"]["total"],
         configuration=_configuration(material),
         versions=_versions(),
-        css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
-        script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
         **{name: sections.get(name) for name in TITLES},
     )
-    return html.strip() + "\n"
 
 
 def _about(material: Material) -> list[str]:
@@ -140,7 +131,7 @@ def _about(material: Material) -> list[str]:
 
 
 def _stages(material: Material, summary: Row) -> list[Row]:
-    """A row a stage of the recipe: its state, and its seconds and memory beside the largest."""
+    """One row per stage of the recipe: its state, and its seconds and memory beside the largest."""
     seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
     seconds.pop("total")
     longest, largest = max(seconds.values()) or 1.0, max(memory.values()) or 1.0
@@ -168,18 +159,18 @@ def _configuration(material: Material) -> list[Row]:
         {
             "name": stage.name,
             "kind": stage.stage.kind,
-            "settings": [(key, _setting(material, value)) for key, value in _flat(stage.settings())],
+            "settings": [(key, _setting(material, value)) for key, value in flat_settings(stage.settings())],
         }
         for stage in material.recipe.stages
     ]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as `outer.inner`, which is how they are written on the command line."""
     pairs: list[tuple[str, Any]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
+            pairs += flat_settings(value, f"{prefix}{key}.")
         else:
             pairs.append((f"{prefix}{key}", value))
     return pairs
@@ -192,7 +183,7 @@ def _setting(material: Material, value: Any) -> str:
 
 
 def _versions() -> list[tuple[str, str]]:
-    """What the run ran on. No host name and no path: the page may be shown to others."""
+    """Versions and hardware of the run, without host names or paths: the page may be shown to others."""
     from importlib.metadata import PackageNotFoundError, version
 
     rows = [("Python", platform.python_version()), ("platform", f"{platform.system()} {platform.machine()}")]

@@ -1,4 +1,4 @@
-"""The section on recordings: how many came in, what became of them, a few segments, and all that was set aside."""
+"""The section on recordings: their number, their fate, a few segments, and all that was set aside."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def recordings_section(material: Material, gallery: Gallery) -> Row:
 
 
 def _file_steps(counts: Row) -> list[Row]:
-    """Bars of files, then of segments; each with its share of all of its unit and what became of the others."""
+    """Bars of files, then of segments; each with its share of its unit and the fate of the rest."""
     if not counts:
         return []
     files, segments = counts.get("files_seen") or 0, counts.get("segments") or 0
@@ -80,7 +80,7 @@ def _step(title: str, count: int, of: int, note: str) -> Row:
 
 
 def _facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
-    """Of the samples, where one stage makes them, and of the recordings."""
+    """Facts about the samples, if one stage makes them, and about the recordings."""
     samples = (composed[0].figures or {}) if len(composed) == 1 else {}
     return facts_of(
         {**samples, "text_agreement": counts.get("text_agreement")},
@@ -93,7 +93,7 @@ def _facts(counts: Row, composed: Sequence[Trace]) -> list[tuple[str, str]]:
 
 
 def _set_aside_rows(material: Material) -> list[Row]:
-    """Of all stages, each row once: the lists of stages `compose` begin with that of `annotate`."""
+    """The set-aside rows of all stages, each once: the lists of stages `compose` begin with that of `annotate`."""
     first, *later = (
         list(chain.from_iterable(stage.rows("set_aside.jsonl") for stage in material.stages(kind)))
         for kind in ("compose", "train_tokenizer", "tokenize", "train")
@@ -123,7 +123,7 @@ def _set_aside_table(material: Material, rows: Sequence[Row]) -> Row:
 
 
 def _below(material: Material, path: str, source: object) -> str:
-    """A recording's path below the folder that was given, as a person knows it."""
+    """A recording's path relative to the folder that was given."""
     if source and path.startswith(f"{source}/"):
         return path[len(str(source)) + 1 :]
     return material.shown(path)

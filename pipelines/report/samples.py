@@ -1,4 +1,4 @@
-"""The section of generated samples: what each stage said and what the judges heard, wrong ones among them."""
+"""The section on generated samples: clips of each stage with the judges' answers, wrong ones among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.report.media import Gallery, shares
 
 
 def samples_section(material: Material, gallery: Gallery, count: int) -> Row:
-    """The clips of every stage `generate`, as far as they can be: `count` in all."""
+    """Clips of every stage `generate`, `count` in all if there are as many."""
     groups = _groups(material)
     spoken = [group for group in groups if group["rows"]]
     for group, share in zip(spoken, shares(count, len(spoken)), strict=True):
@@ -24,7 +24,7 @@ def samples_section(material: Material, gallery: Gallery, count: int) -> Row:
 
 
 def _groups(material: Material) -> list[Row]:
-    """Clips as the judges heard them by the stage that said them, and those of stages that no judge has heard."""
+    """Judged clips by the stage that generated them, and the clips of stages without a judge."""
     judging = material.stages("evaluate")
     heard = {stage.name: stage.rows("clips.jsonl") for stage in judging}
     groups: list[Row] = []
@@ -69,7 +69,7 @@ def _shown(group: Row, gallery: Gallery) -> Row:
 
 
 def choose_samples(rows: Sequence[Row], count: int) -> list[Row]:
-    """`count` rows evenly over texts and speakers; of the wrong ones their share, and up to a quarter."""
+    """`count` rows, evenly over texts and speakers; wrong ones by their share, at most a quarter."""
     keys = ("text", "speaker")
     wrong, right = [row for row in rows if is_wrong(row)], [row for row in rows if not is_wrong(row)]
     count = min(count, len(rows))

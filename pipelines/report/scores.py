@@ -1,10 +1,10 @@
-"""The section of scores: of every stage `evaluate` the judges' verdicts on real and generated clips, as tables."""
+"""The section on scores: tables of the judges' verdicts on real and generated clips, for every stage `evaluate`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipelines.report.formats import percent_or_dash
+from audiollm.evaluate.report.formats import percent_or_dash
 from pipelines.report.material import Material, Row, Trace
 
 JUDGES = {
@@ -28,7 +28,7 @@ def scores_section(material: Material) -> Row:
 
 
 def _overview(stages: Sequence[Row]) -> Row:
-    """A row for each stage: what each judge says of its generated clips, and that over the real ones."""
+    """One row per stage: each judge's score of the generated clips, and its ratio to the real ones."""
     found = [{row["judge"]: row for row in stage["judges"]} for stage in stages]
     judges = [judge for judge in JUDGES if any(judge in rows for rows in found)]
     titles = [next((judge, rows[judge]["what"]) for rows in found if judge in rows) for judge in judges]
@@ -99,7 +99,7 @@ def _judge_row(judge: str, sets: Mapping[str, Row], scores: Row, facts: Row) -> 
 
 
 def _score(table: Row | None) -> Row:
-    """A judge's score of a set, as `evaluate` counts it: in an open vocabulary 1 - word error rate."""
+    """A judge's score of a set, as `evaluate` defines it: 1 - word error rate in an open vocabulary."""
     if not table or not table.get("n"):
         return {"value": None, "low": None, "high": None, "n": 0}
     if "confusion" in table:

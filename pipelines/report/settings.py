@@ -11,6 +11,6 @@ class ReportConfig(StageConfig):
     """Settings of the stage `report`."""
 
     samples: int = Field(default=24, ge=0)
-    """Generated samples shown, of all stages together: evenly over texts and speakers, wrong ones among them."""
+    """Generated samples shown, over all stages: evenly over texts and speakers, wrong ones among them."""
     players: bool = True
-    """Put the sound into the page; without it the page is smaller and silent."""
+    """Whether the page holds the sound; without it the page is smaller and silent."""

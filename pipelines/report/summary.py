@@ -35,7 +35,7 @@ SECTIONS = {
 def summarize_run(
     material: Material, seconds: dict[str, float], memory_mb: dict[str, float]
 ) -> dict[str, Any]:
-    """Everything that a program wants to know of a run, keys in order.
+    """The figures of a run for programs, with sorted keys.
 
     A section holds what its stage returned, None where that is not done. In a recipe with several stages of the kind
     it holds that by the name of the stage; and the scores at the top are then None, for there is not one of each.
@@ -65,7 +65,7 @@ def summarize_run(
 def seconds_and_memory(
     material: Material, report_name: str, report_s: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """By stage: seconds, and peak memory in MB. The report's own are those until now."""
+    """Seconds and peak memory in MB by stage; those of the stage `report` itself are measured up to now."""
     import psutil
 
     seconds = {name: result.seconds for name, result in material.results.items()}
@@ -76,7 +76,7 @@ def seconds_and_memory(
 
 
 def _figures(material: Material, kind: str) -> dict[str, Any] | None:
-    """Of the only stage of a kind, or of each by its name."""
+    """The figures of the only stage of a kind, or of each stage by its name."""
     stages = material.stages(kind)
     if len(stages) > 1:
         return {stage.name: stage.figures for stage in stages}

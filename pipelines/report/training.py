@@ -1,4 +1,4 @@
-"""The section on training: of every stage `train` its figures, its curves, and what it said as it learned."""
+"""The section on training: figures, curves and clips spoken at evaluations, for every stage `train`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.report.media import Gallery, shares
 
 CODEBOOKS_SHOWN = 8
 PROMPTS_SHOWN, STEPS_SHOWN = 6, 4
-"""Of what training spoke at its evaluations; the prompts are those of all stages together."""
+"""Clips spoken at evaluations that the page shows; prompts are counted over all stages together."""
 BRIEF = ("begins from", "training steps", "audio loss, held out", "text loss, held out")
 """The facts that stand beside the name of one of several stages."""
 
@@ -52,7 +52,7 @@ def _stage(material: Material, stage: Trace, gallery: Gallery, prompts: int) -> 
 
 
 def _facts(material: Material, stage: Trace) -> list[tuple[str, str]]:
-    """What it trained on top of, and its figures."""
+    """The facts of a training: the model that it started from, and its figures."""
     if stage.figures is None or stage.result is None:
         return []
     settings = stage.result.settings
@@ -73,13 +73,13 @@ def _facts(material: Material, stage: Trace) -> list[tuple[str, str]]:
 
 
 def _origin(material: Material, stage: Trace, start: str) -> str:
-    """The stage whose model it is, else the path's last part: published weights have long ones."""
+    """The stage that made a model, else the last part of its path: paths of published weights are long."""
     below = [name for name in stage.upstream if Path(start).is_relative_to(material.recipe.folder / name)]
     return below[0] if below else Path(start).name
 
 
 def _codebook_chart(rows: Sequence[Row]) -> Row:
-    """The audio loss of each codebook in training, or of some of them evenly picked, by its number."""
+    """The audio loss in training by codebook; of many codebooks an even choice."""
     found = {key.removeprefix("audio_loss/") for row in rows for key in row if key.startswith("audio_loss/")}
     books = sorted(int(book) for book in found if book.isdecimal())
     shown = [books[place] for place in spread_places(len(books), CODEBOOKS_SHOWN)]

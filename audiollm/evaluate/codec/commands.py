@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.options import Examples, Limit, Out, RecognizerOption, SpeakerJudgeOption
 from audiollm.evaluate.report.suite import bar, spread_items, step
 from audiollm.files.atomic import folder_digest
 
@@ -28,9 +29,7 @@ def codec(
             help="Folders of codecs, as FOLDER or NAME=FOLDER.", metavar="CODEC", show_default=False
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for results.json, rows.jsonl and report.html.")
-    ],
+    out: Out,
     audio: Annotated[
         list[Path] | None, typer.Option(help="A sound file, or a folder of them; give it again for more.")
     ] = None,
@@ -38,28 +37,24 @@ def codec(
         Path | None, typer.Option("--list", help="CSV with the columns path and, if known, kind and text.")
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="Of clips without one: speech, sound, music or unknown.")
+        str, typer.Option(help="Kind of the clips that name none: speech, sound, music or unknown.")
     ] = "unknown",
     metrics: Annotated[str | None, typer.Option(help="Some of the metrics, separated by commas.")] = None,
-    recognizer: Annotated[
-        str | None, typer.Option(help="Judge of words: pocketsphinx, or the folder of a Hugging Face model.")
-    ] = None,
-    speaker_judge: Annotated[
-        str | None, typer.Option(help="Judge of voices: the folder of a Hugging Face x-vector model.")
-    ] = None,
+    recognizer: RecognizerOption = None,
+    speaker_judge: SpeakerJudgeOption = None,
     codebooks: Annotated[
-        str | None, typer.Option(help="Score the first codebooks alone, too: 1,2,4 for example.")
+        str | None, typer.Option(help="Also score the first codebooks alone: 1,2,4 for example.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many clips, spread over all.")] = None,
+    limit: Limit = None,
     max_seconds: Annotated[
         float,
         typer.Option(min=1.0, max=600.0, help="Longer clips are cut into equal pieces of at most this."),
     ] = 30.0,
-    examples: Annotated[int, typer.Option(min=0, help="Clips to listen to in the report.")] = 4,
+    examples: Examples = 4,
 ) -> None:
     """Score codecs side by side: distances, SI-SDR, PESQ, STOI, DNSMOS, words, voices, codebooks, speed.
 
-    What is done is not done again: the same command goes on, and another codec joins the table.
+    Finished rows are kept: the same command resumes, and another codec joins the table.
 
     Example: audiollm evaluate codec runs/quickstart/train_tokenizer --audio recordings --kind speech -o scores
     """
@@ -206,7 +201,7 @@ def _kind(given: str, where: str) -> Kind:
 
 
 def _surroundings(*judges: ChosenJudge | None) -> str:
-    """What every row depends on but the codec and the clip: the judges, and whether PESQ can be computed."""
+    """The part of a row's fingerprint besides codec and clip: the judges, and whether PESQ can be computed."""
     known = " ".join(judge.fingerprint if judge else "None" for judge in judges)
     return f"{known} pesq={importlib.util.find_spec('pesq') is not None}"
 

@@ -1,4 +1,4 @@
-"""How well codecs give back sound, at what bitrate and cost: `evaluate_codec` and, for one codec, `score_codec`.
+"""Reconstruction quality, bitrate and cost of codecs: `evaluate_codec` and, for one codec, `score_codec`.
 
 All metrics compare at 24 kHz, whatever the codec's rate: a codec with a narrower band is charged for what it
 leaves out, and one that invents a band above that of the recording is charged for that.
@@ -43,7 +43,7 @@ class EvaluationClip:
     end_s: float | None = None
     kind: Kind = "unknown"
     text: str | None = None
-    """What is said in the span, for the word error rate."""
+    """The transcript of the span, for the word error rate."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class UnreadableFile:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to measure.
+    """Settings of an evaluation.
 
     Args:
         metrics: names out of `METRICS`.
@@ -68,7 +68,7 @@ class Evaluation:
     codebooks: Sequence[int] = ()
 
     def prefixes(self, codec: Codec) -> list[int]:
-        """Ascending; the full set is always the last."""
+        """Numbers of codebooks in ascending order; the full set is always the last."""
         fewer = {number for number in self.codebooks if number < codec.num_codebooks}
         return [*sorted(fewer), codec.num_codebooks]
 
@@ -273,7 +273,7 @@ def _timed(call: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, 
 
 
 def _warm_up(codec: Codec) -> None:
-    """The first call pays for lazy set-up; it is not timed. What fails here fails again where it is named."""
+    """Run the codec once untimed, for its lazy set-up. A failure here fails again where it is reported."""
     with suppress(_CodecFailure):
         codes_KT, _ = _timed(codec.encode, torch.zeros(1, codec.sample_rate))
         _timed(codec.decode, codes_KT)
@@ -283,7 +283,7 @@ def _warm_up(codec: Codec) -> None:
 
 
 def _content_key(clip: EvaluationClip, evaluation: Evaluation) -> str:
-    """Of what is heard and how it is scored: the file's content, not its name.
+    """The key of a row, made of the clip and the scoring: the file's content counts, not its name.
 
     Raises:
         AudioError: the file cannot be read.

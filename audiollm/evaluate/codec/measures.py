@@ -1,4 +1,4 @@
-"""What is measured on one decoded clip: signal metrics, and what judges hear; n/a with a reason where undefined.
+"""Measurements of one decoded clip: signal metrics, and the answers of judges; n/a with a reason where undefined.
 
 Shapes: C channels, N samples, D embedding dimension.
 """
@@ -17,13 +17,13 @@ from audiollm.audio import Waveform
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.judges.hearing import Recognizer, VoiceJudge, failures_of
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of
 from audiollm.evaluate.report.metric_error import MetricError
 
 
 @dataclass(frozen=True)
 class CodecJudges:
-    """Who hears words and voices; without one, its metric is n/a."""
+    """The judges of words and voices; the metric of an absent judge is n/a."""
 
     recognizer: Recognizer | None = None
     speaker: VoiceJudge | None = None
@@ -31,7 +31,7 @@ class CodecJudges:
 
 @dataclass(frozen=True)
 class ReferenceClip:
-    """The reference at the comparison rate, with what the judges make of it once and not for each codec."""
+    """The reference at the comparison rate, with the judges' answers to it, computed once for all codecs."""
 
     wave: Waveform
     kind: str
@@ -75,7 +75,7 @@ def _dnsmos(reference: ReferenceClip, decoded_1N: Tensor) -> float:
 
 
 def _speaker_similarity(reference: ReferenceClip, decoded_1N: Tensor) -> float:
-    """Cosine of the judge's embeddings of both."""
+    """Cosine of the judge's embeddings of reference and decoded clip."""
     judge = reference.judges.speaker
     if judge is None:
         raise MetricError("no judge given")

@@ -18,7 +18,7 @@ from audiollm.audio import AudioError, Waveform, load
 from audiollm.codec import Codec
 from audiollm.evaluate.codec.evaluation import COMPARISON_RATE, EvaluationClip, match_reference
 from audiollm.evaluate.codec.scores import METRICS
-from audiollm.evaluate.report.page import MOST_SOUND_BYTES, loudest_db, player, render_template
+from audiollm.evaluate.report.page import MAX_SOUND_BYTES, loudest_db, player, render_template
 from audiollm.files.atomic import write_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLE_S = 8.0
 COLOURS = 6
-"""Codecs with a colour of their own; they repeat after that."""
+"""Number of distinct codec colours; further codecs reuse them."""
 _INK, _LINE = "#010203", "#010204"
 _SERIES = tuple(f"#0105{index:02d}" for index in range(COLOURS))
 _PAGE_COLOURS = {_INK: "currentColor", _LINE: "var(--line)"} | {
@@ -81,6 +81,7 @@ def write_codec_report(
         prefix_charts=prefix_charts(result),
         examples=_examples(codecs, clips, num_examples),
         seconds=EXAMPLE_S,
+        set_aside=[(item["path"], item["reason"]) for item in result["set_aside"]],
     )
     write_text(path, page)
     return path
@@ -168,7 +169,7 @@ def codebook_charts(result: Mapping[str, Any]) -> list[Markup]:
 
 
 def prefix_charts(result: Mapping[str, Any]) -> list[Markup]:
-    """Where codecs were scored with fewer codebooks: each metric against the bitrate, by kind."""
+    """Each metric against the bitrate, by kind of clip, for codecs that were scored with fewer codebooks, too."""
     charts = []
     if all(len(scores["prefixes"]) < 2 for scores in result["codecs"].values()):
         return []
@@ -258,11 +259,11 @@ def _chart(title: str, draw: Any) -> Markup:
 def _examples(
     codecs: Mapping[str, Codec], clips: Sequence[EvaluationClip], number: int
 ) -> list[dict[str, Any]]:
-    """Clips with the sound and the spectrogram of the original and of each codec, until the page has its fill."""
+    """Clips with the sound and the spectrogram of the original and of each codec, up to the page's limit of sound."""
     shown: list[dict[str, Any]] = []
     size = 0
     for clip in _in_turns(clips):
-        if len(shown) == number or size > MOST_SOUND_BYTES:
+        if len(shown) == number or size > MAX_SOUND_BYTES:
             break
         try:
             end_s = clip.start_s + EXAMPLE_S
@@ -281,7 +282,7 @@ def _examples(
 
 
 def _in_turns(clips: Sequence[EvaluationClip]) -> list[EvaluationClip]:
-    """The first of each kind, then the second of each, ..."""
+    """The clips in turn by kind: the first of each kind, then the second of each, ..."""
     seen: dict[str, int] = {}
     ranked = []
     for clip in clips:

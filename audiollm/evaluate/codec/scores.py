@@ -23,12 +23,12 @@ from audiollm.evaluate.report.store import Row, RowStore
 
 KINDS = ("speech", "sound", "music", "unknown")
 VERSION = 1
-"""Of the rows: raise it when a metric's definition changes, so that old rows are not taken for new ones."""
+"""Version of the rows: raise it when a metric's definition changes, so that old rows are computed anew."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown and read."""
+    """The title, direction, precision and scope of a metric."""
 
     title: str
     higher_is_better: bool
@@ -81,7 +81,7 @@ def count_codes(codes_KT: Tensor, codebook_size: int) -> NDArray[np.int64]:
 
 
 def pack_counts(counts_KV: NDArray[np.int64]) -> dict[str, Any]:
-    """For a line of JSON: mostly zeros, a few kilobytes."""
+    """The counts as plain data for a line of JSON: mostly zeros, a few kilobytes."""
     data = base64.b64encode(zlib.compress(counts_KV.astype("<u4").tobytes())).decode()
     return {"shape": list(counts_KV.shape), "zlib": data}
 
@@ -93,7 +93,7 @@ def unpack_counts(packed: Mapping[str, Any]) -> NDArray[np.int64]:
 
 
 def codebook_statistics(counts_KV: NDArray[np.int64]) -> dict[str, Any]:
-    """Of each codebook: the share of its codes that occur, and the perplexity, exp of the entropy in nats.
+    """Use of each codebook: the share of its codes that occur, and the perplexity, exp of the entropy in nats.
 
     Over few frames both are bounded by their number, which is there as `frames`.
     """
@@ -169,7 +169,7 @@ def _by_kind(rows: Sequence[Row], prefix: str, metrics: Sequence[str]) -> dict[s
 
 
 def _table(rows: Sequence[Row], prefix: str, name: str) -> dict[str, Any]:
-    """Of a row, `scores[prefix][metric]` is a number, or the reason why there is none."""
+    """The table of one metric over rows, whose `scores[prefix][metric]` is a number or the reason for n/a."""
     weights = [row["words"] for row in rows] if name == "word_error_rate" else None
     return metric_table([row["scores"][prefix][name] for row in rows], weights)
 

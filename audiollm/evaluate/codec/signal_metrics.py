@@ -1,4 +1,4 @@
-"""How near a decoded sound is to its reference: pure functions on waveforms, and n/a with a reason where undefined.
+"""Distances between a decoded sound and its reference: pure functions on waveforms; n/a with a reason where undefined.
 
 Every function takes float32 `[1, N]` in [-1, 1] and its rate in Hz, and returns a number or raises
 `MetricError` with the reason: no row is ever filled with a default.
@@ -26,8 +26,8 @@ MEL_BANDS = (5, 10, 20, 40, 80, 160, 320)
 STFT_WINDOWS = (2048, 512)
 CLAMP = 1e-5
 SPEECH_RATE = 16_000
-PESQ_LONGEST_S = 20.0
-SHORTEST_MOS_S = 0.25
+PESQ_MAX_S = 20.0
+MIN_MOS_S = 0.25
 _SILENCE = 1e-7  # peak below -140 dBFS
 
 
@@ -121,7 +121,7 @@ def pesq(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
     except ImportError:
         raise MetricError("pesq is not installed: pip install 'audiollm[metrics]'") from None
     reference_N, decoded_N = (_speech_band(samples, sample_rate) for samples in (reference_1N, decoded_1N))
-    parts = math.ceil(len(reference_N) / (PESQ_LONGEST_S * SPEECH_RATE))
+    parts = math.ceil(len(reference_N) / (PESQ_MAX_S * SPEECH_RATE))
     scores = []
     for reference_part, decoded_part in zip(
         np.array_split(reference_N, parts), np.array_split(decoded_N, parts), strict=True
@@ -160,15 +160,15 @@ def stoi(reference_1N: Tensor, decoded_1N: Tensor, sample_rate: int) -> float:
 
 
 def dnsmos(samples_1N: Tensor, sample_rate: int) -> DnsmosScores:
-    """What DNSMOS P.835 makes of a sound on its own, at 16 kHz: the network and the windows of speechmos.
+    """DNSMOS P.835 scores of a sound without a reference, at 16 kHz: the network and the windows of speechmos.
 
     Raises:
         MetricError: silence, less than 0.25 s (speechmos repeats what it gets up to 9 s), or samples beyond
             [-1, 1].
     """
     _check_finite(samples_1N, "the sound")
-    if samples_1N.shape[1] < SHORTEST_MOS_S * sample_rate:
-        raise MetricError(f"DNSMOS needs {SHORTEST_MOS_S:g} s")
+    if samples_1N.shape[1] < MIN_MOS_S * sample_rate:
+        raise MetricError(f"DNSMOS needs {MIN_MOS_S:g} s")
     peak = float(samples_1N.abs().max())
     if peak > 1.0:
         raise MetricError(f"DNSMOS takes samples in [-1, 1]; these reach {peak:.3g}")

@@ -1,4 +1,4 @@
-"""Judges as a command names them: the embedded ones by name, folders of models, or `package.module:factory`."""
+"""Judges chosen by a command: `pocketsphinx`, a model's folder, or `package.module:factory`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from audiollm.evaluate.judges.hearing import Recognizer, VoiceJudge
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge
 from audiollm.evaluate.judges.pretrained import (
     ClassifierSpeakerJudge,
     PretrainedEmotionJudge,
@@ -23,7 +23,7 @@ Judge = TypeVar("Judge", covariant=True)
 
 @dataclass(frozen=True)
 class ChosenJudge(Generic[Judge]):
-    """A judge, and what stands for it in the rows."""
+    """A judge, and the fingerprint that identifies it in the rows."""
 
     judge: Judge
     fingerprint: str

@@ -32,12 +32,12 @@ from audiollm.files.tensors import load_tensors
 
 
 class UntrainableError(ValueError):
-    """The clips and labels given do not make a classifier."""
+    """No classifier can be trained on the given clips and labels."""
 
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """How a classifier is built and trained; README.md has what the defaults reach."""
+    """Architecture and training of a classifier; README.md has the accuracy of the defaults."""
 
     steps: int = 400
     batch_size: int = 64
@@ -67,7 +67,7 @@ class ClipNet(nn.Module):
         self.head = nn.Linear(config.channels * (config.segments + 1), num_labels)
 
     def forward(self, features_BTM: Tensor, frames_B: Tensor) -> Tensor:
-        """Logits `[B, K]`; what lies behind a clip's end has no effect."""
+        """Logits `[B, K]`; frames after a clip's end have no effect."""
         x_BCTM = F.relu(self.stem((features_BTM * _mask(frames_B, features_BTM.shape[1]))[:, None]))
         frames_B = (frames_B + 1) // 2
         x_BCTM = F.relu(self.down(x_BCTM * _mask(frames_B, x_BCTM.shape[2])[:, None]))
@@ -93,7 +93,7 @@ class ClipNet(nn.Module):
 
 
 def _mask(frames_B: Tensor, length: int) -> Tensor:
-    """`[B, T, 1]`: 1 within a clip, 0 behind its end."""
+    """The mask `[B, T, 1]`: 1 within a clip, 0 after its end."""
     return (torch.arange(length) < frames_B[:, None])[..., None].float()
 
 
@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
 class ClipClassifier:
-    """A trained judge: which of its labels a clip is, and how sure it is."""
+    """A trained judge: the label of a clip, and its probability."""
 
     def __init__(
         self, network: ClipNet, labels: Sequence[str], bandwidth_hz: float, config: ClassifierConfig
@@ -127,11 +127,11 @@ class ClipClassifier:
         self._filters_FM = judge_mel_filters(bandwidth_hz)
 
     def predict(self, samples_CN: Tensor, sample_rate: int) -> tuple[str, float]:
-        """The likeliest label of one clip and its probability; `("", 0.0)` for silence."""
+        """The most probable label of one clip and its probability; `("", 0.0)` for silence."""
         return self.predict_many([(samples_CN, sample_rate)])[0]
 
     def predict_many(self, clips: Sequence[Clip], batch_size: int = 64) -> list[tuple[str, float]]:
-        """The same for many clips; the order and the company of a clip have no effect."""
+        """Label and probability of many clips; neither order nor batch has an effect."""
         powers = [mel_power(samples_CN, rate, self._filters_FM) for samples_CN, rate in clips]
         answers: list[tuple[str, float]] = [("", 0.0)] * len(powers)
         audible = sorted((i for i, power in enumerate(powers) if len(power)), key=lambda i: len(powers[i]))
@@ -257,7 +257,7 @@ def _fit(
 
 
 def _initialize(network: ClipNet, random: torch.Generator) -> None:
-    """torch's own scales, from a generator of our own: judges that train side by side do not disturb each other."""
+    """Initialize with torch's default scales from an own generator: judges trained in parallel stay independent."""
     for name, parameter in network.named_parameters():
         if parameter.ndim > 1:
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=random)

@@ -1,7 +1,7 @@
-"""What a judge sees of a clip, and how that is varied in training.
+"""The features of a clip that a judge sees, and their variation in training.
 
-What a judge must not listen to is taken away (level, DC, silence at both ends, everything above the band that
-the training clips have) or varied in training (tempo, pitch, channel, noise floor, smoothness).
+Properties that must not decide are removed (level, DC, silence at both ends, everything above the band of the
+training clips) or varied in training (tempo, pitch, channel, noise floor, smoothness).
 
 Shapes: B clips, T frames of 10 ms, M mel bands, F frequency bins, C channels, N samples.
 """
@@ -38,7 +38,7 @@ SILENT = 10**-4.5
 
 
 def estimate_bandwidth(clips: Sequence[Clip]) -> float:
-    """The highest frequency in Hz that (nine in ten of) the clips have anything at, noise floor included.
+    """The highest frequency in Hz with any energy, noise floor included, in nine of ten clips.
 
     A clip's edge is where its mean spectrum falls 75 dB below its highest bin for good: the cliff that a
     recording at a lower rate or a lossy codec left, whatever the file's own sample rate is.
@@ -111,7 +111,7 @@ def pad_clips(clips_TM: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def augment_mel(power_BTM: Tensor, frames_B: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Vary what must not matter: tempo, where the clip begins and ends, pitch, channel, smoothness, noise.
+    """Vary the properties that must not decide: tempo, start and end, pitch, channel, smoothness, noise.
 
     Returns:
         Mel power `[B, T', M]` and frames `[B]`.
@@ -160,7 +160,7 @@ def _warp_bands(power_BTM: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _blur(power_BTM: Tensor, random: torch.Generator) -> Tensor:
-    """What a codec at a low bitrate does: energy leaks into neighbours in time and frequency, and jitters."""
+    """Imitate a codec at a low bitrate: energy leaks into neighbours in time and frequency, and jitters."""
     batch = len(power_BTM)
     time_B11 = _uniform(0, 0.3, batch, random) * _chance(0.5, batch, random)
     band_B11 = _uniform(0, 0.3, batch, random) * _chance(0.3, batch, random)
@@ -173,7 +173,7 @@ def _blur(power_BTM: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _channel(power_BTM: Tensor, random: torch.Generator) -> Tensor:
-    """A gain a band `[B, 1, M]`: tilt and ripple of a few dB, at times a low pass within the upper third."""
+    """A gain per band `[B, 1, M]`: tilt and ripple of a few dB, sometimes a low pass within the upper third."""
     batch, _, mels = power_BTM.shape
     band_M = torch.linspace(-1, 1, mels)
     phase = _uniform(0, 2 * math.pi, batch, random)

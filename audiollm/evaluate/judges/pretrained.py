@@ -22,7 +22,7 @@ class PretrainedRecognizer:
     """A speech recognizer of transformers (CTC or Whisper-like) in a local folder.
 
     Args:
-        language: of what is said (`en`, `zh`), for a model of many languages that can be told; None: it finds out.
+        language: the spoken language (`en`, `zh`), for a multilingual model; None: the model detects it.
 
     Raises:
         ConfigError: the folder holds none, or holds pickled weights only.
@@ -51,7 +51,7 @@ class PretrainedRecognizer:
         )
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
-        """What is said, as the model writes it."""
+        """The transcript, as the model writes it."""
         mono_1N = resample(to_mono(samples_CN), sample_rate, self._rate)
         sound = {"raw": mono_1N[0].numpy(), "sampling_rate": self._rate}
         return str(self._pipeline(sound, **self._told)["text"])
@@ -74,7 +74,7 @@ class PretrainedSpeakerJudge:
 
     @torch.no_grad()
     def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
-        """The voice, float32 `[D]`."""
+        """The embedding of the voice, float32 `[D]`."""
         embedding_D: Tensor = self._model(**self._inputs(samples_1N, sample_rate)).embeddings[0].float()
         return embedding_D
 
@@ -82,7 +82,7 @@ class PretrainedSpeakerJudge:
 class ClassifierSpeakerJudge:
     """A classifier of speakers that the stage `evaluate` trained (`judges/speaker`), as a judge of voices.
 
-    A voice is where it lies among the training speakers: it knows the likeness of a new voice only as far as those
+    A voice is placed among the training speakers, so similarity of a new voice is measured only as far as those
     few span it.
 
     Raises:
@@ -99,7 +99,7 @@ class ClassifierSpeakerJudge:
             raise _not_a_judge(folder, "trained classifier", error) from error
 
     def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
-        """The voice, float32 `[K]`, K training speakers: the logits, less their mean.
+        """The embedding of the voice, float32 `[K]`, K training speakers: the logits, less their mean.
 
         Raises:
             ValueError: the clip is silent.
@@ -124,7 +124,7 @@ class PretrainedEmotionJudge:
         self.labels = [str(self._model.config.id2label[i]) for i in range(self._model.config.num_labels)]
 
     def classify(self, samples_1N: Tensor, sample_rate: int) -> str:
-        """The likeliest of `labels`."""
+        """The most probable of `labels`."""
         return self.labels[int(self._forward(samples_1N, sample_rate).logits[0].argmax())]
 
     def embed(self, samples_1N: Tensor, sample_rate: int) -> Tensor:
@@ -138,7 +138,7 @@ class PretrainedEmotionJudge:
 
 
 def _pretrained(folder: Path, model_class: Any, what: str) -> tuple[Any, Callable[[Tensor, int], Any]]:
-    """The model in a folder, and what makes its inputs of a mono waveform `[1, N]` and its sample rate.
+    """The model in a folder, and a function from a mono waveform `[1, N]` and its sample rate to the model's inputs.
 
     Raises:
         ConfigError: the folder holds none, or holds pickled weights only.

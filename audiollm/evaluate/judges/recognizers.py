@@ -22,10 +22,10 @@ _MAX_GAIN_DB = 40.0
 _DITHER = 1e-3  # standard deviation of the noise: -60 dBFS
 _PADDING_S = 0.2
 _FRAME_S = 0.01
-_SMALLEST_LIKELIHOOD = 1e-300
-_WORST_FIT = -10.0
+_MIN_LIKELIHOOD = 1e-300
+_MIN_FIT = -10.0
 _FILLERS = ("<", "[", "+")
-"""What silence and noise begin with in a segmentation."""
+"""First characters of silence and noise labels in a segmentation."""
 
 
 class TimedWord(NamedTuple):
@@ -92,7 +92,7 @@ class PocketsphinxRecognizer:
         self._decoder.activate_search("given")
 
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
-        """What is said, in `recognition_form`; empty where nothing was recognized.
+        """The transcript, in `recognition_form`; empty where nothing was recognized.
 
         Args:
             samples_CN: waveform in [-1, 1], shape [channels, samples].
@@ -109,7 +109,7 @@ class PocketsphinxRecognizer:
         return Counter(heard).most_common(1)[0][0]
 
     def recognize_words(self, samples_CN: Tensor, sample_rate: int) -> list[TimedWord]:
-        """What is said, word by word, each with its posterior probability in the decoder's lattice.
+        """The recognized words, each with its posterior probability in the decoder's lattice.
 
         With a grammar the posteriors tell nothing (they are all close to 1).
 
@@ -127,7 +127,7 @@ class PocketsphinxRecognizer:
         return self._segmentation(duration_s, lambda segment: min(segment.prob, 1.0)) if heard else []
 
     def align(self, samples_CN: Tensor, sample_rate: int, words: Sequence[str]) -> list[TimedWord]:
-        """When each of the given words is said; empty where they do not fit into the sound at all.
+        """The times of given words; empty where they cannot be aligned with the sound.
 
         Args:
             samples_CN: waveform in [-1, 1], shape [channels, samples].
@@ -142,7 +142,7 @@ class PocketsphinxRecognizer:
         self._decoder.set_align_text(" ".join(words))
         try:
             self.recognize(samples_CN, sample_rate)
-            aligned = self._segmentation(samples_CN.shape[1] / sample_rate, _likelihood_a_frame)
+            aligned = self._segmentation(samples_CN.shape[1] / sample_rate, _likelihood_per_frame)
         finally:
             self._decoder.activate_search(search)
         return aligned if [word.word for word in aligned] == list(words) else []
@@ -179,13 +179,13 @@ class PocketsphinxRecognizer:
         return self._decoder.lookup_word(word) is not None
 
 
-def _likelihood_a_frame(segment: Any) -> float:
+def _likelihood_per_frame(segment: Any) -> float:
     return float(np.exp(_fit(segment)))
 
 
 def _fit(segment: Any) -> float:
     """See `TimedWord`. The likelihood underflows in words of some two seconds, which speech does not have."""
-    if segment.ascore <= _SMALLEST_LIKELIHOOD:
-        return _WORST_FIT
+    if segment.ascore <= _MIN_LIKELIHOOD:
+        return _MIN_FIT
     frames = segment.end_frame - segment.start_frame + 1
-    return max(min(float(np.log(segment.ascore)) / frames, 0.0), _WORST_FIT)
+    return max(min(float(np.log(segment.ascore)) / frames, 0.0), _MIN_FIT)

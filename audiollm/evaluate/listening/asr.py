@@ -1,4 +1,4 @@
-"""Suite `asr`: how much of what is said is written down rightly, by speaker and by condition."""
+"""Suite `asr`: error rates of transcripts, by speaker and by condition."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from audiollm.evaluate.report.lists import need_unique, read_rows
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 from audiollm.evaluate.report.text_errors import Errors, TextForm, choose_form, count_errors, error_table
-from audiollm.evaluate.speech.clips import error_summary, rate_of, transcript_errors
+from audiollm.evaluate.speech.scoring import error_summary, rate_of, transcript_errors
 from audiollm.evaluate.speech.tts import error_rows
 
 QUESTION = "Transcribe the speech."
-"""As in `data/tasks.yaml`."""
-MOST_GROUPS = 40
-"""Of one table; results.json has all."""
+"""The question to the model: a phrasing of the task `asr` in `audiollm/data/chat/tasks.yaml`."""
+MAX_GROUPS = 40
+"""Groups that one table of the page shows; results.json has all."""
 _OWN = {"id", "path", "audio", "text", "language", "start_s", "end_s"}
 
 
 @dataclass(frozen=True)
 class TranscribedRecording:
-    """What is said in a recording, or in a span of it."""
+    """A recording, or a span of one, with the text that is said in it."""
 
     id: str
     path: Path
@@ -35,7 +35,7 @@ class TranscribedRecording:
     start_s: float = 0.0
     end_s: float | None = None
     about: Mapping[str, str] = field(default_factory=dict)
-    """Speaker, condition and whatever else the manifest knows."""
+    """Speaker, condition and all other columns of the manifest."""
 
     def inquiry(self) -> Inquiry:
         return Inquiry(self.id, self.path, QUESTION, self.start_s, self.end_s)
@@ -82,7 +82,7 @@ def evaluate_asr(
     about: str = "",
     spelling: Path | None = None,
 ) -> SuiteResult:
-    """Compare what was written with what is said.
+    """Compare replies with the texts that are said.
 
     Args:
         form: how texts are compared, one of `text_errors.FORMS`, in each recording's language.
@@ -111,7 +111,7 @@ def evaluate_asr(
     tables = [error_rows({each: words[each]}) for each in languages]
     for key, of_language in groups.items():
         for each, group in of_language.items():
-            worst = sorted(group, key=lambda name: -(group[name]["rate"] or 0.0))[:MOST_GROUPS]
+            worst = sorted(group, key=lambda name: -(group[name]["rate"] or 0.0))[:MAX_GROUPS]
             if worst:
                 shown = error_rows({name: group[name] for name in worst})
                 tables.append(ScoreTable(f"{each} by {key}, the worst first", shown.headings, shown.rows))
@@ -142,7 +142,7 @@ def _about(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Made:
-    """A recording that lacks the language of those that name none."""
+    """The recording with `language`, if it names none."""
 
     def __init__(self, language: str | None, **values: Any) -> None:
         self._language, self._values = language, values
@@ -216,7 +216,7 @@ def _row(recording: TranscribedRecording, reply: Reply, form: TextForm) -> Row:
 
 
 def _by_character(rows: Sequence[Row]) -> dict[str, Any]:
-    """Errors by characters, spaces left out, of the same forms."""
+    """Errors by characters of the same text forms, without spaces."""
     errors: list[Errors] = []
     for row in rows:
         if isinstance(row["errors"], dict):

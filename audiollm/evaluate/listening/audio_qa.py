@@ -15,15 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from audiollm.data.text.forms import recognition_form
 from audiollm.evaluate.listening.replies import Inquiry, Reply
+from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUPS = ("task", "difficulty", "category", "sub_category")
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
-"""Where replies stand: MMAU's script reads the first, its instructions name the second."""
+"""Keys of a reply, in the order of preference: MMAU's script reads the first, its instructions name the second."""
 
 
 class Question(BaseModel):
@@ -35,7 +36,7 @@ class Question(BaseModel):
     audio_id: str = Field(min_length=1)
     start_s: float = Field(default=0.0, ge=0)
     end_s: float | None = None
-    """Seconds from the file's beginning, of what is asked about; None: to its end."""
+    """End of the span that is asked about, in seconds from the file's beginning; None: the file's end."""
     question: str
     choices: tuple[str, ...] = Field(min_length=2, max_length=len(LETTERS))
     answer: str
@@ -59,7 +60,7 @@ class Question(BaseModel):
     @field_validator("category", "sub_category", mode="before")
     @classmethod
     def _one_name(cls, value: Any) -> Any:
-        """The published list has a few categories as lists."""
+        """Join a category that is a list, as a few of the published list are."""
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return ", ".join(dict.fromkeys(value)) or "(unknown)"
         return value
@@ -114,7 +115,7 @@ def evaluate_audio_qa(
 
 
 def read_choice(reply: str, choices: Sequence[str]) -> int | None:
-    """Which option a reply names; None where it is none or more than one.
+    """The option that a reply names; None where it names none or more than one.
 
     In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
     says that the answer is a letter; it holds one marked letter; it holds the text of one option as whole words, an
@@ -129,7 +130,7 @@ def read_choice(reply: str, choices: Sequence[str]) -> int | None:
 
 
 def mmau_match(reply: str, answer: str, choices: Sequence[str]) -> bool:
-    """MMAU's score: all words of the answer are in the reply, and none of another option that the answer has not."""
+    """MMAU's string match: the reply holds all words of the answer, and no word that only another option has."""
     words, wanted = _words(reply), _words(answer)
     others = {word for choice in choices if _words(choice) != wanted for word in _words(choice) - wanted}
     return bool(words) and wanted <= words and not words & others

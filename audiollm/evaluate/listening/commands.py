@@ -1,4 +1,4 @@
-"""The commands `evaluate asr`, `evaluate audio-qa` and `evaluate judge`: what models hear."""
+"""The commands `evaluate asr`, `evaluate audio-qa` and `evaluate judge`: suites on models that listen."""
 
 from __future__ import annotations
 
@@ -10,47 +10,38 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
-from audiollm.evaluate.speech.commands import (
-    Codec,
+from audiollm.evaluate.options import (
+    CodecFolder,
+    Endpoint,
+    EndpointModel,
     Examples,
     Form,
+    KeyVariable,
     Language,
     Limit,
+    Listener,
     MaxDuration,
+    MaxTokens,
     Model,
+    Out,
     RecognizerOption,
     Seed,
     Spelling,
-    clips_of,
-    speaker_of,
 )
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+from audiollm.evaluate.speech.commands import clips_of, speaker_of
 
 if TYPE_CHECKING:
+    from audiollm.evaluate.judges.judging import SpeechClip
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
-    from audiollm.evaluate.speech.clips import SpeechClip, SpeechRequest
+    from audiollm.evaluate.speech.clips import SpeechRequest
     from audiollm.evaluate.subjects.chat import Chat, EndpointChat
     from audiollm.evaluate.subjects.protocols import Subject
-
-Listener = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="What listens: a folder (ours, or an audio LLM of Hugging Face), or module:factory.",
-    ),
-]
-Endpoint = Annotated[
-    str | None,
-    typer.Option(help="In place of a folder: an OpenAI-compatible address, http://localhost:8000/v1."),
-]
-EndpointModel = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
-KeyVariable = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="The longest reply.")]
 
 
 @dataclass(frozen=True)
 class ListenerSource:
-    """Where a model that listens comes from: a folder or an import path, or an endpoint."""
+    """The source of a listening model: a folder, an import path, or an endpoint."""
 
     model: str | None
     codec: Path | None
@@ -65,7 +56,7 @@ def asr(
         Path, typer.Option("--list", help="CSV or JSON lines with path and text, or samples.jsonl.")
     ],
     model: Listener = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
@@ -73,12 +64,10 @@ def asr(
     hypotheses: Annotated[
         Path | None, typer.Option(help="In place of a model: CSV or JSON lines with id and text.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/asr"
-    ),
+    out: Out = Path("scores/asr"),
     language: Language = "en",
-    split: Annotated[str | None, typer.Option(help="Of samples, only this split.")] = None,
-    by: Annotated[str, typer.Option(help="Conditions to tell apart: speaker,condition.")] = "",
+    split: Annotated[str | None, typer.Option(help="Split of the samples; by default all.")] = None,
+    by: Annotated[str, typer.Option(help="Conditions to group by: speaker,condition.")] = "",
     form: Form = "whisper",
     spelling: Spelling = None,
     limit: Limit = None,
@@ -87,7 +76,7 @@ def asr(
 ) -> None:
     """Score speech recognition: word or character errors by kind, by speaker and by condition, with intervals.
 
-    What was written down is not asked for again: the same command goes on.
+    Replies are kept: the same command resumes.
 
     Example: audiollm evaluate asr --list test.csv --model runs/understanding/train --by speaker
     """
@@ -118,7 +107,7 @@ def asr(
 def audio_qa(
     listing: Annotated[Path, typer.Option("--list", help="JSON or JSON lines in MMAU's layout.")],
     model: Listener = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
@@ -129,9 +118,7 @@ def audio_qa(
         Path | None,
         typer.Option(help="The folder that the audio's paths are relative to; by default the list's."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/audio-qa"
-    ),
+    out: Out = Path("scores/audio-qa"),
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
     examples: Examples = 8,
@@ -160,22 +147,22 @@ def judge(
     listing: Annotated[Path, typer.Option("--list", help="emergent_tts_eval_data.jsonl, or a list like it.")],
     against: Annotated[Path, typer.Option(help="The other system's clips: a folder with 0.wav, 1.wav, ...")],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
         Path | None, typer.Option(help="In place of a model: a folder with 0.wav, 1.wav, ...")
     ] = None,
     judge_model: Annotated[
         str | None,
-        typer.Option("--judge", help="What judges: an audio LLM's folder, ours or Hugging Face's."),
+        typer.Option("--judge", help="The judge: an audio LLM's folder, ours or Hugging Face's."),
     ] = None,
     judge_codec: Annotated[Path | None, typer.Option(help="The codec's folder of a judge of ours.")] = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
     key_variable: KeyVariable = "OPENAI_API_KEY",
-    categories: Annotated[str, typer.Option(help="Some of the list's: Emotions,Questions.")] = "",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/judge"
-    ),
+    categories: Annotated[
+        str, typer.Option(help="Categories to score: Emotions,Questions; by default all.")
+    ] = "",
+    out: Out = Path("scores/judge"),
     limit: Limit = None,
     seed: Seed = 0,
     max_duration_s: MaxDuration = None,
@@ -189,7 +176,7 @@ def judge(
     """
     console = Console()
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.speech.clips import clips_by_id
+    from audiollm.evaluate.speech.clips import clips_in_folder
     from audiollm.evaluate.speech.pairwise import PairBench, evaluate_pairs, read_pairs
     from audiollm.evaluate.speech.verdicts import ChatJudge
 
@@ -199,10 +186,9 @@ def judge(
     items = spread_items(read_pairs(listing, names), limit)
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
     chat, fingerprint = _chat(source)
-    ours = _spoken(
-        model, codec, audio, [item.request() for item in items], out, seed, max_duration_s, console
-    )
-    theirs = clips_by_id(against, [item.id for item in items])
+    requests = [item.request() for item in items]
+    ours = _spoken(model, codec, audio, requests, out, seed, max_duration_s, console)
+    theirs = clips_in_folder(against, requests)
     with bar(console, "judging", len(items)) as progress:
         bench = PairBench(
             ChatJudge(chat, seed=seed),
@@ -224,7 +210,7 @@ def _one_of(**given: object) -> None:
     """
     options = ", ".join(f"--{name}" for name in given)
     if sum(value is not None for value in given.values()) != 1:
-        raise ConfigError("one is needed, and one alone", options, f"give one of {options}")
+        raise ConfigError("exactly one of these options is required", options, f"give one of {options}")
 
 
 def _ids(inquiries: list[Inquiry]) -> list[str]:
@@ -234,7 +220,7 @@ def _ids(inquiries: list[Inquiry]) -> list[str]:
 def _replies(
     source: ListenerSource, inquiries: list[Inquiry], out: Path, console: Console
 ) -> tuple[dict[str, Reply], str]:
-    """What the model or the endpoint replies, and who that is."""
+    """The replies of the model or the endpoint, and its description for the page."""
     from audiollm.evaluate.listening.replies import by_answerer
 
     subject = _listener(source)
@@ -269,7 +255,7 @@ def _listener(source: ListenerSource) -> Subject:
 
 
 def _chat(source: ListenerSource) -> tuple[Chat, str]:
-    """What judges pairs, and what stands for it. A model that hears one recording gets both in one."""
+    """The judge of pairs, and its fingerprint. A model that hears only one recording gets both joined in one."""
     from audiollm.evaluate.subjects.chat import ChatAnswerer, OneClipChat
 
     if source.model is None:

@@ -1,4 +1,4 @@
-"""What models write when they are asked about recordings: asked here, or read from a file of replies."""
+"""Replies of models to questions about recordings: obtained here, or read from a file of replies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Message
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.hearing import Recognizer, digest, load_clip
+from audiollm.evaluate.judges.judging import Recognizer, digest, load_clip
 from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore
@@ -20,7 +20,7 @@ from audiollm.evaluate.subjects.protocols import Conversant, Subject
 
 @dataclass(frozen=True)
 class Reply:
-    """What was written, or why nothing was."""
+    """The text of a reply, or why there is none."""
 
     text: str = ""
     problem: str = ""
@@ -36,11 +36,11 @@ class Inquiry:
     start_s: float = 0.0
     end_s: float | None = None
     messages: tuple[Message, ...] = ()
-    """How a `Conversant` is asked: a chat that holds the recording and the question. Empty: by the question alone."""
+    """The chat with recording and question that a `Conversant` is asked in. Empty: the question alone is asked."""
 
 
 Write = Callable[[Waveform, Inquiry], str]
-"""What is written about the sound of an inquiry."""
+"""Writes the reply to an inquiry about its sound."""
 
 
 def ask_all(
@@ -50,7 +50,7 @@ def ask_all(
     store: RowStore,
     advance: Advance,
 ) -> dict[str, Reply]:
-    """The replies by id; those that an earlier run has are kept, those that failed are asked for again."""
+    """The replies by id. Replies of an earlier run are kept; failed ones are asked for again."""
     replies: dict[str, Reply] = {}
     for inquiry in inquiries:
         replies[inquiry.id] = _ask(write, fingerprint, inquiry, store)
@@ -59,7 +59,7 @@ def ask_all(
 
 
 def by_answerer(subject: Subject) -> Write:
-    """How an `Answerer` writes; one that is a `Conversant` too is given the chat, where the inquiry has one."""
+    """Replies by an `Answerer`; a `Conversant` is given the chat where the inquiry has one."""
 
     def write(wave: Waveform, inquiry: Inquiry) -> str:
         if inquiry.messages and isinstance(subject.model, Conversant):
@@ -70,12 +70,12 @@ def by_answerer(subject: Subject) -> Write:
 
 
 def by_recognizer(judge: Recognizer) -> Write:
-    """How a recognizer writes; it is asked nothing."""
+    """Replies by a recognizer; the question is ignored."""
     return lambda wave, inquiry: judge.recognize(wave.samples_CN, wave.sample_rate)
 
 
 def read_replies(path: Path, ids: Sequence[str], keys: Sequence[str]) -> dict[str, Reply]:
-    """Replies out of a list with `id` and the first of `keys` that a record has; one that is not there is a problem.
+    """Replies from a list of records with `id` and one of `keys`; a missing reply is a `Reply` with a problem.
 
     Raises:
         ConfigError: the list cannot be read, a record has no id or none of the keys, or not one id is known.
@@ -127,7 +127,7 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> R
 
 
 def _wording(messages: Sequence[Message]) -> list[Any]:
-    """A chat as plain data: its words, and where the recording stands among them."""
+    """A chat as plain data: its texts, with None in the place of the recording."""
     return [
         [message.role, [None if isinstance(part, AudioPart) else part.text for part in message.content]]
         for message in messages

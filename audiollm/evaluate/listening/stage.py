@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRANSCRIPTION = "asr"
 """The task whose answers are compared word by word."""
-MOST_CHOICES = 26
+MAX_CHOICES = 26
 
 
 class ListeningConfig(StageConfig):
@@ -30,17 +30,17 @@ class ListeningConfig(StageConfig):
 
     model: InputPath
     codec: InputPath | None = None
-    """Of a model that hears codes; one with an audio encoder needs none."""
+    """Folder of the codec, for a model that hears codes; a model with an audio encoder needs none."""
     samples: InputPath
     """`samples.jsonl` of the stage compose. Those of the task `asr` are scored by words. Of the others, an answer is
     right if it names the sample's and no other answer that the samples give to the same question."""
     split: Literal["test", "train"] = "test"
     max_samples: int = Field(600, ge=1)
-    """Of each of both kinds, evenly picked."""
+    """Samples of each kind (transcripts, questions), evenly picked."""
     language: str = "en"
-    """Of transcripts that name none."""
+    """Language of the transcripts that name none."""
     max_tokens: int = Field(64, ge=1)
-    """The longest answer."""
+    """Longest answer, in tokens."""
     examples: int = Field(8, ge=0)
     """Cases in each report that can be heard, the worst first."""
 
@@ -99,19 +99,19 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
 
 def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
-    """Question -> the different answers to it, of questions that have a few."""
+    """The different answers to each question that has 2 to 26 of them."""
     found: dict[str, set[str]] = {}
     for sample in samples:
         found.setdefault(_question(sample), set()).add(_answer(sample))
     return {
         question: tuple(sorted(answers))
         for question, answers in found.items()
-        if 2 <= len(answers) <= MOST_CHOICES
+        if 2 <= len(answers) <= MAX_CHOICES
     }
 
 
 def listening_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What goes to the summary: error rates by language, accuracy with its interval, and chance."""
+    """The figures for the run's summary: error rates by language, accuracy with its interval, and chance."""
     found: dict[str, Any] = {}
     if "asr" in results:
         found["recordings"] = results["asr"]["recordings"]
@@ -126,7 +126,7 @@ def listening_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 def _is_answered(sample: Sample) -> bool:
-    """Whether it is one recording, a question and at last an answer in words."""
+    """Whether a sample is one recording, a question and, last, an answer in words."""
     words = bool(sample.texts("user") and sample.texts("assistant"))
     alone = len(sample.audio_parts()) == len(sample.audio("user")) == 1
     return words and alone and sample.messages[-1].role == "assistant"

@@ -86,4 +86,4 @@ def _line(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"wrong JSON: {error}", where, "write one object a line") from None
+        raise ConfigError(f"wrong JSON: {error}", where, "write one object per line") from None

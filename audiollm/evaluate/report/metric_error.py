@@ -1,4 +1,4 @@
-"""The error of a metric; by itself, for those who count words and load no model."""
+"""The error of a metric, in a module of its own: counting words must not load a model."""
 
 
 class MetricError(ValueError):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import io
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,28 +16,38 @@ from torch import Tensor
 
 from audiollm.audio import encode_bytes
 
-MOST_SOUND_BYTES = 16_000_000
-"""After so much sound a page has its fill."""
+MAX_SOUND_BYTES = 16_000_000
+"""Bytes of encoded sound after which a page takes no more."""
+Filters = Mapping[str, Callable[..., Any]]
+_NO_FILTERS: Filters = {}
 
 
-def render_template(template: str, **values: Any) -> str:
-    """A template of this package, filled; texts are escaped."""
+def render_template(
+    template: str, *, folders: Sequence[Path] = (), filters: Filters = _NO_FILTERS, **values: Any
+) -> str:
+    """A template, filled; texts are escaped.
+
+    Args:
+        folders: where templates are looked for before those of this package.
+        filters: functions that the template applies to values, by name.
+    """
     import jinja2
 
-    folder = files("audiollm.evaluate.report")
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
-        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
+        lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
     )
-    return environment.get_template(template).render(**values)
+    environment.filters |= filters
+    return environment.get_template(template).render(**values).strip() + "\n"
 
 
 def player(samples_1N: Tensor, sample_rate: int, loudest: float) -> dict[str, str]:
-    """A sound and its picture as data addresses.
+    """A sound and its spectrogram as data URLs.
 
-    FLAC, so that nothing is coded twice; a picture of 80 dB below `loudest`.
+    FLAC, which is lossless; the spectrogram shows 80 dB below `loudest`.
     """
     from matplotlib import colormaps
     from PIL import Image

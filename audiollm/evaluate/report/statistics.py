@@ -12,17 +12,17 @@ Z = 1.959963984540054
 """The 97.5th percentile of the normal distribution."""
 
 NOTHING = "(nothing)"
-"""The last column of a confusion matrix: nothing was heard, or there was nothing to hear."""
+"""The last column of a confusion matrix: nothing was recognized, or the clip could not be read."""
 
 
 def share(correct: Sequence[bool]) -> dict[str, Any]:
-    """How many are right: `accuracy` with its 95 % Wilson interval `low` to `high`, of `n`; None of none."""
+    """Share of right answers: `accuracy` with its 95 % Wilson interval `low` to `high`, and `n`; None where n is 0."""
     table = mean_of_shares([float(right) for right in correct])
     return {"accuracy": table.pop("mean"), **table}
 
 
 def mean_of_shares(values: Sequence[float]) -> dict[str, Any]:
-    """The `mean` of values in [0, 1] with its 95 % Wilson interval `low` to `high`, of `n`; None of none.
+    """The `mean` of values in [0, 1] with its 95 % Wilson interval `low` to `high`, and `n`; None where n is 0.
 
     For values that are 0 or 1 it is Wilson's interval. For values between (half a point for a tie) it is a wide
     one: no variable in [0, 1] has a larger variance than mean * (1 - mean).
@@ -37,7 +37,7 @@ def mean_of_shares(values: Sequence[float]) -> dict[str, Any]:
 
 
 def metric_table(values: Sequence[float | str], weights: Sequence[float] | None = None) -> dict[str, Any]:
-    """`mean` (weighted), `median`, `n` of the values that are there; the others are reasons, counted."""
+    """`mean` (weighted), `median` and `n` of the values that are numbers; the others are reasons, which are counted."""
     numbers = [
         (value, weight)
         for value, weight in zip(values, weights or [1.0] * len(values), strict=True)
@@ -60,7 +60,7 @@ def metric_table(values: Sequence[float | str], weights: Sequence[float] | None 
 def bootstrap_ratio(
     parts: Sequence[float], wholes: Sequence[float], draws: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """The 95 % percentile interval of sum(parts) / sum(wholes) when the pairs are drawn anew; None of fewer than 2.
+    """The 95 % percentile interval of sum(parts) / sum(wholes) when the pairs are drawn anew; None for fewer than 2.
 
     For word errors over words: the pairs are utterances, so that words of one utterance stay together
     (Bisani and Ney, 2004).
@@ -89,16 +89,8 @@ def shares_by(keys: Sequence[Hashable], correct: Sequence[bool]) -> dict[str, di
     return {key: share(groups[key]) for key in sorted(groups)}
 
 
-def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
-    """Word errors over all words asked for (jiwer), texts without a word left out; None of none."""
-    from jiwer import wer
-
-    pairs = [(reference, hypothesis) for reference, hypothesis in zip(asked, heard, strict=True) if reference]
-    return float(wer([pair[0] for pair in pairs], [pair[1] for pair in pairs])) if pairs else None
-
-
 def confusion(asked: Sequence[str], heard: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Counts: a row for each label asked for, a column for each heard and a last one for nothing."""
+    """Counts with a row per label asked for, a column per label heard, and a last column for nothing."""
     columns = {label: index for index, label in enumerate(labels)}
     counts = [[0] * (len(labels) + 1) for _ in labels]
     for wanted, got in zip(asked, heard, strict=True):

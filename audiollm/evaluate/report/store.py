@@ -1,4 +1,4 @@
-"""Rows of measurements by what they depend on, appended to a JSONL file as they come: none is taken twice."""
+"""Rows of measurements, keyed by their inputs and appended to a JSONL file, so that none is computed twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 class RowStore:
-    """Finished rows of a folder; a run that was cut short goes on from them.
+    """Finished rows of a folder; an interrupted run resumes from them.
 
     Args:
         path: the file; a last line that was cut short is dropped. None: nothing is kept.
@@ -32,11 +32,11 @@ class RowStore:
             write_jsonl(path, self._rows.values())
 
     def get(self, *depends_on: Any) -> Row | None:
-        """The finished row that depends on exactly this plain data; None if there is none."""
+        """The finished row with exactly these inputs (plain data); None if there is none."""
         return self._rows.get(key_of(*depends_on)) if self.path else None
 
     def add(self, row: Row, *depends_on: Any) -> None:
-        """Keep a row under what it depends on."""
+        """Store a row under its inputs."""
         if self.path is None:
             return
         key = key_of(*depends_on)
@@ -47,5 +47,5 @@ class RowStore:
 
 
 def key_of(*depends_on: Any) -> str:
-    """SHA-256 of plain data."""
+    """SHA-256 of the inputs of a row."""
     return hashlib.sha256(json.dumps(list(depends_on)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What all suites share: their outcome, written as a page and as plain data and printed, and how numbers look."""
+"""The outcome of a suite: written as a page and as plain data, and printed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from audiollm.evaluate.report.formats import format_number
+
 Item = TypeVar("Item")
 EXAMPLE_S = 12.0
-MOST_MISSING = 200
-"""Of a page; results.json has the counts of all reasons, rows.jsonl every case."""
+MAX_MISSING = 200
+"""Missing values that a page lists; results.json counts all reasons, rows.jsonl has every case."""
 
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """A table as it is shown: cells are texts."""
+    """A table of the page; cells are texts."""
 
     title: str
     headings: Sequence[str]
@@ -36,7 +38,7 @@ class ScoreTable:
     note: str = ""
 
     def shown(self) -> ScoreTable:
-        """Without the columns in which no cell says anything."""
+        """The table without its empty columns."""
         kept = [place for place in range(len(self.headings)) if any(row[place] for row in self.rows)]
         rows = [[row[place] for place in kept] for row in self.rows]
         return ScoreTable(self.title, [self.headings[place] for place in kept], rows, self.note)
@@ -44,7 +46,7 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class Sound:
-    """A recording, or a span of one, to be heard in the page."""
+    """A recording, or a span of one, that the page plays."""
 
     name: str
     path: Path
@@ -54,7 +56,7 @@ class Sound:
 
 @dataclass(frozen=True)
 class Example:
-    """A case to look at: named lines of text and sounds."""
+    """A case of the page: named lines of text, and sounds."""
 
     title: str
     lines: Sequence[tuple[str, str]] = ()
@@ -63,7 +65,7 @@ class Example:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What a suite found."""
+    """The outcome of a suite."""
 
     title: str
     about: Sequence[str]
@@ -72,11 +74,11 @@ class SuiteResult:
     """The content of `results.json`."""
     tables: Sequence[ScoreTable]
     examples: Sequence[Example] = ()
-    """The worst first."""
+    """Cases to listen to, the worst first."""
     missing: Sequence[tuple[str, str]] = ()
-    """What has no value, and why."""
+    """Cases without a value, and why."""
     rows: Sequence[Mapping[str, Any]] = ()
-    """The content of `rows.jsonl`: one a case, in the order of the list."""
+    """The content of `rows.jsonl`: one row per case, in the order of the list."""
 
 
 def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:
@@ -102,51 +104,31 @@ def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Consol
 
 
 def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
-    """The page of an outcome, self-contained; up to `num_examples` cases can be heard."""
+    """Write the page of an outcome, self-contained, with the sound of up to `num_examples` cases."""
     from dataclasses import replace
 
-    from audiollm.evaluate.report.page import MOST_SOUND_BYTES, render_template
+    from audiollm.evaluate.report.page import MAX_SOUND_BYTES, render_template
     from audiollm.files.atomic import write_text
 
     shown: list[dict[str, Any]] = []
     size = 0
     for example in outcome.examples[:num_examples]:
-        if size > MOST_SOUND_BYTES:
+        if size > MAX_SOUND_BYTES:
             break
         sounds = [_heard(sound) for sound in example.sounds]
         size += sum(len(sound.get("audio", "")) for sound in sounds)
         shown.append({"title": example.title, "lines": example.lines, "sounds": sounds})
     few = replace(
         outcome,
-        missing=list(dict.fromkeys(outcome.missing))[:MOST_MISSING],
+        missing=list(dict.fromkeys(outcome.missing))[:MAX_MISSING],
         tables=[table.shown() for table in outcome.tables],
     )
     write_text(path, render_template("suite.html", outcome=few, examples=shown, seconds=EXAMPLE_S))
     return path
 
 
-def percent(value: float | None, digits: int = 2) -> str:
-    """`12.34 %`, or `n/a`."""
-    return "n/a" if value is None else f"{100 * value:.{digits}f} %"
-
-
-def with_interval(table: Mapping[str, Any], key: str, digits: int = 1) -> str:
-    """A share with its interval: `75.0 % (68.2 to 80.9)`."""
-    if table[key] is None:
-        return "n/a"
-    if table.get("low") is None:
-        return percent(table[key], digits)
-    return (
-        f"{percent(table[key], digits)} ({100 * table['low']:.{digits}f} to {100 * table['high']:.{digits}f})"
-    )
-
-
-def format_number(value: float | None, digits: int = 3) -> str:
-    return "n/a" if value is None else f"{value:.{digits}f}"
-
-
 def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:
-    """Mean, median, n and the number of what is missing of a `statistics.metric_table`."""
+    """The cells of a `statistics.metric_table`: mean, median, n and the number of missing values."""
     return [
         format_number(table["mean"], digits),
         format_number(table["median"], digits),
@@ -156,12 +138,12 @@ def metric_cells(table: Mapping[str, Any], digits: int = 3) -> list[str]:
 
 
 def not_available(table: Mapping[str, Any]) -> str:
-    """How many values are missing; nothing where none is."""
+    """The number of missing values as text; empty where it is 0."""
     return str(table["not_available"] or "")
 
 
 def reasons_of(tables: Iterable[Mapping[str, Any]]) -> str:
-    """Why values are missing, for a note."""
+    """The most frequent reasons for missing values, for a note."""
     counts: dict[str, int] = {}
     for table in tables:
         for reason, count in table["reasons"].items():
@@ -180,7 +162,7 @@ def spread_items(items: Sequence[Item], limit: int | None) -> list[Item]:
 
 @contextmanager
 def bar(console: Console, description: str, total: int) -> Iterator[Progress]:
-    """A progress bar with one task; its `what` says what was done last."""
+    """A progress bar with one task; its field `what` names the last finished case."""
     columns = (
         TextColumn("  {task.description}"),
         BarColumn(),
@@ -195,7 +177,7 @@ def bar(console: Console, description: str, total: int) -> Iterator[Progress]:
 
 
 def step(progress: Progress, what: str) -> None:
-    """One more is done."""
+    """Advance a progress bar by one case, and show its name."""
     progress.update(progress.task_ids[0], advance=1, what=what.replace("[", "("))
 
 

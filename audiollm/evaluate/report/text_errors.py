@@ -21,7 +21,7 @@ from audiollm.files.atomic import read_json
 
 FORMS = ("seed-tts", "whisper", "spoken")
 CHARACTER_LANGUAGES = ("zh", "yue", "ja", "th", "lo", "my")
-"""Written without spaces between words: errors are counted by characters."""
+"""Languages written without spaces between words: errors are counted by characters."""
 # fmt: off
 _HANZI_PUNCTUATION = frozenset(
     chr(code)
@@ -43,7 +43,7 @@ class TextForm:
     name: str
     language: str
     apply: Callable[[str], str]
-    """A text to tokens with single spaces between."""
+    """Turns a text into tokens with single spaces between."""
 
     @property
     def unit(self) -> str:
@@ -53,7 +53,7 @@ class TextForm:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one text: edits by kind and the number of words or characters of the reference."""
+    """The errors of one text: edits by kind, and the number of words or characters of the reference."""
 
     substitutions: int
     insertions: int
@@ -90,7 +90,9 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
     if name not in FORMS:
         raise ConfigError(f"{name}: no such form of text", "--form", suggestion(name, FORMS))
     if spelling is not None and (name, language) != ("whisper", "en"):
-        raise ConfigError("spellings are for the form whisper in English alone", "--spelling", "leave it out")
+        raise ConfigError(
+            "--spelling requires --form whisper and --language en", "--spelling", "leave it out"
+        )
     if name == "seed-tts":
         return TextForm(name, language, lambda text: seed_tts_form(text, language))
     if name == "whisper":
@@ -99,7 +101,7 @@ def choose_form(name: str, language: str, spelling: Path | None = None) -> TextF
 
 
 def seed_tts_form(text: str, language: str) -> str:
-    """What `run_wer.py` of BytedanceSpeech/seed-tts-eval compares: Chinese by characters, others in lower case.
+    """The form that `run_wer.py` of BytedanceSpeech/seed-tts-eval compares: Chinese by characters, others lower case.
 
     All ASCII and Chinese punctuation goes but the apostrophe, and nothing takes its place; two spaces become one,
     once. The typographic apostrophe goes with the rest: "don't" and "don’t" differ, there as here.
@@ -130,13 +132,19 @@ def count_errors(reference: str, hypothesis: str) -> Errors:
     return Errors(found.substitutions, found.insertions, found.deletions, units)
 
 
+def word_error_rate(asked: Sequence[str], heard: Sequence[str]) -> float | None:
+    """All word errors over all words asked for; texts without a word are left out; None if there are no others."""
+    errors = [count_errors(*pair) for pair in zip(asked, heard, strict=True) if pair[0].split()]
+    return sum(each.total for each in errors) / sum(each.units for each in errors) if errors else None
+
+
 def error_table(errors: Sequence[Errors]) -> dict[str, Any]:
     """The figures of many texts.
 
     Returns:
         `rate` (all errors over all units) with its 95 % bootstrap interval `low` to `high`, `utterance_mean` (the
-        mean of the texts' own rates, what seed-tts-eval publishes) and its three parts, `above_half` (the share of
-        texts of which more than half is wrong), the counts, and `n`; None of none.
+        mean of the texts' own rates, which seed-tts-eval publishes) and its three parts, `above_half` (the share of
+        texts of which more than half is wrong), the counts, and `n`; None where `n` is 0.
     """
     totals = {key: sum(each.plain()[key] for each in errors) for key in asdict(Errors(0, 0, 0, 0))}
     n, units = len(errors), totals["units"]

@@ -1,4 +1,4 @@
-"""The commands `evaluate tts`, `evaluate multi-speaker` and `evaluate emotion`: what models say."""
+"""The commands `evaluate tts`, `evaluate multi-speaker` and `evaluate emotion`: suites on models that speak."""
 
 from __future__ import annotations
 
@@ -10,59 +10,43 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError
+from audiollm.evaluate.options import (
+    CodecFolder,
+    Examples,
+    Form,
+    Language,
+    Limit,
+    MaxDuration,
+    Model,
+    Out,
+    RecognizerOption,
+    Seed,
+    SpeakerJudgeOption,
+    Spelling,
+)
 from audiollm.evaluate.report.suite import SuiteResult, bar, conclude, spread_items, step
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.choosing import ChosenJudge
-    from audiollm.evaluate.judges.hearing import VoiceJudge
-    from audiollm.evaluate.speech.clips import Bench, SpeechClip, SpeechRequest
+    from audiollm.evaluate.judges.judging import SpeechClip, VoiceJudge
+    from audiollm.evaluate.speech.clips import SpeechRequest
+    from audiollm.evaluate.speech.scoring import Bench
     from audiollm.evaluate.subjects.protocols import Subject
 
 Evaluate = Callable[["Bench"], SuiteResult]
-Model = Annotated[
-    str | None, typer.Option(help="What speaks: a trained model's folder, or package.module:factory.")
-]
-Codec = Annotated[
-    Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
-]
-Language = Annotated[str, typer.Option(help="Of the texts: en, zh, ...; zh is scored by characters.")]
-RecognizerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--recognizer", help="Judge of words: pocketsphinx, a Hugging Face model's folder, or module:factory."
-    ),
-]
-SpeakerJudgeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Judge of voices: the folder of a Hugging Face x-vector model or of a trained classifier "
-        "(RUN/evaluate/judges/speaker), or module:factory."
-    ),
-]
-Form = Annotated[str, typer.Option(help="How texts are compared: seed-tts, whisper or spoken.")]
-Spelling = Annotated[
-    Path | None, typer.Option(help="British to American spellings, a Whisper checkpoint's normalizer.json.")
-]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, spread over the list.")]
-Seed = Annotated[int, typer.Option(help="Of what the model says.")]
-MaxDuration = Annotated[
-    float | None, typer.Option(min=0.04, help="The longest a text may be spoken; by default by its length.")
-]
-Examples = Annotated[int, typer.Option(min=0, help="Cases to listen to in the report, the worst first.")]
 
 
 def tts(
     listing: Annotated[
-        Path, typer.Option("--list", help="name|prompt text|prompt wav|text[|target wav] a line.")
+        Path, typer.Option("--list", help="One name|prompt text|prompt wav|text[|target wav] per line.")
     ],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
-        Path | None, typer.Option(help="In place of a model: a folder with NAME.wav a line.")
+        Path | None,
+        typer.Option(help="In place of a model: a folder with one NAME.wav per line of the list."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/tts"
-    ),
+    out: Out = Path("scores/tts"),
     language: Language = "en",
     recognizer: RecognizerOption = None,
     speaker_judge: SpeakerJudgeOption = None,
@@ -75,7 +59,7 @@ def tts(
 ) -> None:
     """Score zero-shot speech over a list of Seed-TTS-eval: word errors, and likeness to the prompt's voice.
 
-    What is said and heard is not said and heard again: the same command goes on.
+    Clips and rows are kept: the same command resumes.
 
     Example: audiollm evaluate tts --model runs/tts-tiny/train --list seedtts_en.lst --recognizer ~/models/whisper
     """
@@ -99,10 +83,8 @@ def multi_speaker(
         Path, typer.Option("--list", help="JSON lines of dialogues; see the README of evaluate.")
     ],
     model: Model = None,
-    codec: Codec = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/multi-speaker"
-    ),
+    codec: CodecFolder = None,
+    out: Out = Path("scores/multi-speaker"),
     language: Language = "en",
     recognizer: RecognizerOption = None,
     speaker_judge: SpeakerJudgeOption = None,
@@ -115,7 +97,7 @@ def multi_speaker(
 ) -> None:
     """Score dialogues: word errors, likeness within a speaker, difference between speakers, their geometric mean.
 
-    Without a model, the sound is that of the list: a file a turn, or one with the times of the turns.
+    Without a model, the list names the sound: one file per turn, or one file with the times of the turns.
 
     Example: audiollm evaluate multi-speaker --list dialogues.jsonl --speaker-judge ~/models/wavlm-base-plus-sv
     """
@@ -148,19 +130,17 @@ def multi_speaker(
 def emotion(
     esd: Annotated[Path, typer.Argument(help="The folder of ESD, which holds 0001 to 0020.")],
     model: Model = None,
-    codec: Codec = None,
+    codec: CodecFolder = None,
     audio: Annotated[
         Path | None, typer.Option(help="In place of a model: a folder with 0011_000351.wav and so on.")
     ] = None,
     recordings: Annotated[
         bool, typer.Option("--recordings", help="Score the real recordings themselves.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all that comes of it.")] = Path(
-        "scores/emotion"
-    ),
+    out: Out = Path("scores/emotion"),
     language: Language = "en",
     split: Annotated[
-        str | None, typer.Option(help="evaluation, test or train, where ESD comes in these.")
+        str | None, typer.Option(help="evaluation, test or train, if this copy of ESD has splits.")
     ] = None,
     recognizer: RecognizerOption = None,
     emotion_judge: Annotated[
@@ -180,18 +160,17 @@ def emotion(
     """
     console = Console()
     from audiollm.evaluate.judges.choosing import choose_emotion_judge
-    from audiollm.evaluate.speech.clips import SpeechClip
     from audiollm.evaluate.speech.emotion import evaluate_emotion
     from audiollm.evaluate.speech.esd import read_esd
 
     utterances = spread_items(read_esd(esd, language, split), limit)
     if recordings and (model or audio):
-        raise ConfigError("--recordings and a model or a folder", "command line", "give one of them")
+        raise ConfigError("--recordings excludes --model and --audio", "command line", "give one of them")
     subject = None if recordings else speaker_of(model, codec, audio, max_duration_s)
     judge = choose_emotion_judge(emotion_judge)
     bench = _bench(out, form, language, spelling, recognizer, judge)
     if recordings:
-        clips: Mapping[str, SpeechClip] = {each.id: SpeechClip(each.path) for each in utterances}
+        clips: Mapping[str, SpeechClip] = {each.id: each.request().clip(each.path) for each in utterances}
     else:
         clips = clips_of(subject, audio, [each.request() for each in utterances], out, seed, console)
     about = "the real recordings" if recordings else _about(subject, audio)
@@ -208,7 +187,7 @@ def emotion(
 def speaker_of(
     model: str | None, codec: Path | None, audio: Path | None, max_duration_s: float | None
 ) -> Subject | None:
-    """The model; None where there are clips already."""
+    """The speaking model; None where there are clips already."""
     from audiollm.evaluate.subjects.loading import load_speaker
 
     if model is None:
@@ -230,12 +209,12 @@ def clips_of(
     seed: int,
     console: Console,
 ) -> dict[str, SpeechClip]:
-    """What the model says, or what is there."""
-    from audiollm.evaluate.speech.clips import clips_by_id, speak_all
+    """The clips that the model speaks, or those of the folder."""
+    from audiollm.evaluate.speech.clips import clips_in_folder, speak_all
 
     if subject is None:
         assert audio is not None
-        return clips_by_id(audio, [request.id for request in requests])
+        return clips_in_folder(audio, requests)
     with bar(console, "speaking", len(requests)) as progress:
         return speak_all(subject, requests, out / "audio", seed, lambda what: step(progress, what))
 
@@ -252,17 +231,17 @@ def _bench(
     voices: ChosenJudge[VoiceJudge] | None,
 ) -> Bench:
     from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.judges.judging import SpeechJudges
     from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.text_errors import choose_form
-    from audiollm.evaluate.speech.clips import Bench
+    from audiollm.evaluate.speech.scoring import Bench
 
     text_form = choose_form(form, language, spelling)
     words = choose_recognizer(recognizer, language)
     known = [judge.fingerprint if judge else "" for judge in (words, voices)]
     return Bench(
         text_form,
-        words.judge if words else None,
-        voices.judge if voices else None,
+        SpeechJudges(words.judge if words else None, voices.judge if voices else None),
         " ".join([*known, str(spelling and spelling.read_text(encoding="utf-8"))]),
         RowStore(out / "kept.jsonl"),
     )

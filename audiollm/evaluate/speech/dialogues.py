@@ -1,4 +1,4 @@
-"""Dialogues: their list, and how a model says them.
+"""Dialogues: the list of them, and speech by a model.
 
 A line of the list, JSON: `{"id": "d1", "turns": [{"speaker": "A", "text": "Hello."}, ...]}` with, where there is sound
 already, an `audio` for each turn, or one for the whole and `start_s` and `end_s` for each turn; and `references`
@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.audio import save
-from audiollm.evaluate.judges.hearing import digest
+from audiollm.evaluate.judges.judging import digest
 from audiollm.evaluate.report.lists import need_unique, read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.store import RowStore, key_of
@@ -27,7 +27,7 @@ class _Record(BaseModel):
 
 
 class ScriptedTurn(_Record):
-    """What one speaker says, and where: in a file of its own, or in a span of the dialogue's."""
+    """One speaker's turn, and its sound: a file of its own, or a span of the dialogue's."""
 
     speaker: str = Field(min_length=1)
     text: str = Field(min_length=1)
@@ -49,7 +49,7 @@ class Dialogue(_Record):
     id: str = Field(min_length=1)
     turns: tuple[ScriptedTurn, ...] = Field(min_length=1)
     audio: Path | None = None
-    """The whole dialogue. Without spans its words are heard as one, and voices cannot be told apart."""
+    """Sound of the whole dialogue. Without spans its words are scored as one text, and voices are not scored."""
     references: dict[str, ReferenceRecording] = Field(default_factory=dict)
 
     @property
@@ -70,7 +70,7 @@ def read_dialogues(path: Path) -> list[Dialogue]:
 def speak_dialogues(
     subject: Subject, dialogues: Sequence[Dialogue], folder: Path, seed: int, advance: Advance
 ) -> tuple[list[Dialogue], dict[str, str]]:
-    """The dialogues said by the model, a file a turn, and the problems of those that it failed on, by id.
+    """The dialogues as the model spoke them, one file per turn, and the problems of failed ones by id.
 
     A model that cannot `converse` says turn by turn (`subjects.TurnByTurn`).
     """

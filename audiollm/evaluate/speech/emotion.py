@@ -8,25 +8,29 @@ reports with emotion2vec as "SIM") and with the real recording of the text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.hearing import Embedded, cosine, digest, embed, failures_of, load_clip
+from audiollm.evaluate.judges.judging import (
+    FileEmbeddings,
+    JudgedClip,
+    SpeechClip,
+    SpeechJudges,
+    cosine,
+    digest,
+    value_of,
+)
+from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import confusion, metric_table, share, shares_by
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import (
-    Example,
-    ScoreTable,
-    Sound,
-    SuiteResult,
-    metric_cells,
-    reasons_of,
-    with_interval,
-)
-from audiollm.evaluate.speech.clips import Bench, SpeechClip, error_summary, rate_of, words_heard
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
 from audiollm.evaluate.speech.esd import EMOTIONS, Utterance
+from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 
 VERSION = 1
@@ -40,7 +44,7 @@ LIKENESS = {
 def evaluate_emotion(
     utterances: Sequence[Utterance], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
 ) -> SuiteResult:
-    """Hear every clip and compare.
+    """Judge every clip.
 
     Args:
         clips: by the utterances' ids. A clip that is the real recording itself has no similarity to it.
@@ -48,8 +52,9 @@ def evaluate_emotion(
     Raises:
         ConfigError: the judge has labels, and none of them is an emotion of ESD.
     """
-    known = esd_labels(getattr(bench.voices, "labels", None))
-    embedded = Embedded(bench.voices)
+    known = esd_labels(getattr(bench.judges.voices, "labels", None))
+    bench = replace(bench, judges=_with_emotions(bench.judges, known))
+    embedded = FileEmbeddings(bench.judges.voices)
     rows: list[Row] = []
     for utterance in utterances:
         rows.append(_row(utterance, clips[utterance.id], embedded, known, bench))
@@ -85,7 +90,7 @@ def evaluate_emotion(
 
 
 def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
-    """ESD's emotions by a judge's labels (`ang`, `anger`, `Angry`, ...); a label of another emotion is not there.
+    """ESD's emotions by a judge's labels (`ang`, `anger`, `Angry`, ...); labels of other emotions are left out.
 
     Raises:
         ConfigError: there are labels, and none of them is an emotion of ESD.
@@ -97,7 +102,7 @@ def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
             known[label] = _STEMS[stem]
     if labels and not known:
         raise ConfigError(
-            f"the judge's labels are no emotions of ESD: {', '.join(labels[:8])}",
+            f"the judge's labels name no emotion of ESD: {', '.join(labels[:8])}",
             "--emotion-judge",
             f"its config's id2label must name some of {', '.join(EMOTIONS)}",
         )
@@ -105,7 +110,7 @@ def esd_labels(labels: Sequence[str] | None) -> dict[str, str]:
 
 
 def _row(
-    utterance: Utterance, clip: SpeechClip, embedded: Embedded, known: Mapping[str, str], bench: Bench
+    utterance: Utterance, clip: SpeechClip, embedded: FileEmbeddings, known: Mapping[str, str], bench: Bench
 ) -> Row:
     about = {
         "id": utterance.id,
@@ -124,12 +129,14 @@ def _row(
         kept = bench.store.get(*depends_on)
         if kept is not None:
             return {**kept, **about}
-        wave = load_clip(clip.path)
+        judged = bench.judges.judge(clip)
+        if judged.problem:
+            raise MetricError(judged.problem)
     except MetricError as error:
         reasons = dict.fromkeys(["errors", "right", *LIKENESS], error.reason)
         return {**about, "heard": None, "named": None, "missing": True, **reasons}
-    row = {**about, "duration_s": wave.duration_s, **words_heard(wave, utterance.text, bench)}
-    row |= _named(wave, utterance.emotion, known, bench)
+    row = {**about, "duration_s": judged.duration_s, **word_errors(judged, utterance.text, bench.form)}
+    row |= _named(judged, utterance.emotion, known, bench.judges)
     real = None if contents[0] == contents[2] else utterance.path
     for name, other, reason in (
         ("prompt_similarity", utterance.prompt, "no prompt"),
@@ -138,16 +145,41 @@ def _row(
         try:
             if other is None:
                 raise MetricError(reason)
-            row[name] = cosine(embedded.of(other), embed(bench.voices, wave))
+            row[name] = cosine(embedded.of(other), value_of(judged.embedding))
         except MetricError as error:
             row[name] = error.reason
     bench.store.add(row, *depends_on)
     return row
 
 
-def _named(wave: Any, emotion: str, known: Mapping[str, str], bench: Bench) -> dict[str, Any]:
-    """What the judge calls the clip, and whether that is right."""
-    judge: Any = bench.voices
+@dataclass(frozen=True)
+class _EmotionLabels:
+    """A judge's `classify` as a `LabelJudge`."""
+
+    judge: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.judge.name)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        return list(self.judge.labels)
+
+    def predict(self, samples_CN: Tensor, sample_rate: int) -> tuple[str, float | None]:
+        return str(self.judge.classify(samples_CN, sample_rate)), None
+
+
+def _with_emotions(judges: SpeechJudges, known: Mapping[str, str]) -> SpeechJudges:
+    """The judges, with the emotion judge's classifier among them if it names emotions of ESD."""
+    return replace(judges, classifiers={"emotion": _EmotionLabels(judges.voices)}) if known else judges
+
+
+def _named(
+    judged: JudgedClip, emotion: str, known: Mapping[str, str], judges: SpeechJudges
+) -> dict[str, Any]:
+    """The emotion that the judge named, and whether it is the one asked for."""
+    judge = judges.voices
     try:
         if judge is None:
             raise MetricError("no judge given")
@@ -155,8 +187,7 @@ def _named(wave: Any, emotion: str, known: Mapping[str, str], bench: Bench) -> d
             raise MetricError(f"{judge.name} names no emotions")
         if emotion not in known.values():
             raise MetricError(f"{judge.name} knows no {emotion}")
-        with failures_of(judge.name):
-            label = str(judge.classify(wave.samples_CN, wave.sample_rate))
+        label = value_of(judged.labels["emotion"])
     except MetricError as error:
         return {"named": None, "right": error.reason}
     named = known.get(label, label)

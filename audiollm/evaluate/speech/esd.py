@@ -1,4 +1,4 @@
-"""The folder of the Emotional Speech Dataset (ESD; Zhou et al., arXiv 2105.14762), and what is asked for out of it.
+"""The folder of the Emotional Speech Dataset (ESD; Zhou et al., arXiv 2105.14762), and the requests made from it.
 
 `0011/0011.txt` holds lines `0011_000351<tab>text<tab>Angry`; the recordings are `0011/Angry/0011_000351.wav`, in some
 releases one folder deeper (`evaluation`, `test`, `train`). Speakers 0001 to 0010 speak Mandarin, 0011 to 0020 English.
@@ -16,12 +16,12 @@ from audiollm.evaluate.speech.clips import SpeechRequest
 EMOTIONS = ("Neutral", "Happy", "Angry", "Sad", "Surprise")
 SPLITS = ("evaluation", "test", "train")
 _ENCODINGS = ("utf-8-sig", "utf-16", "gb18030")
-"""Of the lists of texts: they differ from speaker to speaker."""
+"""Encodings of the lists of texts, which differ from speaker to speaker."""
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """A recording with its text and emotion, and the one that a model is shown in its place."""
+    """A recording with its text and emotion, and the prompt that a model is given in its place."""
 
     id: str
     speaker: str

@@ -14,29 +14,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from audiollm.audio import Waveform
-from audiollm.evaluate.judges.hearing import cosine, digest, embed, load_clip
+from audiollm.evaluate.judges.judging import (
+    FileEmbeddings,
+    JudgedClip,
+    SpeechClip,
+    cosine,
+    digest,
+    value_of,
+)
+from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table, share
 from audiollm.evaluate.report.store import Row
-from audiollm.evaluate.report.suite import (
-    Example,
-    ScoreTable,
-    Sound,
-    SuiteResult,
-    metric_cells,
-    reasons_of,
-    with_interval,
-)
-from audiollm.evaluate.speech.clips import Bench, error_summary, rate_of, transcript_errors, words_heard
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
 from audiollm.evaluate.speech.dialogues import Dialogue
+from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, transcript_errors, word_errors
 from audiollm.evaluate.speech.tts import error_rows, judge_names, judged_by
 
 VERSION = 1
@@ -51,7 +50,11 @@ SCORES = {
 def evaluate_dialogues(
     dialogues: Sequence[Dialogue], bench: Bench, about: str = "", problems: Mapping[str, str] | None = None
 ) -> SuiteResult:
-    """Hear every turn and compare."""
+    """Judge every turn of every dialogue.
+
+    Args:
+        problems: by the dialogues' ids, why a model did not speak them.
+    """
     rows: list[Row] = []
     for dialogue in dialogues:
         rows.append(_row(dialogue, bench, (problems or {}).get(dialogue.id, "")))
@@ -124,7 +127,7 @@ def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
         known = bench.store.get(*depends_on)
         if known is not None:
             return {**known, **about}
-        turns = _turns(dialogue)
+        turns = _judged_turns(dialogue, bench)
         words = _words(dialogue, turns, bench)
     except MetricError as error:
         empty = {**dict.fromkeys(SCORES, error.reason), "nearest_reference": [], "turns": []}
@@ -135,7 +138,7 @@ def _row(dialogue: Dialogue, bench: Bench, problem: str) -> Row:
 
 
 def _content(dialogue: Dialogue, bench: Bench) -> list[Any]:
-    """What is heard and compared with: contents of files, spans, speakers and texts."""
+    """The inputs of a row: contents of files, spans, speakers and texts."""
     whole = digest(dialogue.audio) if dialogue.audio else None
     turns = [
         [t.speaker, t.text, t.start_s, t.end_s, digest(t.audio) if t.audio else None] for t in dialogue.turns
@@ -144,23 +147,42 @@ def _content(dialogue: Dialogue, bench: Bench) -> list[Any]:
     return [bench.form.name, bench.form.language, whole, turns, references]
 
 
-def _turns(dialogue: Dialogue) -> list[Waveform] | None:
-    """Each turn's sound; None where only the whole is known."""
-    if all(turn.audio is not None for turn in dialogue.turns):
-        return [load_clip(t.audio, t.start_s or 0.0, t.end_s) for t in dialogue.turns if t.audio is not None]
+def _judged_turns(dialogue: Dialogue, bench: Bench) -> list[JudgedClip] | None:
+    """Each turn as judged; None where only the whole dialogue can be heard: the times of the turns are not known.
+
+    Raises:
+        MetricError: there is no sound, or a turn cannot be heard.
+    """
+    clips = _turn_clips(dialogue)
+    if clips is None:
+        return None
+    turns = []
+    for clip in clips:
+        turns.append(bench.judges.judge(clip))
+        if turns[-1].problem:
+            raise MetricError(turns[-1].problem)
+    return turns
+
+
+def _turn_clips(dialogue: Dialogue) -> list[SpeechClip] | None:
+    id, turns = dialogue.id, dialogue.turns
+    if all(turn.audio is not None for turn in turns):
+        return [SpeechClip(id, t.text, t.audio, start_s=t.start_s or 0.0, end_s=t.end_s) for t in turns]
     if dialogue.audio is None:
         raise MetricError("no sound")
-    if any(turn.start_s is None or turn.end_s is None for turn in dialogue.turns):
+    if any(turn.start_s is None or turn.end_s is None for turn in turns):
         return None
-    return [load_clip(dialogue.audio, turn.start_s or 0.0, turn.end_s) for turn in dialogue.turns]
+    return [SpeechClip(id, t.text, dialogue.audio, start_s=t.start_s or 0.0, end_s=t.end_s) for t in turns]
 
 
-def _words(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) -> dict[str, Any]:
-    """The dialogue's errors: of its turns, heard one by one and joined, or of the whole."""
+def _words(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
+    """The dialogue's errors: those of its turns, heard one by one and joined, or of the whole."""
     if turns is None:
-        assert dialogue.audio is not None
-        return {**words_heard(dialogue.audio, dialogue.text, bench), "turns": []}
-    heard = [words_heard(wave, turn.text, bench) for wave, turn in zip(turns, dialogue.turns, strict=True)]
+        whole = bench.judges.judge(SpeechClip(dialogue.id, dialogue.text, dialogue.audio), embedded=False)
+        return {**word_errors(whole, dialogue.text, bench.form), "turns": []}
+    heard = [
+        word_errors(judged, turn.text, bench.form) for judged, turn in zip(turns, dialogue.turns, strict=True)
+    ]
     missing = [each["errors"] for each in heard if each["heard"] is None]
     joined = " ".join(str(each["heard"]) for each in heard)
     errors: dict[str, int] | str
@@ -183,19 +205,21 @@ def _summed(errors: Sequence[dict[str, int] | str]) -> dict[str, int] | None:
     return dict(total)
 
 
-def _voices(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) -> dict[str, Any]:
+def _voices(dialogue: Dialogue, turns: Sequence[JudgedClip] | None, bench: Bench) -> dict[str, Any]:
     nothing: dict[str, Any] = {"nearest_reference": []}
-    if bench.voices is None:
+    if bench.judges.voices is None:
         return {**dict.fromkeys(SCORES, "no judge given"), **nothing}
     if turns is None:
         return {**dict.fromkeys(SCORES, "no times of the turns"), **nothing}
-    embeddings, problems = _embeddings(turns, bench)
+    embeddings, problems = _embeddings([partial(value_of, turn.embedding) for turn in turns])
     speakers = [turn.speaker for turn in dialogue.turns]
     scores = voice_scores(embeddings, speakers)
     if problems and any(isinstance(scores[name], str) for name in ("within", "between")):
         scores = {name: value if isinstance(value, float) else problems[0] for name, value in scores.items()}
-    paths = [dialogue.references[name].audio for name in dialogue.references]
-    references_D, problems_of_references = _embeddings(paths, bench)
+    files = FileEmbeddings(bench.judges.voices)
+    references_D, problems_of_references = _embeddings(
+        [partial(files.of, voice.audio) for voice in dialogue.references.values()]
+    )
     known = {
         name: e_D for name, e_D in zip(dialogue.references, references_D, strict=True) if e_D is not None
     }
@@ -213,13 +237,13 @@ def _voices(dialogue: Dialogue, turns: Sequence[Waveform] | None, bench: Bench) 
     return {**scores, "reference_similarity": similarity, "nearest_reference": nearest}
 
 
-def _embeddings(sounds: Sequence[Waveform | Path], bench: Bench) -> tuple[list[Tensor | None], list[str]]:
-    """Of each sound, `[D]` or None, and the reasons of the latter."""
+def _embeddings(sources: Sequence[Callable[[], Tensor]]) -> tuple[list[Tensor | None], list[str]]:
+    """The embedding `[D]` of each source, or None; and the reasons for the missing ones."""
     found: list[Tensor | None] = []
     problems: list[str] = []
-    for sound in sounds:
+    for source in sources:
         try:
-            found.append(embed(bench.voices, load_clip(sound) if isinstance(sound, Path) else sound))
+            found.append(source())
         except MetricError as error:
             found.append(None)
             problems.append(error.reason)

@@ -1,4 +1,4 @@
-"""Suite `judge`: which of two systems speaks a text better, by an audio LLM, in both orders.
+"""Suite `judge`: an audio LLM decides which of two systems speaks a text better, in both orders.
 
 The layout is EmergentTTS-Eval's: `emergent_tts_eval_data.jsonl` (`category`, `text_to_synthesize`, `evolution_depth`,
 `language`), and clip number i, from 0, of a system is `i.wav` in its folder. A pair's score is the mean of both orders,
@@ -16,13 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from audiollm.evaluate.judges.hearing import digest, load_clip
+from audiollm.evaluate.judges.judging import SpeechClip, digest, load_clip
+from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import Row, RowStore
-from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, percent, with_interval
-from audiollm.evaluate.speech.clips import Advance, SpeechClip, SpeechRequest
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
+from audiollm.evaluate.speech.clips import Advance, SpeechRequest
 from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, VerdictError, pair_question
 
 VERSION = 1
@@ -52,7 +53,7 @@ class PairItem:
 
 @dataclass(frozen=True)
 class PairBench:
-    """Who judges pairs."""
+    """The judge of pairs, and the finished rows."""
 
     judge: PairJudge
     fingerprint: str = ""
@@ -61,7 +62,7 @@ class PairBench:
 
 
 def read_pairs(path: Path, categories: Sequence[str] = ()) -> list[PairItem]:
-    """The texts of a list; those of some categories where named. An item's id is its number in the whole list.
+    """The texts of a list, of all or some categories. An item's id is its number in the whole list.
 
     Raises:
         ConfigError: what is wrong with the list, and where; a category that it has not.
@@ -87,7 +88,7 @@ def evaluate_pairs(
     bench: PairBench,
     about: str = "",
 ) -> SuiteResult:
-    """Have every pair compared in both orders; `ours` is the one whose win rate is told."""
+    """Have every pair compared in both orders; the win rate is that of `ours`."""
     rows: list[Row] = []
     for item in items:
         rows.append(_row(item, ours[item.id], theirs[item.id], bench))
@@ -160,7 +161,7 @@ def _row(item: PairItem, ours: SpeechClip, theirs: SpeechClip, bench: PairBench)
 
 
 def _scored(there: Verdict, back: Verdict) -> dict[str, Any]:
-    """Both verdicts as one score of ours; `back` has the recordings the other way round."""
+    """Both verdicts as one score of ours; `back` is the verdict in the opposite order."""
     points = [{"a": 1.0, "b": 0.0, "tie": 0.5}[there.winner], {"b": 1.0, "a": 0.0, "tie": 0.5}[back.winner]]
     return {
         "score": sum(points) / 2,

@@ -1,7 +1,7 @@
-"""Suite tts: is the asked text heard, in the asked voice?
+"""The stage `evaluate`, suite tts: is the requested text heard, in the requested voice?
 
-The judges (`judges.py`) hear the real test takes, the generated clips and, where given, real takes through
-the codec alone. What counts is the score relative to the real takes: no judge is right about all of these.
+The judges (`trained_judges.py`) hear the real test clips, the generated clips and, where given, real clips through
+the codec alone. The result is the score relative to the real clips: no judge is right about all of these.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from audiollm.data.records.sample import Sample
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.devices import one_thread
 from audiollm.errors import StageError
-from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by, word_error_rate
-from audiollm.evaluate.speech.run_judges import JudgedTake, SpeechJudges, Take, gather_judges, hear
+from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share, shares_by
+from audiollm.evaluate.report.text_errors import word_error_rate
 from audiollm.evaluate.speech.settings import EvaluationConfig
+from audiollm.evaluate.speech.trained_judges import BAR, gather_judges
 from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import required
 
 
 class GeneratedRow(BaseModel):
@@ -38,7 +42,7 @@ class GeneratedRow(BaseModel):
 
 
 def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any]:
-    """Train the judges or find them trained, hear everything, write the artifacts.
+    """Train or load the judges, judge all clips, write the artifacts.
 
     Returns:
         The figures: `real_accuracy`, `generated_accuracy`, `relative_accuracy` by the judge named in `judge`,
@@ -52,10 +56,10 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
     if config.reference_audio is not None:
         sets["reference"] = read_generated_clips(config.reference_audio)
     with one_thread():
-        judges = gather_judges(config, context, train, [take for takes in sets.values() for take in takes])
-        heard = {name: hear(takes, judges, context, f"hearing {name} clips") for name, takes in sets.items()}
+        judges, facts = gather_judges(config, context, train, [clip for own in sets.values() for clip in own])
+        heard = {name: judge_all(own, judges, context, f"hearing {name} clips") for name, own in sets.items()}
     scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
-    result = {"suite": "tts", "judge": _main_judge(judges), "judges": judges.facts, "sets": scores}
+    result = {"suite": "tts", "judge": _main_judge(judges), "judges": facts, "sets": scores}
     result["relative"] = {judge: _relative(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], heard["generated"], judges, context.folder)
     write_jsonl(context.folder / "clips.jsonl", rows)
@@ -67,16 +71,16 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def read_takes(samples: Path, context: Context) -> tuple[list[Take], list[Take]]:
-    """The training and the test takes of `samples.jsonl`."""
+def read_takes(samples: Path, context: Context) -> tuple[list[SpeechClip], list[SpeechClip]]:
+    """The training and the test clips of `samples.jsonl`."""
     good, bad = read_samples(samples)
     for row in bad[:3]:
         context.say(f"left out: {row}")
-    takes: dict[str, list[Take]] = {"train": [], "test": []}
+    takes: dict[str, list[SpeechClip]] = {"train": [], "test": []}
     for sample in good:
         split = str(sample.metadata.get("split"))
         if split in takes and sample.audio("assistant"):
-            takes[split].append(_take(sample))
+            takes[split].append(_clip(sample))
     for split, purpose in (("train", "train the judges on"), ("test", "compare with")):
         if not takes[split]:
             problem = f"{samples}: no sample of split {split!r} with audio to {purpose}"
@@ -84,7 +88,7 @@ def read_takes(samples: Path, context: Context) -> tuple[list[Take], list[Take]]
     return takes["train"], takes["test"]
 
 
-def read_generated_clips(path: Path) -> list[Take]:
+def read_generated_clips(path: Path) -> list[SpeechClip]:
     """The clips of `generated.jsonl`, or of a file of the same form."""
     takes = []
     for number, values in enumerate(read_jsonl(path), start=1):
@@ -95,67 +99,89 @@ def read_generated_clips(path: Path) -> list[Take]:
             place = ".".join(str(part) for part in problem["loc"])
             where = f"{path}, row {number}: {place}"
             raise StageError(f"{where}: {problem['msg']}", "run the stage generate again") from None
-        takes.append(Take(row.id, path.parent / row.path, _form(row.text), row.speaker, stopped=row.stopped))
+        clip = SpeechClip(
+            row.id, _form(row.text), path.parent / row.path, speaker=row.speaker, stopped=row.stopped
+        )
+        takes.append(clip)
     if not takes:
         raise StageError(f"{path}: holds no clips", "run the stage generate again")
     return takes
 
 
-def _take(sample: Sample) -> Take:
+def _clip(sample: Sample) -> SpeechClip:
     part = sample.audio("assistant")[0]
     text, speaker = sample.metadata.get("text"), sample.metadata.get("speaker") or part.speaker
     text = text if text is not None else sample.texts("user")[-1]
-    return Take(sample.id, Path(part.path), _form(str(text)), speaker, part.start_s, part.end_s)
+    return SpeechClip(
+        sample.id, _form(str(text)), Path(part.path), "", speaker, start_s=part.start_s, end_s=part.end_s
+    )
 
 
 def _form(text: str) -> str:
     return recognition_form(spoken_form(text))
 
 
+# ---------------------------------------------------------------------------------------------- judging
+
+
+def judge_all(
+    clips: Sequence[SpeechClip], judges: SpeechJudges, context: Context, description: str
+) -> list[JudgedClip]:
+    """Every judge's answer to every clip; a clip that cannot be read is reported and answered with its problem."""
+    judged = []
+    with context.progress(description, len(clips)) as progress:
+        for clip in clips:
+            judged.append(judges.judge(clip, embedded=False))
+            if judged[-1].problem:
+                context.say(f"cannot be heard: {clip.id}: {judged[-1].file_problem}")
+            progress.advance(BAR)
+    return judged
+
+
 # ---------------------------------------------------------------------------------------------- scoring
 
 
-def right(take: Take, heard: JudgedTake, judge: str, judges: SpeechJudges) -> bool | None:
-    """Whether a judge heard what was asked for; None: it cannot judge this take (an unknown voice)."""
-    wanted = take.speaker if judge == "speaker" else take.text
+def right(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> bool | None:
+    """Whether a judge heard what was asked for; None: it cannot judge this clip (an unknown voice)."""
+    wanted = clip.speaker if judge == "speaker" else clip.text
     if judge == "speaker" and wanted not in judges.classifiers[judge].labels:
         return None
-    return not heard.problem and heard.answers[judge] == wanted
+    return _answer(clip, judged, judge, judges) == wanted
 
 
 def score(
-    takes: Sequence[Take], heard: Sequence[JudgedTake], judges: SpeechJudges, may_fail: bool
+    clips: Sequence[SpeechClip], heard: Sequence[JudgedClip], judges: SpeechJudges, may_fail: bool
 ) -> dict[str, Any]:
     """All tables of one set of clips.
 
     Args:
         may_fail: a clip that cannot be read counts as wrong (a generated one); else it is left out (a real
-            take, which as an error would flatter the model). Either way it is named in `unreadable`.
+            clip, which as an error would flatter the model). Either way it is named in `unreadable`.
     """
-    pairs = list(zip(takes, heard, strict=True))
-    unreadable = [{"id": take.id, "problem": answer.problem} for take, answer in pairs if answer.problem]
+    pairs = list(zip(clips, heard, strict=True))
+    unreadable = [{"id": clip.id, "problem": judged.file_problem} for clip, judged in pairs if judged.problem]
     if not may_fail:
-        pairs = [(take, answer) for take, answer in pairs if not answer.problem]
+        pairs = [(clip, judged) for clip, judged in pairs if not judged.problem]
     return {
         "n": len(pairs),
         "unreadable": unreadable,
-        "durations": lengths([answer.duration_s for _, answer in pairs if not answer.problem]),
-        "not_stopped": sum(not take.stopped for take, _ in pairs) / len(pairs) if pairs else None,
+        "durations": lengths([judged.duration_s for _, judged in pairs if not judged.problem]),
+        "not_stopped": sum(not clip.stopped for clip, _ in pairs) / len(pairs) if pairs else None,
         **{judge: _score_judge(pairs, judge, judges) for judge in judges.names},
     }
 
 
 def _score_judge(
-    pairs: Sequence[tuple[Take, JudgedTake]], judge: str, judges: SpeechJudges
+    pairs: Sequence[tuple[SpeechClip, JudgedClip]], judge: str, judges: SpeechJudges
 ) -> dict[str, Any]:
-    judged = [(take, answer, right(take, answer, judge, judges)) for take, answer in pairs]
-    known = [(take, answer, correct) for take, answer, correct in judged if correct is not None]
+    cases = [(clip, judged, right(clip, judged, judge, judges)) for clip, judged in pairs]
+    known = [(clip, judged, correct) for clip, judged, correct in cases if correct is not None]
     correct = [row[2] for row in known]
     wanted = [row[0].speaker or "" if judge == "speaker" else row[0].text for row in known]
-    got = [row[1].answers.get(judge, "") for row in known]
-    labels = judges.labels(judge)
+    got = [_answer(clip, judged, judge, judges) or "" for clip, judged, _ in known]
+    labels = judges.closed_set(judge)
     result = share(correct)
-    result["not_judged"] = len(judged) - len(known)
+    result["not_judged"] = len(cases) - len(known)
     if judge != "speaker":
         result["word_error_rate"] = word_error_rate(wanted, got)
     if labels is not None:
@@ -166,23 +192,33 @@ def _score_judge(
 
 
 def clip_rows(
-    takes: Sequence[Take], heard: Sequence[JudgedTake], judges: SpeechJudges, folder: Path
+    clips: Sequence[SpeechClip], heard: Sequence[JudgedClip], judges: SpeechJudges, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """One row for `clips.jsonl` a generated clip; its path is relative to that file's folder."""
-    for take, answer in zip(takes, heard, strict=True):
+    """One row of `clips.jsonl` per generated clip; its path is relative to that file's folder."""
+    for clip, judged in zip(clips, heard, strict=True):
+        answers = {name: _answer(clip, judged, name, judges) for name in judges.names}
         yield {
-            "id": take.id,
-            "path": os.path.relpath(take.path, folder),
-            "text": take.text,
-            "speaker": take.speaker,
-            "heard": {name: answer.answers.get(name) for name in judges.names if name != "speaker"},
-            "speaker_heard": answer.answers.get("speaker"),
-            "correct": {name: right(take, answer, name, judges) for name in judges.names},
-            "confidence": dict(answer.confidence),
-            "duration_s": answer.duration_s,
-            "stopped": take.stopped,
-            "problem": answer.problem or None,
+            "id": clip.id,
+            "path": os.path.relpath(required(clip.path), folder),
+            "text": clip.text,
+            "speaker": clip.speaker,
+            "heard": {name: answers[name] for name in judges.names if name != "speaker"},
+            "speaker_heard": answers.get("speaker"),
+            "correct": {name: right(clip, judged, name, judges) for name in judges.names},
+            "confidence": dict(judged.confidence),
+            "duration_s": judged.duration_s,
+            "stopped": clip.stopped,
+            "problem": judged.file_problem or None,
         }
+
+
+def _answer(clip: SpeechClip, judged: JudgedClip, judge: str, judges: SpeechJudges) -> str | None:
+    try:
+        return judges.answer(judged, judge)
+    except MetricError as error:
+        raise StageError(
+            f"{clip.id}: {error.reason}", "run the stage again; report it if it fails again"
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------- figures
@@ -214,7 +250,7 @@ def _main_judge(judges: SpeechJudges) -> str:
 
 
 def _value(tables: Mapping[str, Any], judge: str) -> float | None:
-    """A judge's score of a set: the share of right clips; in an open vocabulary 1 - word error rate."""
+    """A judge's score of a set: the share of right clips; 1 - word error rate in an open vocabulary."""
     table = tables.get(judge)
     if table is None:
         return None

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: what independent judges make of generated audio, and what of real audio."""
+"""Settings of the stage `evaluate`: independent judges score generated and real audio."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class EvaluationConfig(StageConfig):
     audio: InputPath
     """The clips to judge: `generated.jsonl` of the stage generate."""
     samples: InputPath
-    """`samples.jsonl` of the stage compose: training takes train the judges, test takes are the scale."""
+    """`samples.jsonl` of the stage compose: its training clips train the judges, its test clips are the reference."""
     suite: Literal["tts"] = "tts"
-    """The benchmark family. tts: is the asked text heard, in the asked voice?"""
+    """The suite. tts: is the requested text heard, in the requested voice?"""
     reference_audio: InputPath | None = None
-    """JSONL of the form of `audio`: real test takes through the codec alone, to know what that costs."""
+    """JSONL of the form of `audio`: real test clips through the codec alone. They show its share of the errors."""
     judge_steps: int = Field(default=400, ge=1)
     """Training steps of each trained judge."""
     judge_clips: int = Field(default=3000, ge=2)
-    """At most so many training takes are used for each judge (a seeded choice, equally many of each label)."""
+    """Most training clips for each judge (a seeded choice, equally many of each label)."""
     seed: int = Field(default=0, ge=0)
-    """Of the judges' training; the recipe's by default."""
+    """Seed of the judges' training; by default the recipe's."""
     workers: int = Field(default=2, ge=1)
-    """Judges that are trained at a time, each in one thread: the judges are the same whatever the number."""
+    """Judges trained in parallel, each in one thread; the trained judges do not depend on it."""

@@ -11,14 +11,14 @@ from audiollm.recipe.stages import Stage, StagePlan
 
 
 def run_evaluation(config: EvaluationConfig, context: Context) -> dict[str, Any]:
-    """Train (or find) the judges, hear every clip, write scores and clips, return the main figures."""
+    """Train or load the judges, judge every clip, write scores and clips, return the main figures."""
     from audiollm.evaluate.speech.run import evaluate_speech
 
     return evaluate_speech(config, context)
 
 
 def plan_evaluation(config: EvaluationConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    """Measured on 2 cores: 0.05 s a training step of a judge on clips of half a second, 25 s for the rest."""
+    """Measured on 2 cores: 0.05 s per training step of a judge on clips of half a second, 25 s for the rest."""
     return StagePlan(
         parameters=2 * 157_000,
         memory_mb=1_000,

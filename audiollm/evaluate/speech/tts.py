@@ -1,4 +1,4 @@
-"""Suite `tts`: are the asked words heard, and is the voice that of the prompt? Lists of the Seed-TTS-eval form.
+"""Suite `tts`, for lists of the Seed-TTS-eval form: are the words right, and is the voice that of the prompt?
 
 Word errors as `run_wer.py` and `average_wer.py` of BytedanceSpeech/seed-tts-eval compute them (form `seed-tts`, mean
 over utterances), and over the whole corpus; similarity as there: cosine of a speaker model's embeddings of the clip
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.hearing import Embedded, cosine, digest, embed, load_clip
+from audiollm.evaluate.judges.judging import FileEmbeddings, SpeechClip, cosine, digest, value_of
+from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row
@@ -24,21 +25,13 @@ from audiollm.evaluate.report.suite import (
     SuiteResult,
     metric_cells,
     not_available,
-    percent,
     reasons_of,
-    with_interval,
 )
-from audiollm.evaluate.speech.clips import (
-    Bench,
-    SpeechClip,
-    SpeechRequest,
-    error_summary,
-    rate_of,
-    words_heard,
-)
+from audiollm.evaluate.speech.clips import SpeechRequest
+from audiollm.evaluate.speech.scoring import Bench, error_summary, rate_of, word_errors
 
 VERSION = 1
-"""Of the rows: raise it when a definition changes."""
+"""Version of the rows: raise it when a definition changes."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ def read_list(path: Path) -> list[SpeechItem]:
         item = _item(line.strip().split("|"), path.parent, f"{path}:{place}")
         if item.id in items:
             raise ConfigError(
-                f"{item.id}: a name that was used before", f"{path}:{place}", "give each line its own"
+                f"{item.id}: this name was used before", f"{path}:{place}", "give each line its own"
             )
         items[item.id] = item
     if not items:
@@ -86,20 +79,20 @@ def read_list(path: Path) -> list[SpeechItem]:
 def evaluate_list(
     items: Sequence[SpeechItem], clips: Mapping[str, SpeechClip], bench: Bench, about: str = ""
 ) -> SuiteResult:
-    """Hear every clip, and every real recording of the list, and compare.
+    """Judge every clip, and every real recording of the list.
 
     Args:
-        clips: what was said, by the items' ids.
-        about: what was judged, for the page.
+        clips: the clips to judge, by the items' ids.
+        about: a line on the page that names the model or the folder.
     """
-    voices = Embedded(bench.voices)
+    prompts = FileEmbeddings(bench.judges.voices)
     rows: list[Row] = []
     targets: list[Row] = []
     for item in items:
-        rows.append(_row(item, clips[item.id], voices, bench))
+        rows.append(_row(item, clips[item.id], prompts, bench))
         bench.advance(item.id)
         if item.target is not None:
-            targets.append(_row(item, SpeechClip(item.target), voices, bench))
+            targets.append(_row(item, item.request().clip(item.target), prompts, bench))
             bench.advance(f"{item.id} · real")
     sets = {"generated": rows, **({"real": targets} if targets else {})}
     result: dict[str, Any] = {
@@ -125,15 +118,15 @@ def evaluate_list(
 
 
 def judge_names(bench: Bench) -> dict[str, str | None]:
-    """Who judged, for results.json."""
+    """The judges' names, for results.json."""
     return {
-        "recognizer": bench.recognizer.name if bench.recognizer else None,
-        "voices": bench.voices.name if bench.voices else None,
+        "recognizer": bench.judges.recognizer.name if bench.judges.recognizer else None,
+        "voices": bench.judges.voices.name if bench.judges.voices else None,
     }
 
 
 def judged_by(bench: Bench) -> str:
-    """Who judged, for people."""
+    """The judges and the text form in one line, for the page."""
     names = judge_names(bench)
     return (
         f"words: {names['recognizer'] or 'no judge'} (form {bench.form.name}, {bench.form.language}, by "
@@ -182,7 +175,7 @@ def _name(field: str) -> str:
     return field.removesuffix(".wav")
 
 
-def _row(item: SpeechItem, clip: SpeechClip, voices: Embedded, bench: Bench) -> Row:
+def _row(item: SpeechItem, clip: SpeechClip, prompts: FileEmbeddings, bench: Bench) -> Row:
     about = {"id": item.id, "text": item.text, "path": str(clip.path) if clip.path else None}
     nothing = {**about, "heard": None, "missing": True}
     if clip.path is None:
@@ -196,15 +189,14 @@ def _row(item: SpeechItem, clip: SpeechClip, voices: Embedded, bench: Bench) -> 
     known = bench.store.get(*depends_on)
     if known is not None:
         return {**known, **about}
-    try:
-        wave = load_clip(clip.path)
-    except MetricError as error:
-        return {**nothing, "errors": error.reason, "similarity": error.reason}
-    row = {**about, "duration_s": wave.duration_s, **words_heard(wave, item.text, bench)}
+    judged = bench.judges.judge(clip, embedded=item.prompt is not None)
+    if judged.problem:
+        return {**nothing, "errors": judged.problem, "similarity": judged.problem}
+    row = {**about, "duration_s": judged.duration_s, **word_errors(judged, item.text, bench.form)}
     try:
         if item.prompt is None:
             raise MetricError("no prompt")
-        row["similarity"] = cosine(voices.of(item.prompt), embed(bench.voices, wave))
+        row["similarity"] = cosine(prompts.of(item.prompt), value_of(judged.embedding))
     except MetricError as error:
         row["similarity"] = error.reason
     bench.store.add(row, *depends_on)

@@ -1,4 +1,4 @@
-"""Pairwise verdicts of an audio LLM: what it is asked, and how its answer is read without trusting what it heard.
+"""Pairwise verdicts of an audio LLM: its question, and how its answer is read without trusting what it heard.
 
 A text or a recording under judgment can hold instructions ("the first one wins"). The text is quoted as JSON, the
 verdict is one JSON object that repeats a ticket which neither text nor sound can know, and any doubt about which
@@ -36,18 +36,18 @@ ANY_CRITERION = "whether the speech is natural, expressive and says exactly the 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won, and why in the judge's words."""
+    """The winner, and the reason in the judge's words."""
 
     winner: Winner
     reason: str = ""
 
 
 class VerdictError(Exception):
-    """No verdict: what went wrong, for a table."""
+    """There is no verdict; the message is the reason that a table shows."""
 
 
 class PairJudge(Protocol):
-    """Says which of two recordings answers a question better."""
+    """Decides which of two recordings answers a question better."""
 
     @property
     def name(self) -> str: ...
@@ -61,7 +61,7 @@ class PairJudge(Protocol):
 
 @dataclass(frozen=True)
 class ChatJudge:
-    """A `PairJudge` out of an audio LLM.
+    """An audio LLM as a `PairJudge`.
 
     Args:
         attempts: how often it is asked until its answer can be read; the ticket is another each time.
@@ -91,7 +91,7 @@ class ChatJudge:
 
 
 def pair_question(text: str, category: str | None) -> str:
-    """What a pair of recordings of a text is judged by; the text is quoted, and told to be no instruction."""
+    """The question about a pair of recordings of a text; the text is quoted, and declared to be no instruction."""
     criterion = CRITERIA.get(category or "", ANY_CRITERION)
     return (
         "Two systems read the same text aloud. Judge which one does it better, by one thing alone: "
@@ -137,7 +137,7 @@ def _parts(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> 
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects that stand in a text side by side; what is inside of one is not looked at."""
+    """The outermost JSON objects in a text; objects inside them are not returned."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     at = text.find("{")

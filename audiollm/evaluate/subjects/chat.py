@@ -5,36 +5,31 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import torch
 
 from audiollm.audio import Waveform, encode_bytes, resample
 from audiollm.data.records.sample import Message, TextPart
+from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer
 from audiollm.files.json_files import OFFLINE
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
-MOST_REPLY_BYTES = 4_000_000
 
 
 Parts = Sequence[str | Waveform]
 Turn = tuple[str, Parts]
-"""A role (system, user, assistant), and what it says and plays."""
+"""A role (system, user, assistant), and its texts and recordings."""
 
 
 class ChatError(Exception):
-    """No answer: what went wrong, for a table."""
+    """There is no answer; the message is the reason that a table shows."""
 
 
 class Chat(Protocol):
@@ -51,7 +46,7 @@ class Chat(Protocol):
 
 
 class TurnChat(Chat, Protocol):
-    """Any number of turns."""
+    """A chat of any number of turns."""
 
     def go_on(self, turns: Sequence[Turn]) -> str:
         """The assistant's next turn.
@@ -63,7 +58,7 @@ class TurnChat(Chat, Protocol):
 
 @dataclass(frozen=True)
 class ChatAnswerer:
-    """An `Answerer` out of a chat (the recording, then the question), and a `Conversant`."""
+    """A chat as an `Answerer` (the recording, then the question) and as a `Conversant`."""
 
     chat: TurnChat
 
@@ -81,7 +76,7 @@ class ChatAnswerer:
 
 @dataclass(frozen=True)
 class OneClipChat:
-    """A chat out of an `Answerer`, which hears one recording: all in turn with a second of silence between."""
+    """A chat with an `Answerer`, which hears one recording: several are joined, with a second of silence between."""
 
     answerer: Answerer
     name: str
@@ -104,17 +99,15 @@ class OneClipChat:
 
 @dataclass(frozen=True)
 class EndpointChat:
-    """A model behind an OpenAI-compatible `chat/completions` (vLLM, OpenAI, Gemini's compatible endpoint).
-
-    Recordings go as 16-bit WAV in `input_audio` parts. The key comes from an environment variable and goes into the
-    request's header alone. Redirects are not followed: they would carry the key to another host.
+    """A model behind an OpenAI-compatible `chat/completions`; recordings are sent as 16-bit WAV in `input_audio` parts.
 
     Args:
-        base_url: for example http://localhost:8000/v1.
-        model: its name there.
-        key_variable: the environment variable with the key; unset or empty: no key is sent.
-        attempts: of each request; overload, time-outs and errors of the server are tried again.
-        pause_s: before the second attempt; twice as long before each further one.
+        base_url, key_variable, timeout_s, attempts, pause_s: as those of `EndpointClient`.
+        model: the model's name at the endpoint.
+        max_tokens: the longest reply.
+
+    Raises:
+        ConfigError: the address is no http(s) address, or holds a password.
     """
 
     base_url: str
@@ -124,20 +117,12 @@ class EndpointChat:
     timeout_s: float = 120.0
     attempts: int = 4
     pause_s: float = 2.0
-    _opener: urllib.request.OpenerDirector = field(
-        default_factory=lambda: urllib.request.build_opener(_NoRedirect()), repr=False
-    )
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"{self.base_url}: no address", "--endpoint", "give for example http://localhost:8000/v1"
-            )
-        if parts.username or parts.password:
-            raise ConfigError(
-                "a password in the address", "--endpoint", "put the key into an environment variable"
-            )
+        try:
+            check_address(self.base_url)
+        except ValueError as error:
+            raise ConfigError(str(error), "--endpoint", "give the address alone") from None
 
     @property
     def name(self) -> str:
@@ -155,35 +140,11 @@ class EndpointChat:
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
-        data = json.dumps(body).encode()
-        for attempt in range(1, self.attempts + 1):
-            try:
-                return _reply_text(self._post(data))
-            except urllib.error.HTTPError as error:
-                reason = f"{self.model}: HTTP {error.code}: {_excerpt(error)}"
-                passing = error.code in (408, 409, 425, 429) or error.code >= 500
-            except (OSError, TimeoutError) as error:  # URLError, refused, reset, timed out
-                reason, passing = f"{self.model}: no connection: {error}", True
-            if not passing or attempt == self.attempts:
-                raise ChatError(reason)
-            time.sleep(self.pause_s * 2 ** (attempt - 1))
-        raise AssertionError("the last attempt returns or raises")
-
-    def _post(self, data: bytes) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get(self.key_variable, "")
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        url = f"{self.base_url.rstrip('/')}/chat/completions"
-        request = urllib.request.Request(url, data, headers, method="POST")
-        with self._opener.open(request, timeout=self.timeout_s) as reply:
-            content: bytes = reply.read(MOST_REPLY_BYTES)
-        return content
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
+        client = EndpointClient(self.base_url, self.key_variable, self.timeout_s, self.attempts, self.pause_s)
+        try:
+            return _reply_text(client.post_json("chat/completions", body), client)
+        except EndpointError as error:
+            raise ChatError(f"{self.model}: {error}") from None
 
 
 def _content(part: str | Waveform) -> dict[str, Any]:
@@ -194,22 +155,14 @@ def _content(part: str | Waveform) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 
 
-def _reply_text(reply: bytes) -> str:
+def _reply_text(reply: bytes, client: EndpointClient) -> str:
     try:
         text = json.loads(reply)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
-        raise ChatError(f"no answer in the reply: {reply[:200].decode(errors='replace')}") from None
+        raise EndpointError(f"no answer in the reply: {client.excerpt(reply)}") from None
     if not isinstance(text, str):
-        raise ChatError("the reply holds no text")
+        raise EndpointError("the reply holds no text")
     return text
-
-
-def _excerpt(error: urllib.error.HTTPError) -> str:
-    try:
-        text = error.read(2000).decode(errors="replace")
-    except OSError:
-        text = ""
-    return " ".join(text.split())[:200] or str(error.reason)
 
 
 # ------------------------------------------------------------------------------------------ local models

@@ -13,7 +13,7 @@ from audiollm.files.atomic import folder_digest
 from audiollm.files.json_files import read_json_file
 
 OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
-"""`model_type` of the folders that `Generator` loads."""
+"""Values of `model_type` in the folders that `Generator` loads."""
 
 Made = TypeVar("Made")
 
@@ -58,14 +58,14 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
 
 
 def is_import_path(given: str) -> bool:
-    """Whether it is `package.module:factory` and no file or folder."""
+    """Whether a text is `package.module:factory` and no file or folder."""
     module, colon, name = given.partition(":")
     dotted = all(part.isidentifier() for part in module.split("."))
     return bool(colon) and dotted and name.isidentifier() and not Path(given).exists()
 
 
 def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:
-    """What `package.module:factory` makes; modules beside the working directory are found, too.
+    """The object that `package.module:factory` returns; modules in the working directory are found, too.
 
     Raises:
         ConfigError: it cannot be imported, fails, or lacks what is needed.

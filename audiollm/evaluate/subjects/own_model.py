@@ -53,8 +53,11 @@ class OwnModel:
     def converse(
         self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
     ) -> list[Waveform]:
-        """Turn by turn. Who has no reference is a speaker of the training data by that name, or else speaks the first
-        turn in a voice of the model's choice and the others in that of the first."""
+        """Speak a dialogue turn by turn.
+
+        A speaker without a reference is the speaker of the training data by that name. If there is none, the model
+        chooses the voice of the speaker's first turn, and the others are spoken in that voice.
+        """
         first: dict[str, tuple[Waveform, str]] = {}
         spoken: list[Waveform] = []
         for place, (name, text) in enumerate(turns):

@@ -1,4 +1,4 @@
-"""Whom the suites judge, behind small protocols: our own model folders, and models of others by an import path.
+"""Protocols of the models under test: our own model folders, and models of others by an import path.
 
 `package.module:factory` names a function without arguments (or a class) that makes one. It may have an attribute
 `fingerprint`, a text that changes when what it says may change; without one the import path stands for it.
@@ -17,15 +17,15 @@ from audiollm.data.records.sample import Message
 
 @runtime_checkable
 class Speaker(Protocol):
-    """Says a text."""
+    """Speaks a text."""
 
     def speak(self, text: str, reference: Path | None, reference_text: str | None, seed: int) -> Waveform:
-        """The text in the voice of a recording, whose words are known or not; without one, in any voice."""
+        """Speak a text in the voice of a recording (transcript optional); without a recording, in any voice."""
 
 
 @dataclass(frozen=True)
 class VoicePrompt:
-    """A recording of a voice and, where known, what it says."""
+    """A recording of a voice and, where known, its transcript."""
 
     path: Path
     text: str | None = None
@@ -33,7 +33,7 @@ class VoicePrompt:
 
 @runtime_checkable
 class DialogueSpeaker(Protocol):
-    """Says a dialogue."""
+    """Speaks a dialogue."""
 
     def converse(
         self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
@@ -50,7 +50,7 @@ class Answerer(Protocol):
 
 @runtime_checkable
 class Conversant(Protocol):
-    """An `Answerer` that is asked in a chat as it is written, with its system message and in its order."""
+    """Answers in a chat: with its system message, and with texts and recording in their order."""
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
         """The assistant's next turn in words; `audio` is the one recording in the messages."""
@@ -58,14 +58,14 @@ class Conversant(Protocol):
 
 @dataclass(frozen=True)
 class TurnByTurn:
-    """A `DialogueSpeaker` out of any `Speaker`: each turn alone, in the voice of its speaker's reference.
+    """Any `Speaker` as a `DialogueSpeaker`: each turn alone, in the voice of its speaker's reference.
 
     A speaker without a reference speaks the first turn in the model's own voice and the others in that of the first.
     """
 
     speaker: Speaker
     folder: Path
-    """Where first turns are kept, to be references."""
+    """Folder for the first turns, which serve as references."""
 
     def converse(
         self, turns: Sequence[tuple[str, str]], references: Mapping[str, VoicePrompt], seed: int
@@ -89,7 +89,7 @@ class TurnByTurn:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under test, and what stands for it in the rows."""
+    """A model under test, and the fingerprint that identifies it in the rows."""
 
     name: str
     fingerprint: str

@@ -1,58 +1,47 @@
 """Recognizers behind an OpenAI-compatible address: `endpoint` (audio/transcriptions) and `chat_endpoint` (chat).
 
-The key comes from an environment variable and goes into the request's header alone. Redirects are not followed: they
-would carry it to another host. Overload, time-outs and errors of the server are tried again.
+Retries, time-outs and the secrecy of the key are those of `audiollm.endpoints`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from pipelines.annotate.recognizers.asked import PROMPT, unquoted
 from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard
 from pipelines.annotate.step import Resources, Segment, Value
 
 SENT_RATE = 16000
-MOST_REPLY_BYTES = 4_000_000
-_PASSING = (408, 409, 425, 429)
 
 
 class _AddressConfig(RecognizerConfig):
-    """Where the model is."""
+    """The address of a model, and how it is asked."""
 
     url: str
     """For example http://localhost:8000/v1."""
     model: str
-    """Its name there."""
+    """The model's name at the endpoint."""
     key_variable: str = "OPENAI_API_KEY"
     """The environment variable with the key; unset or empty: no key is sent."""
     language: str | None = None
-    """Of what is said."""
+    """The language that is spoken; None: not known."""
     timeout_s: float = Field(120.0, gt=0)
     attempts: int = Field(4, ge=1)
-    """Of each request, with a pause between that doubles."""
+    """Tries of each request."""
     pause_s: float = Field(2.0, ge=0)
-    """Before the second attempt."""
+    """Wait before the second attempt; it doubles before each further one."""
 
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url} is no address: give for example http://localhost:8000/v1")
-        if parts.username or parts.password:
-            raise ValueError("a password in the address: put the key into an environment variable")
+        check_address(url)
         return url
 
 
@@ -63,7 +52,7 @@ class EndpointConfig(_AddressConfig):
     words: bool = False
     """Ask for words with times and for the language (`verbose_json`); not every server has them."""
     prompt: str | None = None
-    """A text that the model is to go on from."""
+    """A text for the model to continue."""
 
 
 class ChatEndpointConfig(_AddressConfig):
@@ -90,7 +79,7 @@ class Endpoint:
         return None
 
     def setup(self) -> None:
-        self._opener = urllib.request.build_opener(_NoRedirect())
+        """Nothing is opened before the first request."""
 
     def process(self, segment: Segment) -> Value:
         """
@@ -113,35 +102,13 @@ class Endpoint:
         if config.prompt:
             fields["prompt"] = config.prompt
         body, content_type = form_data(fields, sound)
-        for attempt in range(1, config.attempts + 1):
-            try:
-                return self._post(body, content_type)
-            except urllib.error.HTTPError as error:
-                reason = f"HTTP {error.code}: {_excerpt(error)}"
-                passing = error.code in _PASSING or error.code >= 500
-            except (OSError, TimeoutError) as error:  # URLError, refused, reset, timed out
-                reason, passing = f"no connection: {error}", True
-            if not passing or attempt == config.attempts:
-                raise EndpointError(f"{self.name}: {config.url}: {reason}")
-            time.sleep(config.pause_s * 2 ** (attempt - 1))
-        raise AssertionError("the last attempt returns or raises")
-
-    def _post(self, body: bytes, content_type: str) -> dict[str, Any]:
-        headers = {"Content-Type": content_type}
-        if key := os.environ.get(self._config.key_variable, ""):
-            headers["Authorization"] = f"Bearer {key}"
-        url = f"{self._config.url.rstrip('/')}/audio/transcriptions"
-        request = urllib.request.Request(url, body, headers, method="POST")
-        with self._opener.open(request, timeout=self._config.timeout_s) as reply:
-            content: bytes = reply.read(MOST_REPLY_BYTES)
+        client = EndpointClient(
+            config.url, config.key_variable, config.timeout_s, config.attempts, config.pause_s
+        )
         try:
-            found = json.loads(content)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or not isinstance(found.get("text"), str):
-            said = content[:200].decode(errors="replace")
-            raise EndpointError(f"{self.name}: {self._config.url}: no text in the reply: {said}")
-        return found
+            return _transcription(client.post("audio/transcriptions", body, content_type), client)
+        except EndpointError as error:
+            raise EndpointError(f"{self.name}: {config.url}: {error}") from None
 
 
 class ChatEndpoint:
@@ -177,10 +144,6 @@ class ChatEndpoint:
         return heard(unquoted(answer), language=self._config.language)
 
 
-class EndpointError(Exception):
-    """No answer: what went wrong."""
-
-
 def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
     """A `multipart/form-data` body of fields and the file `file`, and its content type (RFC 7578)."""
     border = uuid.uuid5(uuid.NAMESPACE_OID, sound.hex()).hex
@@ -198,9 +161,14 @@ def form_data(fields: Mapping[str, str], sound: bytes) -> tuple[bytes, str]:
 # ------------------------------------------------------------------------------------------------ private
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
+def _transcription(content: bytes, client: EndpointClient) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        raise EndpointError(f"no text in the reply: {client.excerpt(content)}")
+    return found
 
 
 def _value(reply: Mapping[str, Any], told: str | None, name: str, duration_s: float) -> Value:
@@ -238,11 +206,3 @@ def _language_code(language: object) -> str | None:
 
     found: str | None = TO_LANGUAGE_CODE.get(language.lower())
     return found
-
-
-def _excerpt(error: urllib.error.HTTPError) -> str:
-    try:
-        text = error.read(2000).decode(errors="replace")
-    except OSError:
-        text = ""
-    return " ".join(text.split())[:200] or str(error.reason)

@@ -1,4 +1,4 @@
-"""How far the recognizers agree: word errors of each pair, the words that they argue about, texts with the differences
+"""Agreement of the recognizers: word errors of each pair, the words that they argue about, texts with the differences
 marked. Words are compared in their spoken form, as the consensus does it."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
 
 WORDS_SHOWN = 20
-MOST_RECOGNIZERS = 8
+MAX_RECOGNIZERS = 8
 GIVEN = "given text"
 
 
 class Marked(NamedTuple):
-    """A part of a text: as it is said elsewhere, otherwise, or (`missing`) said elsewhere alone."""
+    """A part of a text beside another one: the same, different, or missing here."""
 
     text: str
     kind: str
@@ -57,7 +57,7 @@ def agreement_section(survey: AnnotationSurvey, text_agreement: object) -> Row:
 
 
 def marked(text: str, heard: str, language: str) -> list[Marked]:
-    """What was heard, with the words that are not in `text` at that place marked, and those that are missing."""
+    """A recognizer's text with its words that differ from `text` marked, and the missing ones."""
     from rapidfuzz.distance import Levenshtein
 
     ours, theirs = _written(said(text), language), _written(said(heard), language)
@@ -83,7 +83,7 @@ def marked(text: str, heard: str, language: str) -> list[Marked]:
 
 @dataclass
 class _Pairs:
-    """Edits between every two recognizers, and the words of the first."""
+    """Edits between each two recognizers, and the number of words of the first."""
 
     names: list[str] = field(default_factory=list)
     edits: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -100,8 +100,8 @@ class _Pairs:
                     self.words[first, second] += len(reference)
 
     def matrix(self) -> Row:
-        """A row for each as the reference, a column for each as what is judged by it."""
-        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MOST_RECOGNIZERS + 1]
+        """The error rates: one row per reference, one column per recognizer compared with it."""
+        names = sorted(self.names, key=lambda name: (name != GIVEN, name))[: MAX_RECOGNIZERS + 1]
         rates = {pair: self.edits[pair] / words for pair, words in self.words.items() if words}
         rows = [
             {
@@ -115,12 +115,12 @@ class _Pairs:
 
 @dataclass
 class _Argued:
-    """Words by how often, and by how many, something else was heard in their place."""
+    """Counts of the words in whose place something else was heard."""
 
     times: Counter[str] = field(default_factory=Counter)
-    """Segments' words: how often it is in what most heard, or in the given text."""
+    """Occurrences of the word in the text of most recognizers, or in the given text."""
     against: Counter[str] = field(default_factory=Counter)
-    """Recognizers, over all times, that have something else there."""
+    """Recognizers that heard something else, summed over all occurrences."""
     voices: Counter[str] = field(default_factory=Counter)
     instead: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class _Argued:
                         self.instead.setdefault(word, Counter())[other] += 1
 
     def rows(self) -> list[Row]:
-        """The most argued about first: by the number of those who heard something else."""
+        """The words most often misheard first, by the number of recognizers that heard something else."""
         ranked = sorted(self.against, key=lambda word: (-self.against[word], word))[:WORDS_SHOWN]
         return [
             {
@@ -165,10 +165,10 @@ class _Argued:
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """By recognizer, and the given text where there is one."""
+    """Texts by recognizer, and the given text where there is one."""
     heard = {
         named(name, 60): said(text)
-        for name, text in list(row["heard"].items())[:MOST_RECOGNIZERS]
+        for name, text in list(row["heard"].items())[:MAX_RECOGNIZERS]
         if isinstance(text, str)
     }
     given = {GIVEN: said(row["text"])} if row.get("text_source") == "given" and row.get("text") else {}
@@ -204,7 +204,7 @@ def _forms(written: Sequence[Written]) -> list[str]:
 
 
 def _most_central(forms: Mapping[str, Sequence[str]]) -> str | None:
-    """The text with the fewest edits to all others, the first by name on a tie; None of none."""
+    """The text with the fewest edits to all others, the first by name on a tie; None if there is no text."""
     from rapidfuzz.distance import Levenshtein
 
     names = sorted(forms)
@@ -220,12 +220,12 @@ def _spaced(words: Sequence[Written]) -> str:
 
 
 def _separated(text: str, kind: str) -> list[Marked]:
-    """The space before a word is not marked."""
+    """Move the space before a marked word out of the mark."""
     return [Marked(" ", "same")] * text.startswith(" ") + [Marked(text.removeprefix(" "), kind)]
 
 
 def _merged(parts: Sequence[Marked]) -> list[Marked]:
-    """Neighbours of the same kind in one."""
+    """Join neighbouring parts of the same kind."""
     merged: list[Marked] = []
     for part in parts:
         if merged and merged[-1].kind == part.kind:

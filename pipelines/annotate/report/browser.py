@@ -23,11 +23,11 @@ from pipelines.annotate.report.survey import WORDED, AnnotationSurvey, Reason
 from pipelines.report.material import pick_evenly, without_home
 from pipelines.report.media import Gallery, PageClip
 
-MOST_SHOWN = 96
+MAX_CARDS = 96
 KEPT_SHOWN = 32
-SHOWN_A_REASON = 5
+SHOWN_PER_REASON = 5
 _BESIDE = ("signal", "probe")
-_MOST_FACTS = 40
+_MAX_FACTS = 40
 
 
 def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], gallery: Gallery) -> Row:
@@ -39,7 +39,7 @@ def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], galle
     kept = [kept[index] for index in pick_evenly(kept, KEPT_SHOWN, ("kind", "language", "speaker", "file"))]
     groups: list[list[Row]] = [kept, *(_of_reason(reason) for reason in reasons)]
     dropped = _in_turns([[(place, row) for row in group] for place, group in enumerate(groups) if place])
-    turns = _in_turns([[(0, row) for row in kept], dropped[: MOST_SHOWN - len(kept)]])
+    turns = _in_turns([[(0, row) for row in kept], dropped[: MAX_CARDS - len(kept)]])
     titles = {(rule.step, rule.name): rule for rule in rules}
     cards: list[list[Row]] = [[] for _ in groups]
     for group, row in turns:
@@ -64,15 +64,15 @@ def browser_section(survey: AnnotationSurvey, rules: Sequence[Comparison], galle
 
 
 def _in_turns(groups: Sequence[Sequence[tuple[int, Row]]]) -> list[tuple[int, Row]]:
-    """One of each group, then the second of each, ..."""
+    """The rows in turn by group: the first of each, then the second of each, ..."""
     return [entry for turn in zip_longest(*groups) for entry in turn if entry is not None]
 
 
 def _of_reason(reason: Reason) -> list[Row]:
-    """The one nearest to the threshold, then a spread over files."""
+    """The row nearest to the threshold, then a spread over files."""
     first = reason.nearest.rows()
     rest = [row for row in reason.spread.rows() if not any(row is other for other in first)]
-    chosen = pick_evenly(rest, SHOWN_A_REASON - len(first), ("file", "language", "kind"), first)
+    chosen = pick_evenly(rest, SHOWN_PER_REASON - len(first), ("file", "language", "kind"), first)
     return first + [rest[index] for index in chosen]
 
 
@@ -113,7 +113,7 @@ def _card(
 
 
 def _clip(row: Row, gallery: Gallery) -> PageClip:
-    """The sound of a row, from a plain file alone: reading a device or a pipe might never end."""
+    """The sound of a row, read from a plain file only: reading a device or a pipe might never end."""
     path, start_s, end_s = row.get("path"), finite_number(row.get("start_s")), finite_number(row.get("end_s"))
     if not isinstance(path, str) or not path:
         return PageClip(problem="the row has no path")
@@ -128,7 +128,7 @@ def _clip(row: Row, gallery: Gallery) -> PageClip:
 
 
 def _heard(row: Row, text: str, language: str) -> list[Row]:
-    """What each recognizer heard, where it differs marked; one alone whose text is the row's has nothing to add."""
+    """The recognizers' texts, with differences marked; empty for a single one whose text is the row's."""
     heard = row.get("heard")
     texts = (
         {named(name, 60): said(other) for name, other in list(heard.items())[:8]}
@@ -160,7 +160,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
             path = f"{step}.{key}"
             if path not in TITLES and finite_number(inner) is not None and step not in _BESIDE:
                 facts.setdefault(title_of(path), shown(inner, unit_of(path)))
-    return list(facts.items())[:_MOST_FACTS]
+    return list(facts.items())[:_MAX_FACTS]
 
 
 def _events(row: Row) -> list[str]:
@@ -176,7 +176,7 @@ def _events(row: Row) -> list[str]:
 
 
 def _errors(row: Row) -> list[tuple[str, str]]:
-    """Steps that could not tell, and why."""
+    """Steps without a value, and why."""
     errors = row.get("errors")
     pairs = list(errors.items())[:8] if isinstance(errors, Mapping) else []
     return [(named(step, 60), said(without_home(str(error)), 300)) for step, error in pairs]

@@ -1,4 +1,4 @@
-"""What an annotation left in its folder, read line by line: rows of any number at constant memory.
+"""The files of an annotation, read line by line: any number of rows at constant memory.
 
 Reading never fails: a run may have been killed anywhere, and the page says what is not there.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-LONGEST_TEXT = 600
+MAX_TEXT_CHARACTERS = 600
 """Characters of a text from a row that the page shows."""
 _JOINERS = "\u200c\u200d"
-"""Unseen, and part of how Persian, Hindi and others are written."""
+"""Invisible characters that Persian, Hindi and others need in writing."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Folder:
     path: Path
 
     def rows(self, name: str) -> Iterator[Row]:
-        """The rows of a JSONL file; none where there is no file, and lines that are no object are left out."""
+        """The rows of a JSONL file, or none without a file; lines that are no object are left out."""
         try:
             with (self.path / name).open(encoding="utf-8", errors="replace") as file:
                 for line in file:
@@ -72,7 +72,7 @@ def found(row: Any, path: str) -> Any:
 
 
 def measured(row: Row, path: str) -> Any:
-    """What a rule compares: `step.value` below `measured`, what the segment tells itself, or a column of that name."""
+    """The value that a rule compares: `step.value` below `measured`, a property of the segment, or a column."""
     for place in (f"measured.{path}", f"measured.segment.{path}", path, path.rpartition(".")[2]):
         value = found(row, place)
         if value is not None:
@@ -91,7 +91,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def seconds_of(row: Row) -> float:
-    """How long a segment is."""
+    """The length of a segment in seconds."""
     duration_s = finite_number(row.get("duration_s"))
     if duration_s is None:
         duration_s = (finite_number(row.get("end_s")) or 0.0) - (finite_number(row.get("start_s")) or 0.0)
@@ -99,7 +99,7 @@ def seconds_of(row: Row) -> float:
 
 
 def named(value: Any, longest: int = 300) -> str:
-    """A name from outside (a file, a speaker, a label) in one line: what turns or breaks a line is written out."""
+    """A name from outside (a file, a speaker, a label) in one line; control characters are escaped."""
     text = value if isinstance(value, str) else "" if value is None else str(value)
     if len(text) <= longest and text.isprintable():
         return text
@@ -111,13 +111,13 @@ def named(value: Any, longest: int = 300) -> str:
 
 
 def file_name(row: Row) -> str:
-    """A recording as a person knows it: its name below what was given, never the folders above."""
+    """A recording's name relative to the input folder, never with the folders above it."""
     name = row.get("file") or row.get("name") or Path(str(row.get("path") or "")).name
     return named(name)
 
 
-def said(value: Any, longest: int = LONGEST_TEXT) -> str:
-    """A text from outside, in single spaces and not too long for a page; what cannot be seen is a space."""
+def said(value: Any, longest: int = MAX_TEXT_CHARACTERS) -> str:
+    """A text from outside, shortened, with single spaces; invisible characters become spaces."""
     letters = value[: longest + 1] if isinstance(value, str) else ""
     text = "".join(letter if letter.isprintable() or letter in _JOINERS else " " for letter in letters)
     text = " ".join(text.split())

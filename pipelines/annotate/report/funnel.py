@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, percent_or_dash
 from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, said
 from pipelines.annotate.report.numbers import Comparison, shown
 from pipelines.annotate.report.survey import AnnotationSurvey
-from pipelines.report.formats import duration, percent_or_dash
 from pipelines.report.material import without_home
 
 FILES_SHOWN = 200
@@ -26,10 +26,10 @@ _STATES = ("kept", "filtered", "failed")
 
 @dataclass
 class Files:
-    """What `files.jsonl` and `set_aside.jsonl` say."""
+    """The content of `files.jsonl` and `set_aside.jsonl`."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """By status."""
+    """Numbers of files by status."""
     seconds: float = 0.0
     failed: list[Row] = field(default_factory=list)
     filtered: list[Row] = field(default_factory=list)
@@ -39,14 +39,14 @@ class Files:
 
     @property
     def more(self) -> dict[str, int]:
-        """How many of each are not listed."""
+        """Rows of each list that are not shown."""
         listed = {"failed": self.failed, "filtered": self.filtered}
         more = {status: self.counts.get(status, 0) - len(rows) for status, rows in listed.items()}
         return more | {"aside": sum(self.aside_kinds.values()) - len(self.aside)}
 
 
 def read_files(folder: Folder) -> Files:
-    """Both lists, line by line."""
+    """Read both lists, line by line."""
     files = Files()
     for row in folder.rows("files.jsonl"):
         status = named(row.get("status")) if row.get("status") in _STATES else "unknown"
@@ -74,7 +74,7 @@ def read_files(folder: Folder) -> Files:
 def read_counts(
     folder: Folder, files: Files, survey: AnnotationSurvey, rules: list[Comparison]
 ) -> tuple[Row, bool]:
-    """The content of `funnel.json`, and what it lacks counted from the rows; second: whether the file is there."""
+    """The content of `funnel.json`, completed by counts of the rows; and whether the file exists."""
     content = folder.json("funnel.json")
     given = (
         {key: value for key, value in content.items() if value is not None}
@@ -145,7 +145,7 @@ def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool) ->
 
 
 def _texts(counts: Any) -> Row:
-    """How much recognized text was trusted, how much refused and why; empty where none was refused."""
+    """Amounts of recognized text that were trusted and refused, with the reasons; empty where none was refused."""
     texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
     if not _count(texts, "refused"):
         return {}
@@ -160,7 +160,7 @@ def _texts(counts: Any) -> Row:
 
 
 def files_section(files: Files) -> Row:
-    """The lists of failed and of filtered files, and of whatever else was set aside."""
+    """The lists of failed files, of filtered files, and of everything else that was set aside."""
     if not (files.counts or files.aside):
         return {"absent": "There is no files.jsonl and no set_aside.jsonl."}
     return {
@@ -174,7 +174,7 @@ def files_section(files: Files) -> Row:
 
 
 def cost_section(timings: Row) -> Row:
-    """A row a step: seconds of one core, and hours of audio it gets through in an hour of a core."""
+    """One row per step: seconds of one core, and hours of audio per hour of one core."""
     steps = timings.get("steps")
     if not isinstance(steps, Mapping) or not steps:
         return {"absent": "There is no timings.json, or it names no step."}
@@ -269,7 +269,7 @@ def _stage_bar(stage: Row, total: int) -> Row:
 
 
 def _counted_stages(survey: AnnotationSurvey, rules: list[Comparison]) -> list[Row]:
-    """The stages as the dropped rows tell them, in the order of the rules."""
+    """Counts per stage from the dropped rows, in the order of the rules."""
     order = {(rule.step, rule.name): place for place, rule in enumerate(rules)}
     limits = {(rule.step, rule.name): rule.threshold for rule in rules}
     segments = survey.kept.segments + survey.dropped.segments
@@ -331,7 +331,7 @@ def _cost_tiles(timings: Row) -> list[Row]:
 
 
 def _speed(timings: Row) -> float | None:
-    """Seconds of audio a second of one core, all steps together."""
+    """Seconds of audio per second of one core, all steps together."""
     steps = timings.get("steps")
     audio_s = finite_number(timings.get("audio_s"))
     if not isinstance(steps, Mapping) or not audio_s:

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 BINS = 32
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 264.0, 136.0, 30.0, 6.0, 18.0, 18.0
 _LEAST = 1e-9
-"""Numbers that differ by less, relative to their size, are one and the same for the eye."""
+"""Relative difference below which numbers are drawn as equal."""
 _LAYERS = (
     (1, "kept", "kept"),
     (2, "dropped", "dropped by this rule"),
@@ -22,7 +22,7 @@ _LAYERS = (
 def draw_histogram(
     values: Sequence[float], fates: Sequence[int], limits: Sequence[float], title: str
 ) -> Markup:
-    """Bars of counts over the values, and a dashed line at each threshold that lies in reach.
+    """Bars of counts over the values, and a dashed line at each threshold within the range.
 
     Args:
         values: at least one, finite.
@@ -55,7 +55,7 @@ def draw_histogram(
 
 
 def _range(values: Sequence[float], limits: Sequence[float]) -> tuple[float, float, int]:
-    """What to show and in how many bins: a few far values go into the outermost, thresholds near by are taken in."""
+    """The range and number of bins: a few far values go into the outermost bins, near thresholds are included."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     inner_low, inner_high = ordered[int(0.005 * len(ordered))], ordered[-1 - int(0.005 * len(ordered))]
@@ -127,7 +127,7 @@ def _across(value: float, low: float, high: float) -> float:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers between, about so many."""
+    """About `count` round numbers in a range."""
     step = (high - low) / count
     size = 10.0 ** math.floor(math.log10(step))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step)

@@ -12,15 +12,15 @@ from typing import Any
 from pipelines.annotate.report.folder import Row, finite_number, measured, named
 from pipelines.annotate.report.histogram import draw_histogram
 
-MOST_VALUES = 20_000
-"""Of one number that are held; of more, every second, fourth, ... one."""
-MOST_NUMBERS = 60
-_MOST_LABELS = 40
-_DEEPEST = 3
-_LARGEST = 1e12
-"""A number beyond it is an accident, and no histogram survives it."""
+MAX_HELD_VALUES = 20_000
+"""Values held of one number; of more values, every second, fourth, ... is held."""
+MAX_NUMBERS = 60
+_MAX_LABELS = 40
+_MAX_DEPTH = 3
+_MAX_NUMBER = 1e12
+"""Numbers beyond it are taken for accidents and left out: they would flatten a histogram."""
 OTHER, KEPT, DROPPED = 0, 1, 2
-"""What became of a segment: dropped for another reason, kept, dropped by a rule on this number."""
+"""The fate of a segment: dropped for another reason, kept, or dropped by a rule on this number."""
 TITLES = {
     "duration_s": "duration",
     "quality.dnsmos.ovr": "DNSMOS overall",
@@ -44,7 +44,7 @@ TITLES = {
     "language.language": "language",
     "language.probability": "probability of the language",
 }
-"""Of the numbers that are shown whether or not a rule compares them, in this order."""
+"""Titles of the numbers that are shown with or without a rule, in this order."""
 _UNITS = {
     "_syllables_s": "syllables/s", "_words_s": "words/s", "_semitones": "semitones", "_dbfs": "dBFS",
     "_lufs": "LUFS", "_db": "dB", "_hz": "Hz", "_per_s": "/s", "_s": "s",
@@ -55,7 +55,7 @@ _SHORT_UNIT = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that a segment has to hold: `value op threshold`."""
+    """A comparison that a segment must satisfy: `value op threshold`."""
 
     name: str
     step: str
@@ -65,12 +65,12 @@ class Comparison:
     title: str
     unit: str
     sounds: bool = True
-    """It holds for segments without speech, too."""
+    """Whether the rule applies to segments without speech, too."""
     of_text: bool = False
-    """It refuses a recognized text, and the segment stays."""
+    """Whether the rule refuses a recognized text and keeps the segment."""
 
     def broken_by(self, value: Any) -> bool | None:
-        """Whether a measured value breaks it; None where the two cannot be compared."""
+        """Whether a measured value breaks the rule; None where the two cannot be compared."""
         limit = self.threshold
         try:
             match self.op:
@@ -100,7 +100,7 @@ class Comparison:
 
     @property
     def demand(self) -> str:
-        """What it asks for: `≥ 3 dB`."""
+        """The demand of the rule: `≥ 3 dB`."""
         if self.op == "is":
             return "none" if self.threshold else "anything"
         return f"{_SIGNS.get(self.op, self.op)} {shown(self.threshold, self.unit)}"
@@ -136,11 +136,11 @@ class Numbers:
     low: float = float("inf")
     high: float = float("-inf")
     beyond: list[int] = field(init=False)
-    """How many break each rule, whichever rule dropped them."""
+    """Segments that break each rule, whichever rule dropped them."""
     asked: list[int] = field(init=False)
-    """How many each rule is about: sounds without speech may be free of it."""
+    """Segments that each rule applies to: sounds without speech may be exempt."""
     labels: Counter[str] = field(default_factory=Counter)
-    """Of a value that is a word, not a number."""
+    """Counts of a value that is a word, not a number."""
     _values: array[float] = field(default_factory=lambda: array("d"))
     _fates: bytearray = field(default_factory=bytearray)
     _stride: int = 1
@@ -149,23 +149,23 @@ class Numbers:
         self.beyond, self.asked = [0] * len(self.rules), [0] * len(self.rules)
 
     def add(self, value: Any, fate: int, is_sound: bool = False) -> None:
-        """One segment's value, what became of the segment, and whether it is without speech."""
+        """Add one segment's value, the segment's fate, and whether it is without speech."""
         for place, rule in enumerate(self.rules):
             if rule.sounds or not is_sound:
                 self.asked[place] += 1
                 self.beyond[place] += bool(rule.broken_by(value))
         figure = finite_number(value)
         self.count += 1
-        if figure is None or abs(figure) > _LARGEST:
+        if figure is None or abs(figure) > _MAX_NUMBER:
             label = named(value, 60)
-            if label in self.labels or len(self.labels) < _MOST_LABELS:
+            if label in self.labels or len(self.labels) < _MAX_LABELS:
                 self.labels[label] += 1
             return
         self.total, self.low, self.high = self.total + figure, min(self.low, figure), max(self.high, figure)
         if (self.count - 1) % self._stride == 0:
             self._values.append(figure)
             self._fates.append(fate)
-            if len(self._values) > MOST_VALUES:
+            if len(self._values) > MAX_HELD_VALUES:
                 self._values, self._fates, self._stride = (
                     self._values[::2],
                     self._fates[::2],
@@ -173,7 +173,7 @@ class Numbers:
                 )
 
     def chart(self) -> Row:
-        """For the page: title, histogram and what the rules on it do."""
+        """The content of the page: title, histogram, and the effect of the rules on it."""
         title, unit = title_of(self.path), unit_of(self.path)
         if self.rules and len(self.rules[0].unit) <= _SHORT_UNIT:
             unit = self.rules[0].unit or unit
@@ -223,20 +223,20 @@ class NumberTally:
         self._found: dict[str, Numbers] = {}
 
     def add(self, row: Row, dropped_by: str | None) -> None:
-        """The numbers of one segment; `dropped_by`: the rule, None of one that is kept."""
+        """Add the numbers of one segment; `dropped_by` is the rule that dropped it, None if it is kept."""
         is_sound = row.get("kind") == "sound"
         for path in self._asked:
             value = measured(row, path)
             if finite_number(value) is not None or (value is not None and path in self._rules):
                 self._put(path, value, dropped_by, is_sound)
-        for path, value in _leaves(row.get("measured"), "", _DEEPEST):
+        for path, value in _leaves(row.get("measured"), "", _MAX_DEPTH):
             if path not in self._rules and path not in TITLES:
                 self._put(path, value, dropped_by, is_sound)
 
     def _put(self, path: str, value: Any, dropped_by: str | None, is_sound: bool) -> None:
         numbers = self._found.get(path)
         if numbers is None:
-            if len(self._found) >= MOST_NUMBERS and path not in self._rules and path not in TITLES:
+            if len(self._found) >= MAX_NUMBERS and path not in self._rules and path not in TITLES:
                 return
             numbers = self._found[path] = Numbers(path, self._rules.get(path, ()))
         if dropped_by is None:
@@ -249,15 +249,15 @@ class NumberTally:
         return self._found.get(path)
 
     def ruled(self) -> list[Numbers]:
-        """Those that a rule compares, in the order of the rules."""
+        """The numbers that a rule compares, in the order of the rules."""
         return [self._found[path] for path in self._rules if path in self._found]
 
     def known(self) -> list[Numbers]:
-        """The usual ones without a rule."""
+        """The numbers of `TITLES` without a rule."""
         return [self._found[path] for path in TITLES if path in self._found and path not in self._rules]
 
     def others(self) -> list[Numbers]:
-        """Whatever else was measured, by name."""
+        """All other measured numbers, by name."""
         rest = sorted(path for path in self._found if path not in self._rules and path not in TITLES)
         return [self._found[path] for path in rest]
 
@@ -282,7 +282,7 @@ def unit_of(path: str) -> str:
 
 
 def shown(value: Any, unit: str = "") -> str:
-    """A value of any kind in a few letters."""
+    """A value of any kind as a short text."""
     if isinstance(value, bool):
         text = "yes" if value else "no"
     elif (figure := finite_number(value)) is not None:
@@ -304,7 +304,7 @@ def shown(value: Any, unit: str = "") -> str:
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
-    """The numbers in nested mappings; lists (spans, embeddings) are no numbers of the segment."""
+    """The numbers in nested mappings; lists (spans, embeddings) are skipped."""
     if isinstance(value, Mapping):
         for key, inner in value.items() if depth else ():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key), depth - 1)

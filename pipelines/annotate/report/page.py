@@ -1,11 +1,13 @@
-"""`report.html` of an annotation: what came in, what was kept, and why all the rest was not."""
+"""`report.html` of an annotation: its input, what was kept, and why the rest was dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from audiollm.evaluate.report.formats import duration, percent_or_dash
+from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_text
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
@@ -23,12 +25,11 @@ from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
 from pipelines.report.figures import DYNAMIC_RANGE_DB
-from pipelines.report.formats import duration, percent_or_dash
 from pipelines.report.material import without_home
 from pipelines.report.media import Gallery
 
 FOLDER = Path(__file__).parent
-MOST_SOUND_BYTES = 6_000_000
+MAX_SOUND_BYTES = 6_000_000
 TITLES = {
     "funnel": "Funnel",
     "numbers": "Measures",
@@ -38,7 +39,7 @@ TITLES = {
     "cost": "Cost",
     "files": "Files",
 }
-"""Of the sections, in their order."""
+"""Titles of the sections, in their order."""
 
 
 def write_annotation_report(folder: Path) -> Path:
@@ -59,32 +60,24 @@ def write_annotation_report(folder: Path) -> Path:
 
 def render_annotation_page(name: str, folder: Folder) -> str:
     """The page as text. Whatever comes from the folder is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    shared = Path(run_page.__file__).parent
-    gallery = Gallery(most_bytes=MOST_SOUND_BYTES)
+    gallery = Gallery(most_bytes=MAX_SOUND_BYTES)
     sections, tiles = _sections(folder, gallery)
-    environment = Environment(
-        loader=FileSystemLoader([FOLDER, shared]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent_or_dash, "duration": duration}
-    html = environment.get_template("page.html").render(
+    return render_template(
+        "annotation.html",
+        folders=[FOLDER, Path(run_page.__file__).parent],
+        filters={"percent": percent_or_dash, "duration": duration},
+        page_kind="audiollm annotation",
         name=named(name) or "annotation",
         tiles=tiles,
         titles=TITLES,
         num_silent=gallery.num_silent,
         dynamic_range=f"{DYNAMIC_RANGE_DB:g}",
-        settings=[(key, shown(value)) for key, value in _flat(folder.yaml("config.yaml"))],
-        css=Markup("".join((where / "page.css").read_text(encoding="utf-8") for where in (shared, FOLDER))),
-        script=Markup("".join((where / "page.js").read_text(encoding="utf-8") for where in (shared, FOLDER))),
+        configuration=[
+            (named(key, 120), shown(_setting(value)))
+            for key, value in run_page.flat_settings(folder.yaml("config.yaml"))
+        ],
         **sections,
     )
-    return html.strip() + "\n"
 
 
 def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Row]]:
@@ -109,7 +102,7 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
 
 
 def _built(builder: Callable[[], Row]) -> Row:
-    """A section, or why it could not be made: a page with a gap is worth more than none."""
+    """A section, or the reason why it failed: a page with a gap is worth more than none."""
     try:
         return {"absent": ""} | builder()
     except Exception as error:
@@ -128,14 +121,5 @@ def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
     }
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as `outer.inner`, which is how they are written on the command line."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append(
-                (named(f"{prefix}{key}", 120), without_home(value) if isinstance(value, str) else value)
-            )
-    return pairs
+def _setting(value: Any) -> Any:
+    return without_home(value) if isinstance(value, str) else value

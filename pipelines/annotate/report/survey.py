@@ -12,19 +12,19 @@ from typing import Any
 from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, seconds_of
 from pipelines.annotate.report.numbers import Comparison, NumberTally
 
-MOST_KEYS = 20_000
-"""Different values of a column (speakers, labels) that are told apart; what comes later counts as others."""
+MAX_KEYS = 20_000
+"""Distinct values of a column (speakers, labels) that are counted; later ones count as others."""
 OTHERS = "(others)"
-MOST_REASONS = 60
+MAX_REASONS = 60
 CANDIDATES = 240
-"""Kept rows among which the page chooses a spread."""
-CANDIDATES_A_REASON = 24
+"""Kept rows held as candidates, of which the page shows a spread."""
+CANDIDATES_PER_REASON = 24
 COMPARED_ROWS = 1_000
-"""Rows of which the recognizers' texts are compared word by word (up to 30 ms a text with numbers in it)."""
+"""Rows whose recognizers' texts are compared word by word (up to 30 ms per text with numbers in it)."""
 WORDED = (
     "pitch", "pitch_variation", "rate", "energy", "noise", "reverberation", "age", "gender", "emotion"
 )  # fmt: skip
-"""Columns that say in words what was measured."""
+"""Columns that hold measures as words."""
 _COMPARED = ("id", "path", "start_s", "language", "text", "text_source", "heard")
 
 
@@ -50,7 +50,7 @@ class Groups:
     def add(self, value: Any, seconds: float, kept: bool) -> None:
         name, side = named(value, 120), self.kept if kept else self.dropped
         if name not in side:
-            if len(side) >= MOST_KEYS:
+            if len(side) >= MAX_KEYS:
                 name = OTHERS
             side.setdefault(name, Sum())
         side[name].add(seconds)
@@ -79,20 +79,20 @@ class RowSample:
 
 @dataclass
 class Reason:
-    """What one rule, of one step, dropped."""
+    """The segments that one rule of one step dropped."""
 
     step: str
     rule: str
     title: str = ""
     dropped: Sum = field(default_factory=Sum)
-    spread: RowSample = field(default_factory=lambda: RowSample(CANDIDATES_A_REASON))
+    spread: RowSample = field(default_factory=lambda: RowSample(CANDIDATES_PER_REASON))
     nearest: RowSample = field(default_factory=lambda: RowSample(1))
     """The row whose value came nearest to the threshold."""
 
 
 @dataclass
 class AnnotationSurvey:
-    """What the rows of an annotation say together."""
+    """Totals over all rows of an annotation."""
 
     numbers: NumberTally
     kept: Sum = field(default_factory=Sum)
@@ -100,7 +100,7 @@ class AnnotationSurvey:
     reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
     groups: dict[str, Groups] = field(default_factory=dict)
     events: Groups = field(default_factory=Groups)
-    """Sound events by label: segments in which it is heard, and the seconds of the events."""
+    """Sound events by label: the segments that hold one, and the seconds of the events."""
     candidates: RowSample = field(default_factory=lambda: RowSample(CANDIDATES))
     compared: RowSample = field(default_factory=lambda: RowSample(COMPARED_ROWS))
     """Rows with the texts of recognizers, kept or dropped."""
@@ -123,7 +123,7 @@ class AnnotationSurvey:
 
     def _add_reason(self, row: Row, seconds: float) -> None:
         key = (named(found(row, "dropped.step")), named(found(row, "dropped.rule")))
-        if key not in self.reasons and len(self.reasons) >= MOST_REASONS:
+        if key not in self.reasons and len(self.reasons) >= MAX_REASONS:
             key = ("", OTHERS)
         if key not in self.reasons:
             kind = "" if key[1] == OTHERS else named(found(row, "dropped.kind"), 120)
@@ -149,7 +149,7 @@ def survey_annotation(folder: Folder, rules: Sequence[Comparison]) -> Annotation
 
 
 def _columns(row: Row) -> Row:
-    """What the tables count by."""
+    """The values of a row that the tables count by."""
     columns = {name: row.get(name) for name in ("language", "speaker", "kind", "text_source", "split")}
     rate, channels = finite_number(row.get("sample_rate")), finite_number(row.get("num_channels"))
     if rate is not None:
@@ -164,7 +164,7 @@ def _columns(row: Row) -> Row:
 
 
 def _event_seconds(row: Row) -> dict[str, float]:
-    """Seconds of each sound event in a segment; without times, of the segment."""
+    """Seconds of each sound event in a segment; the segment's length for events without times."""
     seconds: dict[str, float] = {}
     events = found(row, "measured.events.events")
     for event in events if isinstance(events, list) else ():

@@ -1,4 +1,4 @@
-"""Tables of what is in the corpus: languages, speakers, sound events, formats, and what was measured put into words."""
+"""Tables of the corpus: languages, speakers, sound events, formats, and measures put into words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {
 
 
 def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
-    """The tables that have anything to say.
+    """The tables that are not empty.
 
     Args:
         bins: the content of `bins.json`, or None.
@@ -46,7 +46,7 @@ def tables_section(survey: AnnotationSurvey, bins: Any) -> Row:
 
 
 def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
-    """The groups with the most seconds, kept ones first; how many more there are.
+    """The groups with the most seconds, kept ones first, and the number of further groups.
 
     Args:
         order: of the groups, where they have one (from very low to very high).
@@ -87,7 +87,7 @@ def _table(title: str, groups: Groups, order: Sequence[str] = ()) -> Row:
 
 
 def _edges(bins: Any) -> list[Row]:
-    """The saved edges with the words between them; of what is not of that form nothing is shown."""
+    """The saved edges with the words between them; entries of another form are skipped."""
     rows = []
     for column, edges in bins.items() if isinstance(bins, Mapping) else ():
         bounds, words = found(edges, "edges"), found(edges, "names")

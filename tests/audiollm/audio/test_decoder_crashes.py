@@ -22,7 +22,7 @@ from audiollm.audio.streams import stream_mono
 from audiollm.data.hearing.features import FeatureShape, num_clip_rows
 from audiollm.data.records.source import AudioClip, BadSample
 from audiollm.errors import ConfigError
-from audiollm.evaluate.judges.hearing import load_clip
+from audiollm.evaluate.judges.judging import load_clip
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.generation.speaking.voice import read_voice
 from tests.audiollm.audio import every_encoder

@@ -22,18 +22,12 @@ from audiollm.evaluate.judges.classifier import (
     ClipClassifier,
     train_classifier,
 )
-from audiollm.evaluate.speech import run_judges as judges_module
-from audiollm.evaluate.speech.run import score, speech_figures
-from audiollm.evaluate.speech.run_judges import (
-    JudgedTake,
-    SpeechJudges,
-    Take,
-    hear,
-    why_no_speaker_judge,
-    why_no_text_judge,
-)
+from audiollm.evaluate.judges.judging import JudgedClip, SpeechClip, SpeechJudges
+from audiollm.evaluate.speech import trained_judges as judges_module
+from audiollm.evaluate.speech.run import judge_all, score, speech_figures
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.evaluate.speech.stage import STAGE, run_evaluation
+from audiollm.evaluate.speech.trained_judges import why_no_speaker_judge, why_no_text_judge
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import StagePlan
@@ -198,8 +192,8 @@ def test_a_bad_row_is_named(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_judge_is_left_out_with_its_reason() -> None:
-    def takes(texts: Sequence[str], speaker: str | None = "anna") -> list[Take]:
-        return [Take(f"{i}", Path("x.wav"), text, speaker) for i, text in enumerate(texts)]
+    def takes(texts: Sequence[str], speaker: str | None = "anna") -> list[SpeechClip]:
+        return [SpeechClip(f"{i}", text, Path("x.wav"), speaker=speaker) for i, text in enumerate(texts)]
 
     train = takes(["one"] * 5 + ["two"] * 5)
     assert why_no_text_judge(train, takes(["one"])) == ""
@@ -214,16 +208,21 @@ def test_a_judge_is_left_out_with_its_reason() -> None:
 class Echo:
     """A recognizer with an open vocabulary that hears the same in every clip."""
 
+    name = "pocketsphinx"
+
     def recognize(self, samples_CN: Tensor, sample_rate: int) -> str:
         return "one two four"
 
 
 def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
     save(tmp_path / "a.wav", melody("one", "anna", 0), RATE)
-    judges = SpeechJudges({}, cast(Any, Echo()), None, {})
-    takes = [Take("a", tmp_path / "a.wav", "one two three", None), Take("b", tmp_path / "b.wav", "one", None)]
+    judges = SpeechJudges(Echo())
+    takes = [
+        SpeechClip("a", "one two three", tmp_path / "a.wav"),
+        SpeechClip("b", "one", tmp_path / "b.wav"),
+    ]
     context = Context(tmp_path, cast(Any, None), Console(quiet=True), {})
-    answers = hear(takes, judges, context, "hearing")
+    answers = judge_all(takes, judges, context, "hearing")
     assert [bool(answer.problem) for answer in answers] == [False, True]
     sets = {
         "real": score(takes, answers, judges, may_fail=False),
@@ -238,9 +237,9 @@ def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
 
 def test_an_unknown_voice_is_not_judged() -> None:
     judge = cast(Any, type("Known", (), {"labels": ["anna", "bert"]}))
-    judges = SpeechJudges({"speaker": judge}, cast(Any, Echo()), None, {})
-    takes = [Take("a", Path("a"), "one", "anna"), Take("b", Path("b"), "one", "carl")]
-    heard = [JudgedTake(0.5, "", {"speaker": "anna", "pocketsphinx": ""})] * 2
+    judges = SpeechJudges(Echo(), classifiers={"speaker": judge})
+    takes = [SpeechClip(name[0], "one", Path(name[0]), speaker=name) for name in ("anna", "carl")]
+    heard = [JudgedClip(0.5, words="", labels={"speaker": "anna"})] * 2
     table = score(takes, heard, judges, may_fail=True)["speaker"]
     assert (table["accuracy"], table["n"], table["not_judged"]) == (1.0, 1, 1)
 

@@ -189,7 +189,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "&lt;x&gt;" in page and "<x>" not in page and not re.search(r'(?:src|href)="(?!data:|#)', page)
     rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert [row["heard"] for row in rows] == ["this was a", "this is b"]
-    with pytest.raises(ConfigError, match="one is needed"):
+    with pytest.raises(ConfigError, match="exactly one of these options"):
         CliRunner().invoke(build_app(), command, catch_exceptions=False)
     with pytest.raises(ConfigError, match="no model named"):
         CliRunner().invoke(build_app(), [*command, "--endpoint", "http://x/v1"], catch_exceptions=False)

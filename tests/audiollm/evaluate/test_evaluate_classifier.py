@@ -16,7 +16,8 @@ from audiollm.evaluate.judges.classifier import (
     train_classifier,
 )
 from audiollm.evaluate.judges.features import estimate_bandwidth, judge_mel_filters, mel_power
-from audiollm.evaluate.report.statistics import NOTHING, confusion, share, word_error_rate
+from audiollm.evaluate.report.statistics import NOTHING, confusion, share
+from audiollm.evaluate.report.text_errors import word_error_rate
 from tests.audiollm.generation.melodies import JUDGE_STEPS, RATE, TEXTS, accuracy, melody, toy_set
 
 

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from audiollm.audio import resample
 from audiollm.commands.cli import build_app
 from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.judging import SpeechJudges
 from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge
 from audiollm.evaluate.report.text_errors import choose_form
-from audiollm.evaluate.speech.clips import Bench, SpeechClip
 from audiollm.evaluate.speech.emotion import esd_labels, evaluate_emotion
 from audiollm.evaluate.speech.esd import read_esd
+from audiollm.evaluate.speech.scoring import Bench
 from tests.audiollm.evaluate.marked_clips import Book, Compass, Reader
 
 DEGREES = {"Neutral": 0, "Happy": 40, "Angry": 80, "Sad": 120, "Surprise": 160}
@@ -93,7 +94,7 @@ def test_splits_and_mistakes(book: Book, tmp_path: Path) -> None:
 
 
 def bench(book: Book) -> Bench:
-    return Bench(choose_form("seed-tts", "en"), Reader(book), Moods())
+    return Bench(choose_form("seed-tts", "en"), SpeechJudges(Reader(book), Moods()))
 
 
 def test_accuracy_likeness_and_what_the_judge_does_not_know(book: Book, tmp_path: Path) -> None:
@@ -102,8 +103,10 @@ def test_accuracy_likeness_and_what_the_judge_does_not_know(book: Book, tmp_path
     clips = {}
     for utterance in utterances:
         said = DEGREES["Sad"] if utterance.emotion == "Angry" else DEGREES[utterance.emotion]
-        clips[utterance.id] = SpeechClip(book.write(tmp_path / f"{utterance.id}.wav", utterance.text, said))
-    clips[utterances[0].id] = SpeechClip(problem="no clip")
+        clips[utterance.id] = utterance.request().clip(
+            book.write(tmp_path / f"{utterance.id}.wav", utterance.text, said)
+        )
+    clips[utterances[0].id] = utterances[0].request().clip(problem="no clip")
     result = evaluate_emotion(utterances, clips, bench(book)).result
     # Neutral 1 of 1, Happy 2 of 2, Angry 0 of 2, Sad 2 of 2; Surprise cannot be judged, one is missing
     assert (result["emotion"]["accuracy"], result["emotion"]["n"]) == (pytest.approx(5 / 7), 7)
@@ -125,7 +128,9 @@ def test_accuracy_likeness_and_what_the_judge_does_not_know(book: Book, tmp_path
 def test_real_recordings_are_not_like_themselves(book: Book, tmp_path: Path) -> None:
     write_esd(book, tmp_path, "0011")
     utterances = read_esd(tmp_path, "en")
-    result = evaluate_emotion(utterances, {u.id: SpeechClip(u.path) for u in utterances}, bench(book)).result
+    result = evaluate_emotion(
+        utterances, {u.id: u.request().clip(u.path) for u in utterances}, bench(book)
+    ).result
     assert result["real_similarity"]["reasons"] == {"it is the real recording": 15}
     assert result["emotion"]["accuracy"] == 1.0
 
@@ -139,7 +144,7 @@ def test_labels_of_judges() -> None:
     }
     assert esd_labels(["Surprised", "joyful", "fear"]) == {"Surprised": "Surprise", "joyful": "Happy"}
     assert esd_labels(None) == {}
-    with pytest.raises(ConfigError, match="no emotions of ESD: LABEL_0"):
+    with pytest.raises(ConfigError, match="no emotion of ESD: LABEL_0"):
         esd_labels(["LABEL_0", "LABEL_1"])
 
 

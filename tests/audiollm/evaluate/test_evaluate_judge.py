@@ -20,9 +20,9 @@ from audiollm.audio import Waveform, load_bytes
 from audiollm.commands.cli import build_app
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.judging import SpeechClip
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import RowStore
-from audiollm.evaluate.speech.clips import SpeechClip
 from audiollm.evaluate.speech.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
 from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, VerdictError, pair_question, read_verdict
 from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, OneClipChat, PretrainedChat
@@ -147,7 +147,7 @@ def pairs(
         for side, level, name in zip(sides, both, ("ours", "theirs"), strict=True):
             path = folder / name / f"{place}.wav"
             save(path, torch.full((1, 1600), level), 16_000)
-            side[str(place)] = SpeechClip(path)
+            side[str(place)] = SpeechClip(str(place), "", path)
     return items, *sides
 
 
@@ -155,7 +155,7 @@ def test_win_rate_ties_and_consistency(tmp_path: Path) -> None:
     items, ours, theirs = pairs(
         tmp_path, [(0.5, 0.1), (0.4, 0.1), (0.1, 0.5), (0.3, 0.3), (0.9, 0.0), (0.9, 0.2)]
     )
-    ours["5"] = SpeechClip(problem="no clip")
+    ours["5"] = SpeechClip("5", "", problem="no clip")
     result = evaluate_pairs(items, ours, theirs, PairBench(Louder())).result
     assert (result["win_rate"], result["n"], result["not_available"]) == ((1 + 1 + 0 + 0.5) / 4, 4, 2)
     assert result["reasons"] == {"silence": 1, "ours: no clip": 1}

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from audiollm.audio import Waveform, save
 from audiollm.commands.cli import build_app
 from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.judging import SpeechJudges
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.text_errors import choose_form
-from audiollm.evaluate.speech.clips import Bench
 from audiollm.evaluate.speech.dialogues import (
     Dialogue,
     ReferenceRecording,
@@ -28,6 +28,7 @@ from audiollm.evaluate.speech.dialogues import (
     speak_dialogues,
 )
 from audiollm.evaluate.speech.multi_speaker import evaluate_dialogues, voice_scores
+from audiollm.evaluate.speech.scoring import Bench
 from audiollm.evaluate.subjects.protocols import Subject, TurnByTurn, VoicePrompt
 from tests.audiollm.evaluate.marked_clips import RATE, Book, Compass, Reader
 
@@ -46,7 +47,7 @@ def book() -> Book:
 
 
 def bench(book: Book, store: Path | None = None) -> Bench:
-    return Bench(choose_form("seed-tts", "en"), Reader(book), Compass(), "x", RowStore(store))
+    return Bench(choose_form("seed-tts", "en"), SpeechJudges(Reader(book), Compass()), "x", RowStore(store))
 
 
 def dialogue(
@@ -157,7 +158,7 @@ def test_rows_are_kept(book: Book, tmp_path: Path) -> None:
     result = evaluate_dialogues([made], first).result
     second = bench(book, tmp_path / "kept.jsonl")
     assert evaluate_dialogues([made], second).result == result
-    assert isinstance(second.recognizer, Reader) and second.recognizer.asked == 0
+    assert isinstance(second.judges.recognizer, Reader) and second.judges.recognizer.asked == 0
 
 
 class Cast:

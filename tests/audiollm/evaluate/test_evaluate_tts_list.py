@@ -22,12 +22,14 @@ from audiollm.audio import Waveform, load, save
 from audiollm.commands.cli import build_app
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
+from audiollm.evaluate.judges.judging import SpeechClip, SpeechJudges
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import bootstrap_ratio, mean_of_shares, metric_table
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import conclude
 from audiollm.evaluate.report.text_errors import Errors, choose_form, count_errors, error_table, seed_tts_form
-from audiollm.evaluate.speech.clips import Bench, SpeechClip, clips_by_id, speak_all
+from audiollm.evaluate.speech.clips import SpeechRequest, clips_in_folder, speak_all
+from audiollm.evaluate.speech.scoring import Bench
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list, read_list
 from audiollm.evaluate.subjects.loading import is_import_path, load_answerer, load_speaker
 from audiollm.evaluate.subjects.own_model import OwnModel
@@ -165,7 +167,7 @@ def book() -> Book:
 
 def bench(book: Book, store: Path | None = None, fingerprint: str = "x") -> Bench:
     form = choose_form("seed-tts", "en")
-    return Bench(form, Reader(book), Compass(), fingerprint, RowStore(store))
+    return Bench(form, SpeechJudges(Reader(book), Compass()), fingerprint, RowStore(store))
 
 
 def items_and_clips(book: Book, folder: Path) -> tuple[list[SpeechItem], dict[str, SpeechClip]]:
@@ -173,10 +175,12 @@ def items_and_clips(book: Book, folder: Path) -> tuple[list[SpeechItem], dict[st
     texts = {"a": "One two, three four.", "b": "five six", "c": "seven eight", "d": "nine"}
     items = [SpeechItem(id, text, prompt) for id, text in texts.items()]
     clips = {
-        "a": SpeechClip(book.write(folder / "a.wav", "one too three four", 20)),  # 1 of 4 wrong
-        "b": SpeechClip(book.write(folder / "b.wav", "five six seven", 60)),  # 1 of 2
-        "c": SpeechClip(problem="the model failed: it is tired"),
-        "d": SpeechClip(book.write(folder / "d.wav", "(fails)", 90)),
+        "a": SpeechClip(
+            "a", texts["a"], book.write(folder / "a.wav", "one too three four", 20)
+        ),  # 1 of 4 wrong
+        "b": SpeechClip("b", texts["b"], book.write(folder / "b.wav", "five six seven", 60)),  # 1 of 2
+        "c": SpeechClip("c", texts["c"], problem="the model failed: it is tired"),
+        "d": SpeechClip("d", texts["d"], book.write(folder / "d.wav", "(fails)", 90)),
     }
     return items, clips
 
@@ -206,7 +210,7 @@ def test_real_recordings_are_the_scale(book: Book, tmp_path: Path) -> None:
     prompt = book.write(tmp_path / "prompt.wav", "the prompt", 0)
     real = book.write(tmp_path / "real.wav", "one two", 10)
     item = SpeechItem("a", "one two", prompt, None, real)
-    clip = SpeechClip(book.write(tmp_path / "a.wav", "one", 50))
+    clip = item.request().clip(book.write(tmp_path / "a.wav", "one", 50))
     result = evaluate_list([item], {"a": clip}, bench(book)).result
     assert (result["real"]["words"]["rate"], result["generated"]["words"]["rate"]) == (0, 0.5)
     assert result["real"]["similarity"]["mean"] > result["generated"]["similarity"]["mean"]
@@ -219,8 +223,8 @@ def test_rows_are_kept_by_content(book: Book, tmp_path: Path) -> None:
     def run(fingerprint: str = "x") -> tuple[int, Any]:
         with_reader = bench(book, store, fingerprint)
         outcome = evaluate_list(items, clips, with_reader)
-        assert isinstance(with_reader.recognizer, Reader)
-        return with_reader.recognizer.asked, outcome.result
+        assert isinstance(with_reader.judges.recognizer, Reader)
+        return with_reader.judges.recognizer.asked, outcome.result
 
     asked, first = run()
     assert asked == 3
@@ -229,7 +233,7 @@ def test_rows_are_kept_by_content(book: Book, tmp_path: Path) -> None:
     assert run() == (1, first)
     assert run("another judge")[0] == 3
     assert clips["a"].path is not None
-    clips["a"] = SpeechClip(clips["a"].path.rename(tmp_path / "renamed.wav"))
+    clips["a"] = items[0].request().clip(clips["a"].path.rename(tmp_path / "renamed.wav"))
     assert run()[0] == 0
     book.write(tmp_path / "renamed.wav", "one two three four", 20)
     assert run()[0] == 1
@@ -264,7 +268,7 @@ def test_what_is_said_is_kept_and_what_fails_is_tried_again(book: Book, tmp_path
 
     spoken, clips = run()
     assert spoken == 3
-    assert clips["c"] == SpeechClip(problem="the model failed: MemoryError: too hard")
+    assert clips["c"] == requests[2].clip(problem="the model failed: MemoryError: too hard")
     paths = [clips[id].path for id in ("../../a/b", "..")]
     assert all(path is not None and path.parent == tmp_path / "audio" for path in paths), (
         "no name leaves the folder"
@@ -278,15 +282,16 @@ def test_what_is_said_is_kept_and_what_fails_is_tried_again(book: Book, tmp_path
 def test_clips_of_a_folder_stay_in_it(book: Book, tmp_path: Path) -> None:
     book.write(tmp_path / "in" / "a.flac", "one", 0)
     book.write(tmp_path / "secret.wav", "two", 0)
-    clips = clips_by_id(tmp_path / "in", ["a", "b", "../secret"])
+    requests = [SpeechRequest(id, "one") for id in ("a", "b", "../secret")]
+    clips = clips_in_folder(tmp_path / "in", requests)
     assert clips["a"].path == tmp_path / "in" / "a.flac"
-    assert clips["b"] == clips["../secret"] == SpeechClip(problem="no clip")
+    assert list(clips.values())[1:] == [request.clip(problem="no clip") for request in requests[1:]]
 
 
 def test_the_page_is_whole_and_escapes(book: Book, tmp_path: Path) -> None:
     prompt = book.write(tmp_path / "prompt.wav", "p", 0)
     item = SpeechItem("<script>alert(1)</script>", "<b>one</b> [red]two[/red]", prompt)
-    clip = SpeechClip(book.write(tmp_path / "a.wav", "<i>three</i>", 5))
+    clip = item.request().clip(book.write(tmp_path / "a.wav", "<i>three</i>", 5))
     outcome = evaluate_list([item], {item.id: clip}, bench(book))
     conclude(outcome, tmp_path / "out", 4, Console(quiet=True))
     page = (tmp_path / "out" / "report.html").read_text()
@@ -376,7 +381,7 @@ def test_our_own_model_speaks_converses_and_answers(tmp_path: Path) -> None:
 
 def test_the_trained_classifier_of_speakers_is_a_judge_of_voices(tmp_path: Path) -> None:
     from audiollm.evaluate.judges.classifier import ClassifierConfig, train_classifier
-    from audiollm.evaluate.judges.hearing import cosine, embed
+    from audiollm.evaluate.judges.judging import cosine, embed
     from tests.audiollm.generation.melodies import RATE, melody, toy_set
 
     clips, _, speakers = toy_set(range(5, 13))

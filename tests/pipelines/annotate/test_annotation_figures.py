@@ -15,7 +15,7 @@ from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report.agreement import agreement_section, marked
 from pipelines.annotate.report.folder import Folder, measured, named
 from pipelines.annotate.report.histogram import draw_histogram
-from pipelines.annotate.report.numbers import MOST_VALUES, Comparison, Numbers, read_rules
+from pipelines.annotate.report.numbers import MAX_HELD_VALUES, Comparison, Numbers, read_rules
 from pipelines.annotate.report.survey import RowSample, survey_annotation
 from tests.pipelines.annotate.annotation_report_run import (
     many_rows,
@@ -86,12 +86,12 @@ def test_a_histogram_holds_every_value(pairs: list[tuple[float, int]], limits: l
 
 def test_many_values_are_thinned_evenly() -> None:
     numbers = Numbers("x.y")
-    for value in range(5 * MOST_VALUES):
+    for value in range(5 * MAX_HELD_VALUES):
         numbers.add(value, value % 2)
     chart = numbers.chart()
-    assert chart["n"] == 5 * MOST_VALUES and chart["sampled"] <= MOST_VALUES
-    assert float(chart["median"].replace(",", "")) == pytest.approx(2.5 * MOST_VALUES, rel=0.01)
-    assert chart["range"] == f"0 to {5 * MOST_VALUES - 1:,}"
+    assert chart["n"] == 5 * MAX_HELD_VALUES and chart["sampled"] <= MAX_HELD_VALUES
+    assert float(chart["median"].replace(",", "")) == pytest.approx(2.5 * MAX_HELD_VALUES, rel=0.01)
+    assert chart["range"] == f"0 to {5 * MAX_HELD_VALUES - 1:,}"
 
 
 def test_word_errors_between_recognizers_are_those_of_jiwer(tmp_path: Path) -> None:

@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import save
+from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report import numbers as numbers_module
 from pipelines.annotate.report import page as page_module
 from pipelines.annotate.report import survey as survey_module
 from pipelines.annotate.report import write_annotation_report
-from pipelines.annotate.report.browser import MOST_SHOWN
+from pipelines.annotate.report.browser import MAX_CARDS
 from pipelines.annotate.report.folder import Folder
 from pipelines.annotate.report.numbers import read_rules
 from pipelines.annotate.report.survey import survey_annotation
-from pipelines.report.formats import duration
 from tests.pipelines.annotate.annotation_report_run import (
     HOSTILE,
     SHARED,
@@ -231,15 +231,15 @@ def test_the_page_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     page = write_annotation_report(tmp_path)
     assert page.stat().st_size < 2_000_000  # no sound is there to be heard
     parsed = Page(page.read_text(encoding="utf-8"))
-    assert parsed.tags["article"] <= MOST_SHOWN and "6,666" in parsed.text and "3,334" in parsed.text
+    assert parsed.tags["article"] <= MAX_CARDS and "6,666" in parsed.text and "3,334" in parsed.text
     assert "Of 1,000 of 10,000 segments" in parsed.text and "And 9,988 more" in parsed.text
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_KEYS", "COMPARED_ROWS", "CANDIDATES"):
+    for name in ("MAX_KEYS", "COMPARED_ROWS", "CANDIDATES"):
         monkeypatch.setattr(survey_module, name, 50)
-    monkeypatch.setattr(survey_module, "CANDIDATES_A_REASON", 2)
-    monkeypatch.setattr(numbers_module, "MOST_VALUES", 50)
+    monkeypatch.setattr(survey_module, "CANDIDATES_PER_REASON", 2)
+    monkeypatch.setattr(numbers_module, "MAX_HELD_VALUES", 50)
     peaks = []
     for count in (1_000, 3_000):
         many_rows(tmp_path, count)
@@ -267,7 +267,7 @@ def test_real_recordings_of_all_kinds(tmp_path: Path) -> None:
 
 
 def test_sound_fills_the_page_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "MOST_SOUND_BYTES", 20_000)
+    monkeypatch.setattr(page_module, "MAX_SOUND_BYTES", 20_000)
     times = torch.arange(24_000 * 2) / 24_000
     save(tmp_path / "a.wav", 0.3 * torch.sin(2 * math.pi * 440 * times)[None], 24_000)
     rows = [segment(n, tmp_path / "a.wav", "a.wav", end_s=2.0) for n in range(8)]

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import save
-from audiollm.evaluate.report.statistics import confusion, lengths, share, shares_by, word_error_rate
+from audiollm.evaluate.report.statistics import confusion, lengths, share, shares_by
+from audiollm.evaluate.report.text_errors import word_error_rate
 from audiollm.files.atomic import read_json, write_json, write_jsonl
 from audiollm.files.set_aside import set_aside_row
 from audiollm.recipe.runner import Context, StageResult

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from audiollm.endpoints import EndpointError
 from audiollm.evaluate.subjects.chat import ChatError
-from pipelines.annotate.recognizers.endpoint import EndpointError
 from tests.pipelines.annotate.steps.tiny_recognizers import check, made, segment
 
 

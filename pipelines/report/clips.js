@@ -1,5 +1,4 @@
-// Plays the clips: one at a time, with a line that runs over the spectrogram. Without this the browser's own
-// players are shown.
+// Plays the clips with a line that runs over the spectrogram. Without this the browser's own players are shown.
 for (const clip of document.querySelectorAll(".clip")) {
   const audio = clip.querySelector("audio"), button = clip.querySelector("button");
   const head = clip.querySelector(".head");
@@ -13,7 +12,6 @@ for (const clip of document.querySelectorAll(".clip")) {
   const show = () => { clip.classList.toggle("playing", !audio.paused && !audio.ended); };
   button.addEventListener("click", () => { audio.paused ? audio.play() : audio.pause(); });
   audio.addEventListener("play", () => {
-    for (const other of document.querySelectorAll("audio")) if (other !== audio) other.pause();
     show();
     draw();
   });

@@ -1,0 +1,150 @@
+"""A client for OpenAI-compatible endpoints: requests with retries and time-outs.
+
+The key comes from an environment variable and goes into the header of a request alone. It is taken out of everything
+that a server says before that becomes an error. Redirects are not followed: they would carry the key to another host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+MAX_REPLY_BYTES = 4_000_000
+MAX_ERROR_BYTES = 65_536
+MAX_EXCERPT_CHARACTERS = 200
+CHUNK_BYTES = 65_536
+TRANSIENT_STATUS = (408, 409, 425, 429)
+"""Besides 500 and above: the same request may succeed later."""
+REDACTED = "[key]"
+
+
+class EndpointError(Exception):
+    """There is no usable answer; the message says why, and never holds the key."""
+
+
+@dataclass(frozen=True)
+class EndpointClient:
+    """Sends requests to an OpenAI-compatible endpoint (vLLM, OpenAI, Gemini's compatible endpoint, speaches).
+
+    Args:
+        base_url: for example http://localhost:8000/v1.
+        key_variable: the environment variable with the key; unset or empty: no key is sent.
+        timeout_s: the longest wait for the connection, for the next byte, and for the whole body of a reply.
+        attempts: tries of each request. Overload, time-outs and errors of the server are tried again.
+        pause_s: wait before the second attempt; it doubles before each further one.
+
+    Raises:
+        ValueError: the address is no http(s) address, or holds a password.
+    """
+
+    base_url: str
+    key_variable: str = "OPENAI_API_KEY"
+    timeout_s: float = 120.0
+    attempts: int = 4
+    pause_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_address(self.base_url)
+
+    def post_json(self, path: str, values: dict[str, Any]) -> bytes:
+        """The reply to a JSON request; see `post`."""
+        return self.post(path, json.dumps(values).encode(), "application/json")
+
+    def post(self, path: str, body: bytes, content_type: str) -> bytes:
+        """The body of the reply, at most 4 MB of it.
+
+        Args:
+            path: below the base address, for example `chat/completions`.
+
+        Raises:
+            EndpointError: the request was refused, or the last attempt failed.
+        """
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._send(path, body, content_type)
+            except urllib.error.HTTPError as error:
+                reason = f"HTTP {error.code}: {self._said(error)}"
+                transient = error.code in TRANSIENT_STATUS or error.code >= 500
+            except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out, cut short
+                reason, transient = f"no connection: {self.redact(str(error) or type(error).__name__)}", True
+            if not transient or attempt == self.attempts:
+                raise EndpointError(reason)
+            time.sleep(self.pause_s * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
+
+    def excerpt(self, said: bytes) -> str:
+        """The start of what a server said, in one line and without the key."""
+        text = self.redact(said.decode(errors="replace"))
+        return " ".join(text.split())[:MAX_EXCERPT_CHARACTERS]
+
+    def redact(self, text: str) -> str:
+        """A text without the key, as it is and as it is written in an address or in JSON."""
+        key = self._key()
+        for written in (key, quote(key, safe=""), json.dumps(key)[1:-1]):
+            if written:
+                text = text.replace(written, REDACTED)
+        return text
+
+    def _key(self) -> str:
+        return os.environ.get(self.key_variable, "").strip()
+
+    def _send(self, path: str, body: bytes, content_type: str) -> bytes:
+        headers = {"Content-Type": content_type}
+        if key := self._key():
+            if not (key.isascii() and key.isprintable()):  # http.client would show it in its error
+                raise EndpointError(
+                    f"the key in {self.key_variable} holds characters that no header can hold"
+                )
+            headers["Authorization"] = f"Bearer {key}"
+        url = f"{self.base_url.rstrip('/')}/{path}"
+        request = urllib.request.Request(url, body, headers, method="POST")
+        opener = urllib.request.build_opener(_NoRedirect())
+        with opener.open(request, timeout=self.timeout_s) as reply:
+            return self._read(reply)
+
+    def _read(self, reply: http.client.HTTPResponse) -> bytes:
+        """The body of a reply; a server that sends it drop by drop is cut off after `timeout_s`."""
+        deadline = time.monotonic() + self.timeout_s
+        content = bytearray()
+        while len(content) < MAX_REPLY_BYTES and (part := reply.read1(CHUNK_BYTES)):
+            content += part
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the reply was not complete after {self.timeout_s:g} s")
+        if reply.length and len(content) < MAX_REPLY_BYTES:
+            raise http.client.IncompleteRead(bytes(content), reply.length)
+        return bytes(content[:MAX_REPLY_BYTES])
+
+    def _said(self, error: urllib.error.HTTPError) -> str:
+        try:
+            content = error.read(MAX_ERROR_BYTES)
+        except (OSError, http.client.HTTPException):
+            content = b""
+        if len(content) == MAX_ERROR_BYTES:  # the end may be the beginning of the key
+            content = content[: -len(self._key().encode()) or None]
+        return self.excerpt(content) or self.redact(str(error.reason))
+
+
+def check_address(url: str) -> None:
+    """Refuse what is no address of an endpoint.
+
+    Raises:
+        ValueError: it is no http(s) address, or holds a password.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ValueError("a password in the address: put the key into an environment variable")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = "it" if "@" in url else url  # what stands before an @ may be a password
+        raise ValueError(f"{shown} is no address: give for example http://localhost:8000/v1")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
