@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
+from audiollm.train.parallel.deepspeed_internals import check_private_names
 from audiollm.train.parallel.wrapping import Build, Optimizers, fresh_accelerator, is_trained, refuse_several
 
 
@@ -37,6 +38,7 @@ class ZeroStrategy:
         self._engine, prepared = accelerator.prepare(modules[trained[0]], optimizer)
         self._backward = accelerator.deepspeed_engine_wrapped.backward
         self._zero = self._engine.optimizer
+        check_private_names(self._zero, self._stage)
         self._start_states()
         self.optimizers = {"main": prepared}
         self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
