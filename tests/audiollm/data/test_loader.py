@@ -137,7 +137,7 @@ def test_an_error_in_a_worker_reaches_the_caller_with_its_text(workers: int) -> 
         loader[3]
     assert loader[4] == 4
     loader.close()
-    with pytest.raises(ValueError, match="0 or more"):
+    with pytest.raises(ValueError, match="must be >= 0"):
         Loader(broken, -1)
 
 

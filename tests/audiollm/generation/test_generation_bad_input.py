@@ -214,7 +214,7 @@ def damage(name: str, content: bytes | str | dict[str, Any]) -> None:
         ("train/model/trained.json", {"text_dropout": 1.5}, ("text_dropout: 1.5",)),
         ("train/model/trained.json", {"codec_digest": 7}, ("codec_digest: 7 is not a string",)),
         ("train/model/generation_config.json", "{", ("generation_config.json", "not JSON")),
-        ("train/model/generation_config.json", {"top_p": 2}, ("top_p: 2 cannot",)),
+        ("train/model/generation_config.json", {"top_p": 2}, ("top_p: 2 is not a valid",)),
         ("train/model/model.safetensors", b"\x10", ("model.safetensors", "not whole")),
         ("train_tokenizer/model/config.json", "{", ("train_tokenizer/model/config.json", "not JSON")),
         (
