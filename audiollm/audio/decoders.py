@@ -128,7 +128,11 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
             handle.read(preroll)
         block = max(1, request.block_frames // handle.channels)
         while start < stop:
-            block_NC = handle.read(min(block, stop - start), dtype="float32", always_2d=True)
+            left = stop - start
+            count = (
+                left if left < block + rate else block
+            )  # a read that starts in Opus's last packet is wrong
+            block_NC = handle.read(count, dtype="float32", always_2d=True)
             if len(block_NC) == 0:
                 raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
             start += len(block_NC)

@@ -164,6 +164,18 @@ def test_a_span_is_the_slice_of_the_whole(
     assert (part - expected).abs().max() <= FORMATS[name][2]
 
 
+@pytest.mark.parametrize("samples_in_the_last_packet", [1, 44, 140])
+def test_a_block_does_not_end_in_the_last_packet_of_an_opus_file(
+    files: dict[str, Path], samples_in_the_last_packet: int
+) -> None:
+    """libsndfile gives other samples where a read begins there."""
+    whole = audio.load(files["a.opus"]).samples_CN
+    length = audio_decoders.BLOCK_FRAMES // len(whole) + samples_in_the_last_packet
+    part = audio.load(files["a.opus"], start_s=(whole.shape[1] - length) / SAMPLE_RATE).samples_CN
+    assert part.shape[1] == length
+    assert (part - whole[:, -length:]).abs().max() <= FORMATS["a.opus"][2]
+
+
 @pytest.mark.parametrize("seconds_before_the_end", [0.02, 0.3, 0.9, 3.0])
 def test_a_span_in_the_last_page_of_a_vorbis_file(tmp_path: Path, seconds_before_the_end: float) -> None:
     """libsndfile's own seek lands elsewhere there; a faint signal makes the page long."""
