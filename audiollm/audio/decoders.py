@@ -127,11 +127,10 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
             handle.seek(start - preroll)
             handle.read(preroll)
         block = max(1, request.block_frames // handle.channels)
+        last_packet = rate if handle.subtype == "OPUS" else 0  # a read that starts there gives other samples
         while start < stop:
             left = stop - start
-            count = (
-                left if left < block + rate else block
-            )  # a read that starts in Opus's last packet is wrong
+            count = left if left < block + last_packet else min(block, left)
             block_NC = handle.read(count, dtype="float32", always_2d=True)
             if len(block_NC) == 0:
                 raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
