@@ -130,7 +130,7 @@ def soundfile_blocks(request: DecodeRequest) -> Iterator[Block]:
         last_packet = rate if handle.subtype == "OPUS" else 0  # a read that starts there gives other samples
         while start < stop:
             left = stop - start
-            count = left if left < block + last_packet else min(block, left)
+            count = left if left < block + last_packet else block
             block_NC = handle.read(count, dtype="float32", always_2d=True)
             if len(block_NC) == 0:
                 raise ValueError(f"left to FFmpeg: {stop - start} frames fewer than promised")
