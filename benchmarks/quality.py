@@ -37,7 +37,7 @@ from pipelines.annotate.measurements.acoustics import (
     signal_to_noise_db,
 )
 from pipelines.annotate.measurements.quality import Dnsmos
-from pipelines.annotate.voice.pitch import track_pitch
+from audiollm.audio.pitch import track_pitch
 
 Signal = NDArray[np.float32]
 CLEAN = ("1624-142933", "19-198", "118-121721", "1447-130550", "1183-124566", "254-12312")

@@ -24,7 +24,7 @@ FORBIDDEN_IMPORTS = {
     "up the layers": ("audiollm/data/packing.py", "from audiollm.models import attention"),
     "in a circle of modules": ("audiollm/files/atomic.py", "from audiollm.files import set_aside"),
     "in a circle of folders": (
-        "pipelines/annotate/voice/pitch.py",
+        "pipelines/annotate/voice/linking.py",
         "from pipelines.annotate.steps import prosody",
     ),
     "for a type, in a circle": (

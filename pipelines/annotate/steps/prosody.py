@@ -97,7 +97,7 @@ def _activity(samples_N: NDArray[np.float32], min_pause_s: float) -> _Activity |
 
 
 def _pitch(samples_N: NDArray[np.float32]) -> Value:
-    from pipelines.annotate.voice.pitch import track_pitch
+    from audiollm.audio.pitch import track_pitch
 
     names = ("pitch_hz", "pitch_deviation_semitones", "pitch_range_semitones")
     pitch_hz_F, voiced_F = track_pitch(samples_N)

@@ -17,7 +17,7 @@ from audiollm.audio import save
 from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig
-from pipelines.annotate.voice.pitch import FRAME_S, track_pitch
+from audiollm.audio.pitch import FRAME_S, track_pitch
 from pipelines.annotate.words.syllables import count_syllables
 
 RATE = 16000

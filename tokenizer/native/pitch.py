@@ -1,0 +1,136 @@
+"""Pitch in the tokenizer: salience at the encoder's input, pitch that the decoder reads from latents, and its loss.
+
+Shapes: B batch, T latent frames, R mel frames per latent frame, F = T * R mel frames, K frequency bins, L lags,
+S pitch classes, D latent dimension, W window samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tokenizer.native.linear import Linear
+from tokenizer.quantizers.codebooks import at_least_float32
+
+LOWEST_HZ, HIGHEST_HZ = 60.0, 500.0
+"""The range of a voice's pitch, in the labels and in the salience."""
+NUM_LAGS = 64
+SALIENCE_BAND_HZ = 4000.0
+MAGNITUDE_POWER = 0.67
+"""Exponent of the magnitudes in the autocorrelation: the plain one has 2, which favours the strongest harmonic."""
+
+NUM_CLASSES, CENTS_PER_CLASS, FIRST_CLASS_HZ = 100, 40.0, 55.0
+CLASS_BLUR = 0.8
+"""Standard deviation of a target over the pitch classes, in classes."""
+CLASSES_AROUND_BEST = 3
+"""Classes on each side of the most likely one; their weighted mean is the pitch."""
+PITCH_PAST_FRAMES, PITCH_FUTURE_FRAMES = 3, 1
+"""Latent frames before and after its own from which a pitch is read."""
+
+
+class PitchTrack(NamedTuple):
+    """Pitch in Hz and voicing in [0, 1], each `[B, F]`."""
+
+    hz_BF: Tensor
+    voicing_BF: Tensor
+
+
+class PitchLogits(NamedTuple):
+    """Logits of the pitch classes `[B, F, S]` and of voicing `[B, F]`."""
+
+    pitch_BFS: Tensor
+    voicing_BF: Tensor
+
+
+class PitchSalience(nn.Module):
+    """STFT magnitudes `[B, F, K]` to a generalised autocorrelation at log-spaced lags, `[B, F, L]`.
+
+    The values do not depend on the level, and the autocorrelation of the window itself is divided out.
+
+    Source: Tolonen and Karjalainen, "A computationally efficient multipitch analysis model" (2000).
+    """
+
+    def __init__(self, sample_rate: int, window_W: Tensor) -> None:
+        super().__init__()
+        n_fft = len(window_W)
+        self.bins = min(n_fft // 2, round(SALIENCE_BAND_HZ * n_fft / sample_rate)) + 1
+        ratio_L = torch.linspace(0, 1, NUM_LAGS, dtype=torch.float64)
+        lag_L = sample_rate / (LOWEST_HZ * (HIGHEST_HZ / LOWEST_HZ) ** ratio_L)
+        of_window = torch.fft.irfft(torch.fft.rfft(window_W.double(), 2 * n_fft).abs().square())
+        window_L = of_window[lag_L.round().long().clamp_max(n_fft - 1)] / of_window[0]
+        angle_KL = 2 * torch.pi / n_fft * torch.arange(self.bins, dtype=torch.float64)[:, None] * lag_L
+        cosines_KL = angle_KL.cos() / window_L.clamp_min(0.1)
+        self.register_buffer("cosines_KL", cosines_KL.float(), persistent=False)
+        self.cosines_KL: Tensor
+
+    def forward(self, magnitude_BFK: Tensor) -> Tensor:
+        compressed_BFK = magnitude_BFK[..., : self.bins].pow(MAGNITUDE_POWER)
+        salience: Tensor = compressed_BFK @ self.cosines_KL
+        return salience / compressed_BFK.sum(dim=2, keepdim=True).clamp_min(1e-6)
+
+
+class PitchPredictor(nn.Module):
+    """Reads pitch and voicing of R mel frames from each latent and its neighbours.
+
+    Each frame is computed by matrix products of one shape when sound is decoded (`track`), so its pitch does not
+    depend on how many frames are decoded at a time, to the last bit: the source adds pitch up to a phase.
+    """
+
+    def __init__(self, latent_dim: int, frames_per_latent: int, hidden_size: int = 256) -> None:
+        super().__init__()
+        self.frames_per_latent = frames_per_latent
+        window = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
+        self.net = nn.Sequential(
+            Linear(window * latent_dim, hidden_size),
+            nn.GELU(),
+            Linear(hidden_size, hidden_size),
+            nn.GELU(),
+            Linear(hidden_size, frames_per_latent * (NUM_CLASSES + 1)),
+        )
+
+    def forward(self, latent_BTD: Tensor) -> PitchLogits:
+        """Latents with `PITCH_PAST_FRAMES` before and `PITCH_FUTURE_FRAMES` behind those that are read."""
+        return self._split(self.net(self._windows(latent_BTD)))
+
+    def track(self, latent_BTD: Tensor) -> PitchTrack:
+        """The pitch that `forward` gives logits of, the same for a latent whatever stands beside its window."""
+        windows_BTX = self._windows(latent_BTD)
+        frames = [self.net(windows_BTX[:, t : t + 1].clone()) for t in range(windows_BTX.shape[1])]
+        return decode_pitch(self._split(torch.cat(frames, dim=1)))
+
+    def _windows(self, latent_BTD: Tensor) -> Tensor:
+        count = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
+        frames = latent_BTD.shape[1] - count + 1
+        return torch.cat([latent_BTD[:, i : i + frames] for i in range(count)], dim=2)
+
+    def _split(self, out_BTX: Tensor) -> PitchLogits:
+        out_BFX = at_least_float32(out_BTX).unflatten(2, (self.frames_per_latent, -1)).flatten(1, 2)
+        return PitchLogits(out_BFX[..., :NUM_CLASSES], out_BFX[..., NUM_CLASSES])
+
+
+def decode_pitch(logits: PitchLogits) -> PitchTrack:
+    """The weighted mean of the classes around the most likely one (CREPE, arXiv 1802.06182, equation 2)."""
+    best_BF1 = logits.pitch_BFS.argmax(dim=2, keepdim=True)
+    around = torch.arange(-CLASSES_AROUND_BEST, CLASSES_AROUND_BEST + 1, device=best_BF1.device)
+    classes_BFX = (best_BF1 + around).clamp(0, NUM_CLASSES - 1)
+    weight_BFX = logits.pitch_BFS.gather(2, classes_BFX).softmax(dim=2)
+    cents_BF = (weight_BFX * classes_BFX).sum(dim=2) * CENTS_PER_CLASS
+    return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), logits.voicing_BF.sigmoid())
+
+
+def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
+    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames.
+
+    Args:
+        hz_BF: the pitch; 0 where there is no voice.
+    """
+    voiced_BF = hz_BF > 0
+    class_BF = 1200 / CENTS_PER_CLASS * torch.log2(hz_BF.clamp_min(FIRST_CLASS_HZ) / FIRST_CLASS_HZ)
+    distance_BFS = torch.arange(NUM_CLASSES, device=hz_BF.device) - class_BF[..., None]
+    target_BFS = torch.softmax(-0.5 * (distance_BFS / CLASS_BLUR).square(), dim=2)
+    entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
+    pitch = (entropy_BF * voiced_BF).sum() / voiced_BF.sum().clamp_min(1)
+    return pitch + functional.binary_cross_entropy_with_logits(logits.voicing_BF, voiced_BF.float())

@@ -1,0 +1,105 @@
+"""A harmonic source: from pitch to the spectrum of a pulse train whose phase runs on from frame to frame.
+
+Shapes: B batch, F mel frames, H hop samples, W window samples, K frequency bins, N samples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenizer.native.framing import frame
+from tokenizer.native.pitch import PitchTrack
+
+
+class Excitation(NamedTuple):
+    """Spectra of the source `[B, F, K]`, complex, about 1 at the harmonics, and voicing `[B, F]`."""
+
+    spectrum_BFK: Tensor
+    voicing_BF: Tensor
+
+
+class SourceState(NamedTuple):
+    """What the source keeps of earlier pieces: it is ahead of the spectra that were asked for."""
+
+    turns_B: Tensor
+    """Phase in turns, float64."""
+    hz_B: Tensor
+    samples_BN: Tensor
+    ready: Excitation
+
+
+class HarmonicSource(nn.Module):
+    """Pitch `[B, F]` to short-time spectra of a pulse train that has every harmonic up to the band's edge.
+
+    The phase is the integral of the pitch, which is interpolated between the frames' centres; a frame's window
+    therefore needs the pitch of `FUTURE_PITCH_FRAMES` frames behind it. Everything but the spectrum is float64.
+    Source: neural source-filter models (arXiv 1810.11946), with the closed form of the sum of all harmonics.
+    """
+
+    def __init__(self, sample_rate: int, n_fft: int, hop_samples: int) -> None:
+        super().__init__()
+        self.sample_rate, self.n_fft, self.hop_samples = sample_rate, n_fft, hop_samples
+        self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
+        self.window_W: Tensor
+
+    @torch.no_grad()
+    def step(self, track: PitchTrack, state: SourceState | None, frames: int) -> tuple[Excitation, SourceState]:
+        """The next `frames` spectra.
+
+        Args:
+            track: pitch and voicing that continue those of the state.
+
+        Raises:
+            ValueError: the pitch of too few frames ahead was given.
+        """
+        state = self._begin(track) if state is None else state
+        samples_BN, turns_B = self._pulses(track.hz_BF.double(), state)
+        samples_BN = torch.cat([state.samples_BN, samples_BN], dim=1)
+        done = (samples_BN.shape[1] - self.n_fft) // self.hop_samples + 1
+        spectrum_BFK = torch.fft.rfft(frame(samples_BN, self.n_fft, self.hop_samples) * self.window_W)
+        spectrum_BFK = torch.cat([state.ready.spectrum_BFK, spectrum_BFK], dim=1)
+        voicing_BF = torch.cat([state.ready.voicing_BF, track.voicing_BF], dim=1)
+        if spectrum_BFK.shape[1] < frames:
+            raise ValueError(f"{frames} spectra need more pitch ahead: there is enough for {spectrum_BFK.shape[1]}")
+        ready = Excitation(spectrum_BFK[:, frames:], voicing_BF[:, frames:])
+        rest_BN = samples_BN[:, done * self.hop_samples :]
+        state = SourceState(turns_B, track.hz_BF[:, -1].double(), rest_BN, ready)
+        return Excitation(spectrum_BFK[:, :frames], voicing_BF[:, :frames]), state
+
+    def _begin(self, track: PitchTrack) -> SourceState:
+        """Silence before the middle of the first frame."""
+        batch, before = len(track.hz_BF), (self.n_fft - self.hop_samples) // 2 - self.hop_samples // 2
+        zeros = self.window_W.new_zeros
+        spectrum_BFK = zeros(batch, 0, self.n_fft // 2 + 1, dtype=torch.complex64)
+        ready = Excitation(spectrum_BFK, track.voicing_BF[:, :0])
+        hz_B = track.hz_BF[:, 0].double()
+        return SourceState(zeros(batch, dtype=torch.float64), hz_B, zeros(batch, before), ready)
+
+    def _pulses(self, hz_BF: Tensor, state: SourceState) -> tuple[Tensor, Tensor]:
+        """Samples `[B, F * H]` from the middle of the frame before to that of the last, and the phase there."""
+        before_BF = torch.cat([state.hz_B[:, None], hz_BF[:, :-1]], dim=1)
+        ends_BF = (before_BF + hz_BF) * (self.hop_samples / (2 * self.sample_rate))
+        ends_BF = torch.cat([state.turns_B[:, None], ends_BF], dim=1).cumsum(dim=1)
+        step_H = torch.arange(1, self.hop_samples + 1, device=hz_BF.device, dtype=torch.float64)
+        step_H = step_H / self.sample_rate
+        share_H = step_H / (2 * step_H[-1])
+        change_BF = hz_BF - before_BF
+        turns_BFH = ends_BF[:, :-1, None] + step_H * (before_BF[..., None] + share_H * change_BF[..., None])
+        pitch_BFH = before_BF[..., None] + 2 * share_H * change_BF[..., None]
+        harmonics_BFH = torch.floor(self.sample_rate / (2 * pitch_BFH))
+        amplitude = 2 / float(self.window_W.sum())
+        samples_BFH = amplitude * _sum_of_cosines(turns_BFH, harmonics_BFH)
+        return samples_BFH.flatten(1).float(), ends_BF[:, -1] % 1.0
+
+
+def _sum_of_cosines(turns: Tensor, count: Tensor) -> Tensor:
+    """cos(x) + cos(2 x) + ... + cos(count x) for a phase x given in turns: Dirichlet's kernel."""
+    half = math.pi * (turns - turns.round())
+    sine = half.sin()
+    at_pulse = sine.abs() < 1e-7
+    ratio = ((2 * count + 1) * half).sin() / torch.where(at_pulse, 1.0, sine)
+    return torch.where(at_pulse, 2 * count + 1, ratio) / 2 - 0.5
