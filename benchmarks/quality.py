@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.signal import butter, fftconvolve, lfilter, sosfilt
 
 from audiollm.audio import load
+from audiollm.audio.pitch import CENTRE_S, track_pitch
 from pipelines.annotate.measurements.acoustics import (
     SAMPLE_RATE,
     band_energies,
@@ -37,7 +38,6 @@ from pipelines.annotate.measurements.acoustics import (
     signal_to_noise_db,
 )
 from pipelines.annotate.measurements.quality import Dnsmos
-from audiollm.audio.pitch import track_pitch
 
 Signal = NDArray[np.float32]
 CLEAN = ("1624-142933", "19-198", "118-121721", "1447-130550", "1183-124566", "254-12312")
@@ -164,7 +164,7 @@ def pitch() -> None:
         return found[0], found[1], 0.0
 
     def ours(samples_N: Signal) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
-        return *track_pitch(samples_N), 0.027
+        return *track_pitch(samples_N), CENTRE_S
 
     theirs(_voice(100, 40)[0][:SAMPLE_RATE])  # compiles
     for snr_db in (40, 10):

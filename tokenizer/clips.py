@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from audiollm.audio import AudioError, find_audio, load, normalize_rms, probe, resample
+from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, probe, resample
 from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import UNREADABLE
@@ -27,6 +29,7 @@ MAX_DRAWS = 50
 """Consecutive unreadable clips after which training gives up."""
 LEVEL_DBFS = -23.0
 """RMS level that speech is brought to before it is coded (EBU R 128's target, taken as RMS)."""
+PITCH_STEP_S = pitch.FRAME_S
 DITHER = 1e-4
 """Noise added everywhere, -80 dBFS: digital silence is not a sound the model should learn."""
 
@@ -139,8 +142,8 @@ class RandomClips(ABC):
         """The clips that could not be read so far."""
         return [BadSample(path, "", reason, UNREADABLE) for path, reason in self._unread.items()]
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """A random clip's samples. A clip that cannot be read is named in `bad`, and another is drawn.
+    def draw(self, generator: torch.Generator) -> tuple[int, Tensor]:
+        """A random clip's index and samples. A clip that cannot be read is named in `bad`, and another is drawn.
 
         Raises:
             AudioError: nearly none can be read.
@@ -164,10 +167,11 @@ class RandomClips(ABC):
             except AudioError as error:
                 self._unread[str(error.path)] = error.reason
 
-    def _draw_once(self, generator: torch.Generator) -> Tensor:
+    def _draw_once(self, generator: torch.Generator) -> tuple[int, Tensor]:
         share = torch.rand(1, generator=generator, dtype=torch.float64)
         index = int(torch.searchsorted(self._ends_s, share * self._ends_s[-1], right=True))
-        return self[min(index, len(self) - 1)]
+        index = min(index, len(self) - 1)
+        return index, self[index]
 
 
 class ClipStore(RandomClips):
@@ -179,6 +183,7 @@ class ClipStore(RandomClips):
         lengths_s = [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in clips]
         super().__init__(clips, lengths_s, sample_rate)
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
+        self._pitch_hz: dict[int, Tensor] = {}
         self._room = int(cache_mb * 2**20 / 4)
 
     @property
@@ -202,6 +207,12 @@ class ClipStore(RandomClips):
             self._room += len(self._cache.popitem(last=False)[1])
         return samples_N
 
+    def pitch_hz(self, index: int) -> Tensor:
+        """Pitch of a clip `[F]` in steps of `PITCH_STEP_S` from its start, 0 where there is no voice; tracked once."""
+        if index not in self._pitch_hz:
+            self._pitch_hz[index] = _track(self[index], self.sample_rate)
+        return self._pitch_hz[index]
+
 
 def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
     """Mono samples `[N]` of a clip, brought to `LEVEL_DBFS`."""
@@ -209,18 +220,77 @@ def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
     return normalize_rms(waveform.samples_CN, LEVEL_DBFS)[0]
 
 
-def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Generator) -> Tensor:
+class Piece(NamedTuple):
+    """A part of a clip in a crop."""
+
+    row: int
+    first: int
+    """Sample of the crop at which it begins."""
+    length: int
+    clip: int
+    """Index in the store."""
+    start: float
+    """Sample of the clip at which it begins."""
+    speed: float
+    """Samples of the clip per sample of the crop; the factor of its pitch, too."""
+
+
+class Crops(NamedTuple):
+    """Augmented crops `[B, N]` and the parts of clips that they are made of."""
+
+    samples_BN: Tensor
+    pieces: list[Piece]
+
+
+def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Generator) -> Crops:
     """Augmented crops `[B, N]`: clips one after another until full, at random gain and speed, dithered."""
     crops_BN = torch.randn(batch, length, generator=generator) * DITHER
+    pieces = []
     for row in range(batch):
         filled = 0
         while filled < length:
-            piece_N = _cut(store.draw(generator), 2 * length, generator)
-            piece_N = augment_waveform(piece_N, store.sample_rate, generator)
-            piece_N = _cut(piece_N, length, generator)[: length - filled]
+            clip, clip_N = store.draw(generator)
+            begin, piece_N = _cut(clip_N, 2 * length, generator)
+            varied_N = augment_waveform(piece_N, store.sample_rate, generator)
+            speed = len(piece_N) / len(varied_N)
+            later, piece_N = _cut(varied_N, length, generator)
+            piece_N = piece_N[: length - filled]
             crops_BN[row, filled : filled + len(piece_N)] += piece_N
+            pieces.append(Piece(row, filled, len(piece_N), clip, begin + later * speed, speed))
             filled += len(piece_N) + _below(store.sample_rate // 10, generator)
-    return crops_BN
+    return Crops(crops_BN, pieces)
+
+
+def pitch_of_crops(store: ClipStore, crops: Crops, hop_samples: int) -> Tensor:
+    """The pitch in Hz at the middle of each hop of the crops, `[B, N / hop]`; 0 where there is no voice."""
+    batch, length = crops.samples_BN.shape
+    hz_BF = torch.zeros(batch, length // hop_samples)
+    middle_F = torch.arange(hz_BF.shape[1]) * hop_samples + hop_samples / 2
+    step = PITCH_STEP_S * store.sample_rate
+    for piece in crops.pieces:
+        inside_F = (middle_F >= piece.first) & (middle_F < piece.first + piece.length)
+        position_F = (piece.start + (middle_F[inside_F] - piece.first) * piece.speed) / step
+        hz_BF[piece.row, inside_F] = _interpolated(store.pitch_hz(piece.clip), position_F) * piece.speed
+    return hz_BF
+
+
+def _interpolated(hz_F: Tensor, position_F: Tensor) -> Tensor:
+    """Linear between two voiced frames; beside an unvoiced one, the nearer of the two."""
+    last = len(hz_F) - 1
+    before = position_F.floor().long().clamp(0, last)
+    low_F, high_F = hz_F[before], hz_F[(before + 1).clamp_max(last)]
+    share_F = (position_F - before).clamp(0, 1)
+    nearest_F = torch.where(share_F < 0.5, low_F, high_F)
+    both_F = (low_F > 0) & (high_F > 0)
+    return torch.where(both_F, low_F + share_F * (high_F - low_F), nearest_F)
+
+
+def _track(samples_N: Tensor, sample_rate: int) -> Tensor:
+    """Pitch in steps of `PITCH_STEP_S` from the first sample on, 0 where there is no voice."""
+    at_16k_N = resample(samples_N[None], sample_rate, pitch.SAMPLE_RATE)[0]
+    margin = round(pitch.CENTRE_S * pitch.SAMPLE_RATE)  # the first frame is then centred on the first sample
+    found = pitch.track_pitch(functional.pad(at_16k_N, (margin, 2 * margin)).numpy())
+    return torch.from_numpy(np.where(found.voiced_F, found.pitch_hz_F, 0.0)).float()
 
 
 def augment_waveform(
@@ -233,12 +303,12 @@ def augment_waveform(
     return (faster_N * 10 ** (gain_dice * gain_db / 20)).clamp(-1, 1)
 
 
-def _cut(samples_N: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """A random part of that length, or all where there is no more (long clips are not resampled whole)."""
+def _cut(samples_N: Tensor, length: int, generator: torch.Generator) -> tuple[int, Tensor]:
+    """A random part of that length and its start, or all where there is no more (a long clip is not resampled)."""
     if len(samples_N) <= length:
-        return samples_N
+        return 0, samples_N
     start = _below(len(samples_N) - length, generator)
-    return samples_N[start : start + length]
+    return start, samples_N[start : start + length]
 
 
 def _below(limit: int, generator: torch.Generator) -> int:

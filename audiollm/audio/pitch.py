@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 16000
 FRAME_S = 0.01
+CENTRE_S = 0.027
+"""Time of the middle of the first frame."""
 _HOP = int(FRAME_S * SAMPLE_RATE)
 _WINDOW = 640
 _LOWEST_HZ, _HIGHEST_HZ = 60.0, 500.0

@@ -20,6 +20,9 @@ def build(**shape: object) -> AudioTokenizer:
     with torch.no_grad():
         latents_BTD = model.latent(sound(4, 960 * 60, dice))
         model.quantizer.initialize(latents_BTD.flatten(0, 1), dice)
+        if model.decoder.pitch is not None:
+            model.decoder.pitch.net[-1].weight.mul_(20)  # pitch that jumps, most of it voiced
+            model.decoder.head.harmonic_share.bias.fill_(3.0)
     return model
 
 
@@ -38,11 +41,11 @@ def pieces(length: int, longest: int, dice: torch.Generator) -> list[int]:
     return cuts
 
 
-@pytest.fixture(scope="module")
-def model() -> AudioTokenizer:
+@pytest.fixture(scope="module", params=[False, True], ids=["free", "harmonic"])
+def model(request: pytest.FixtureRequest) -> AudioTokenizer:
     return build(
         mel_hidden_size=24, hidden_size=32, encoder_layers=(1, 2), decoder_layers=(2, 1), codebook_size=64,
-        latent_dim=16, step_frames=4,
+        latent_dim=16, step_frames=4, harmonic_source=request.param,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.errors import ConfigError
 from tokenizer.native.autoencoder import Decoder, Encoder
-from tokenizer.native.layers import Carry, CausalConv, InverseSTFTHead, LogMel, frame, magnitudes, overlap_add
+from tokenizer.native.framing import frame, magnitudes, overlap_add
+from tokenizer.native.layers import Carry, CausalConv, InverseSTFTHead, LogMel
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import SIZES
@@ -63,7 +64,7 @@ def test_log_mel_equals_librosa() -> None:
 
 def test_inverse_stft_head_inverts_a_spectrum() -> None:
     """Given the log-magnitude and phase of a signal, the head returns the signal."""
-    head = InverseSTFTHead(4, 960, 240)
+    head = InverseSTFTHead(4, 960, 240, 1, 24_000)
     signal = torch.randn(1, 2400) * 0.1
     spectrum = torch.fft.rfft(frame(torch.nn.functional.pad(signal, (360, 360)), 960, 240) * head.window_W)
     features = torch.cat([spectrum.abs().clamp_min(1e-9).log(), spectrum.angle()], dim=2)

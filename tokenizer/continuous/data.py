@@ -60,7 +60,7 @@ def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.G
     for crop_CN in crops_BCN:
         filled = 0
         while filled < length:
-            piece_CN = store.draw(generator)
+            _, piece_CN = store.draw(generator)
             start = int(torch.randint(max(1, piece_CN.shape[1] - length + 1), (1,), generator=generator))
             piece_CN = _with_gain(piece_CN[:, start : start + length - filled], generator)
             crop_CN[:, filled : filled + piece_CN.shape[1]] += piece_CN

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokenizer.native.framing import frame
 from tokenizer.native.layers import (
     Carry,
     ConvNeXtBlock,
@@ -23,11 +25,24 @@ from tokenizer.native.layers import (
     TimeConv,
     Upsample,
 )
+from tokenizer.native.periodicity import HarmonicShare
+from tokenizer.native.pitch import (
+    PITCH_FUTURE_FRAMES,
+    PITCH_PAST_FRAMES,
+    PitchLogits,
+    PitchPredictor,
+    PitchTrack,
+    decode_pitch,
+    pitch_loss,
+)
+from tokenizer.native.source import Excitation, HarmonicSource
 
 MEL_CONTEXT = 3
 """Mel frames on each side that the encoder's input layer sees."""
 PAST_FRAMES, FUTURE_FRAMES = 4, 2
 """Latent frames before and after its own that the decoder's input layer sees."""
+PITCH_AHEAD_FRAMES = FUTURE_FRAMES - PITCH_FUTURE_FRAMES
+"""Latent frames by which the pitch is known before the spectrum."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,8 @@ class AutoencoderShape:
     """Blocks at the mel rate, blocks at the frame rate."""
     decoder_layers: tuple[int, int]
     """Blocks at the frame rate, blocks at the mel rate."""
+    harmonic_source: bool = False
+    """Pitch salience joins the encoder's input, and the decoder mixes a harmonic source in."""
 
     @property
     def hop_samples(self) -> int:
@@ -66,8 +83,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.shape = shape
         before, after = shape.encoder_layers
-        self.mel = LogMel(shape.sample_rate, shape.n_fft, shape.mel_hop_samples, shape.num_mels)
-        self.input = TimeConv(shape.channels * shape.num_mels, shape.mel_hidden_size, 2 * MEL_CONTEXT + 1)
+        self.mel = LogMel(
+            shape.sample_rate, shape.n_fft, shape.mel_hop_samples, shape.num_mels, shape.harmonic_source
+        )
+        features = shape.channels * self.mel.num_features
+        self.input = TimeConv(features, shape.mel_hidden_size, 2 * MEL_CONTEXT + 1)
         self.mel_blocks = nn.ModuleList(ConvNeXtBlock(shape.mel_hidden_size) for _ in range(before))
         self.downsample = Downsample(shape.mel_hidden_size, shape.hidden_size, shape.stride)
         self.blocks = nn.ModuleList(ConvNeXtBlock(shape.hidden_size) for _ in range(after))
@@ -95,7 +115,11 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents `[B, T, D]` to waveform `[B, C, T * hop]`: ConvNeXt, transposed stride, ConvNeXt, inverse STFT."""
+    """Latents `[B, T, D]` to waveform `[B, C, T * hop]`: ConvNeXt, transposed stride, ConvNeXt, inverse STFT.
+
+    With a harmonic source, pitch and voicing are read from the latents themselves. The source runs
+    `PITCH_AHEAD_FRAMES` latent frames ahead of the rest, which looks further into the future than the pitch does.
+    """
 
     def __init__(self, shape: AutoencoderShape, latent_dim: int) -> None:
         super().__init__()
@@ -106,23 +130,92 @@ class Decoder(nn.Module):
         self.upsample = Upsample(shape.hidden_size, shape.mel_hidden_size, shape.stride)
         self.mel_blocks = nn.ModuleList(ConvNeXtBlock(shape.mel_hidden_size) for _ in range(after))
         self.norm = nn.LayerNorm(shape.mel_hidden_size)
-        self.head = InverseSTFTHead(shape.mel_hidden_size, shape.n_fft, shape.mel_hop_samples, shape.channels)
+        self.source = HarmonicSource(shape.sample_rate, shape.n_fft, shape.mel_hop_samples)
+        self.real_share = HarmonicShare(shape.sample_rate, self.source.window_W)
+        self.pitch = PitchPredictor(latent_dim, shape.stride) if shape.harmonic_source else None
+        bands = self.real_share.centres_hz if shape.harmonic_source else ()
+        self.head = InverseSTFTHead(
+            shape.mel_hidden_size,
+            shape.n_fft,
+            shape.mel_hop_samples,
+            shape.channels,
+            shape.sample_rate,
+            bands,
+        )
 
     def forward(self, latent_BTD: Tensor) -> Tensor:
         """The whole at once."""
+        carry: Carry = {}
         padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
-        samples: Tensor = self.head(self._features(padded_BTD, None))
-        return samples
+        return torch.cat([self.step(padded_BTD, carry), self.head.finish(carry)], dim=2)
+
+    def with_pitch(
+        self, latent_BTD: Tensor, hz_BF: Tensor, real_BN: Tensor, follow: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The whole at once, and the loss of pitch, voicing and harmonic share (training).
+
+        Args:
+            hz_BF: pitch of each mel frame, 0 where there is no voice.
+            real_BN: the recording.
+            follow: the source follows that pitch; False: what is read from the latents.
+        """
+        assert self.pitch is not None
+        padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
+        logits = self.pitch(self._pitch_context(padded_BTD, first=True))
+        frames = latent_BTD.shape[1] * self.shape.stride
+        with torch.no_grad():
+            track = decode_pitch(logits)
+            if follow:
+                given_BF = functional.pad(hz_BF, (0, track.hz_BF.shape[1] - frames))
+                voiced_BF = given_BF > 0
+                track = PitchTrack(torch.where(voiced_BF, given_BF.double(), track.hz_BF), voiced_BF.float())
+            excitation, _ = self.source.step(track, None, frames)
+        features_BTC = self._features(padded_BTD, None)
+        samples: Tensor = self.head(features_BTC, excitation)
+        loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), hz_BF)
+        if follow:
+            loss = loss + self._share_loss(features_BTC, excitation, hz_BF, real_BN)
+        return samples, loss
+
+    def _share_loss(
+        self, features_BTC: Tensor, excitation: Excitation, hz_BF: Tensor, real_BN: Tensor
+    ) -> Tensor:
+        voiced_BF = hz_BF > 0
+        margin = (self.shape.n_fft - self.shape.mel_hop_samples) // 2
+        framed = frame(
+            functional.pad(real_BN, (margin, margin)), self.shape.n_fft, self.shape.mel_hop_samples
+        )
+        real_MK = torch.fft.rfft(framed[voiced_BF] * self.source.window_W).abs().square()
+        source_MK = excitation.spectrum_BFK[voiced_BF].abs().square()
+        share_MP = self.real_share(real_MK, source_MK, hz_BF[voiced_BF])
+        logits_MP: Tensor = self.head.share_logits(features_BTC)[voiced_BF][:, 0]
+        entropy_MP = functional.binary_cross_entropy_with_logits(logits_MP, share_MP, reduction="none")
+        return entropy_MP.sum() / max(1, entropy_MP.numel())
 
     def step(self, latent_BTD: Tensor, carry: Carry) -> Tensor:
         """A piece with `PAST_FRAMES` more before and `FUTURE_FRAMES` more behind; the head's delay applies."""
-        return self.head.step(self._features(latent_BTD, carry), carry)
+        excitation = self._excitation(latent_BTD, carry) if self.pitch is not None else None
+        return self.head.step(self._features(latent_BTD, carry), carry, excitation)
 
     def _features(self, latent_BTD: Tensor, carry: Carry | None) -> Tensor:
         (x_BTC,) = _run(self.blocks, [self.input(latent_BTD)], carry)
         (x_BTC,) = _run(self.mel_blocks, [self.upsample(x_BTC)], carry)
         normed: Tensor = self.norm(x_BTC)
         return normed
+
+    def _excitation(self, latent_BTD: Tensor, carry: Carry) -> Excitation:
+        assert self.pitch is not None
+        state = carry.get(self.source)
+        frames = (latent_BTD.shape[1] - PAST_FRAMES - FUTURE_FRAMES) * self.shape.stride
+        track = self.pitch.track(self._pitch_context(latent_BTD, first=state is None))
+        excitation, carry[self.source] = self.source.step(track, state, frames)
+        return excitation
+
+    def _pitch_context(self, padded_BTD: Tensor, first: bool) -> Tensor:
+        """The latents that the pitch of a piece is read from: the first piece's starts at its first frame, that of
+        the others one later, where the piece before it ended."""
+        start = PAST_FRAMES - PITCH_PAST_FRAMES + (0 if first else PITCH_AHEAD_FRAMES)
+        return padded_BTD[:, start:]
 
 
 def _run(blocks: Iterable[nn.Module], pieces_BTC: list[Tensor], carry: Carry | None) -> list[Tensor]:

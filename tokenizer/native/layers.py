@@ -1,4 +1,4 @@
-"""Building blocks of the tokenizer: framing, mel front end, ConvNeXt blocks, inverse-STFT head.
+"""Building blocks of the tokenizer: mel front end, ConvNeXt blocks, inverse-STFT head.
 
 Everything is channels-last, `[B, T, C]`, so that a pointwise layer is a plain matrix product and a strided
 layer a reshape (on CPU several times faster than the same blocks as `Conv1d`).
@@ -8,38 +8,20 @@ Shapes: B batch, N samples, C channels, T frames, W window samples, F frequency 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from librosa.filters import mel as librosa_mel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tokenizer.native.framing import magnitudes, overlap_add
 from tokenizer.native.linear import Linear
+from tokenizer.native.pitch import PitchSalience
+from tokenizer.native.source import Excitation
 from tokenizer.quantizers.codebooks import at_least_float32
-
-
-def frame(samples_BN: Tensor, window_samples: int, hop_samples: int) -> Tensor:
-    """Overlapping frames `[B, T, W]`, T = (N - W) / hop + 1; W and N must be multiples of the hop.
-
-    The same values as `Tensor.unfold`, with a backward that adds slices in place of a scatter.
-    """
-    blocks_BTH = samples_BN.unflatten(1, (-1, hop_samples))
-    count = window_samples // hop_samples
-    frames = blocks_BTH.shape[1] - count + 1
-    return torch.cat([blocks_BTH[:, i : i + frames] for i in range(count)], dim=2)
-
-
-def overlap_add(frames_BTW: Tensor, hop_samples: int) -> Tensor:
-    """The transpose of `frame`: `[B, T, W]` to `[B, (T - 1) * hop + W]`."""
-    count = frames_BTW.shape[2] // hop_samples
-    parts = frames_BTW.unflatten(2, (count, hop_samples))
-    padded = [functional.pad(parts[:, :, i], (0, 0, i, count - 1 - i)) for i in range(count)]
-    return torch.stack(padded).sum(dim=0).flatten(1)
-
-
-def magnitudes(samples_BN: Tensor, window_W: Tensor, hop_samples: int) -> Tensor:
-    """STFT magnitudes `[B, T, F]` without padding (`torch.stft(center=False)`, transposed), differentiable at 0."""
-    spectrum = torch.fft.rfft(frame(samples_BN, len(window_W), hop_samples) * window_W)
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-10).sqrt()
 
 
 def mel_filters(sample_rate: int, n_fft: int, num_mels: int) -> Tensor:
@@ -48,18 +30,22 @@ def mel_filters(sample_rate: int, n_fft: int, num_mels: int) -> Tensor:
 
 
 class LogMel(nn.Module):
-    """Waveform `[B, N]` to log-mel `[B, N / hop, M]`; N must be a multiple of the hop.
+    """Waveform `[B, N]` to log-mel `[B, N / hop, M]`, with pitch salience M + L; N must be a multiple of the hop.
 
     Frame t is centred on its own hop, with `(n_fft - hop) / 2` samples of context (zeros at the ends).
     """
 
-    def __init__(self, sample_rate: int, n_fft: int, hop_samples: int, num_mels: int) -> None:
+    def __init__(
+        self, sample_rate: int, n_fft: int, hop_samples: int, num_mels: int, with_salience: bool = False
+    ) -> None:
         super().__init__()
         self.n_fft, self.hop_samples = n_fft, hop_samples
         self.register_buffer("filters_FM", mel_filters(sample_rate, n_fft, num_mels), persistent=False)
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.filters_FM: Tensor
         self.window_W: Tensor
+        self.salience = PitchSalience(sample_rate, self.window_W) if with_salience else None
+        self.num_features = num_mels + (self.salience.num_lags if self.salience is not None else 0)
 
     def forward(self, samples_BN: Tensor) -> Tensor:
         before = (self.n_fft - self.hop_samples) // 2
@@ -68,13 +54,14 @@ class LogMel(nn.Module):
     def valid(self, samples_BN: Tensor) -> Tensor:
         """The frames that lie wholly in the samples: `[B, (N - n_fft) / hop + 1, M]`."""
         with torch.autocast(samples_BN.device.type, enabled=False):
-            mel_BTM = (
-                magnitudes(at_least_float32(samples_BN), self.window_W, self.hop_samples) @ self.filters_FM
-            )
-            return torch.log(mel_BTM.clamp_min(1e-4))
+            magnitude_BTF = magnitudes(at_least_float32(samples_BN), self.window_W, self.hop_samples)
+            log_mel_BTM = torch.log((magnitude_BTF @ self.filters_FM).clamp_min(1e-4))
+            if self.salience is None:
+                return log_mel_BTM
+            return torch.cat([log_mel_BTM, self.salience(magnitude_BTF)], dim=2)
 
 
-Carry = dict[nn.Module, Tensor]
+Carry = dict[nn.Module, Any]
 """State that each causal layer keeps of earlier frames when a sequence is processed piece by piece."""
 
 
@@ -154,26 +141,43 @@ class Upsample(nn.Module):
 class InverseSTFTHead(nn.Module):
     """Features `[B, T, C]` to `[B, channels, T * hop]`: log-magnitude and phase, then inverse STFT (Vocos).
 
+    With a harmonic source, the spectrum is magnitude * (v p E + (1 - v p) exp(i phase)): E the source's spectrum, v
+    its voicing, and p, the harmonic share, read from the features in bands.
+
     Frame t is centred on its own hop. In pieces, what comes out is `delay_samples` late: the overlap with frames
     that are still to come is carried, and `finish` gives the rest.
     """
 
-    def __init__(self, in_channels: int, n_fft: int, hop_samples: int, channels: int = 1) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        n_fft: int,
+        hop_samples: int,
+        channels: int,
+        sample_rate: int,
+        band_centres_hz: Sequence[float] = (),
+    ) -> None:
+        """`band_centres_hz`: the bands of the harmonic share; none for a head without a source."""
         super().__init__()
         self.n_fft, self.hop_samples, self.channels = n_fft, hop_samples, channels
         self.delay_samples = (n_fft - hop_samples) // 2
         self.project = Linear(in_channels, channels * (n_fft + 2))
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.window_W: Tensor
+        if band_centres_hz:
+            self.harmonic_share = Linear(in_channels, channels * len(band_centres_hz))
+            bands_PF = _interpolation(band_centres_hz, n_fft, sample_rate)
+            self.register_buffer("bands_PF", bands_PF, persistent=False)
+            self.bands_PF: Tensor
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
+    def forward(self, x_BTC: Tensor, excitation: Excitation | None = None) -> Tensor:
         carry: Carry = {}
-        return torch.cat([self.step(x_BTC, carry), self.finish(carry)], dim=2)
+        return torch.cat([self.step(x_BTC, carry, excitation), self.finish(carry)], dim=2)
 
-    def step(self, x_BTC: Tensor, carry: Carry) -> Tensor:
+    def step(self, x_BTC: Tensor, carry: Carry, excitation: Excitation | None = None) -> Tensor:
         """The samples `[B, channels, n]` that these frames complete."""
         first = self not in carry
-        frames_BTW = self._frames(x_BTC)
+        frames_BTW = torch.fft.irfft(self._spectrum(x_BTC, excitation), n=self.n_fft) * self.window_W
         weights_1TW = self.window_W.square().expand(1, x_BTC.shape[1], -1)
         both_RN = overlap_add(torch.cat([frames_BTW, weights_1TW]), self.hop_samples)
         if not first:
@@ -187,13 +191,31 @@ class InverseSTFTHead(nn.Module):
         """The last `delay_samples` samples."""
         return self._normalized(carry.pop(self)[:, : self.delay_samples])
 
-    def _frames(self, x_BTC: Tensor) -> Tensor:
-        """Windowed frames, `[B * channels, T, W]`."""
-        parts_BTXF = at_least_float32(self.project(x_BTC)).unflatten(2, (self.channels, self.n_fft + 2))
-        magnitude, phase = parts_BTXF.transpose(1, 2).flatten(0, 1).chunk(2, dim=2)
-        spectrum = torch.polar(torch.exp(magnitude.clamp_max(6.0)), phase)
-        return torch.fft.irfft(spectrum, n=self.n_fft) * self.window_W
+    def share_logits(self, x_BTC: Tensor) -> Tensor:
+        """Logits of the harmonic share of every channel and band where there is voice, `[B, T, C, P]`."""
+        return at_least_float32(self.harmonic_share(x_BTC)).unflatten(2, (self.channels, -1))
+
+    def _spectrum(self, x_BTC: Tensor, excitation: Excitation | None) -> Tensor:
+        """Complex, `[B * channels, T, F]`."""
+        parts_BTCX = at_least_float32(self.project(x_BTC)).unflatten(2, (self.channels, self.n_fft + 2))
+        log_magnitude, phase = parts_BTCX.chunk(2, dim=3)
+        magnitude_BTCF = torch.exp(log_magnitude.clamp_max(6.0))
+        if excitation is None:
+            spectrum_BTCF = torch.polar(magnitude_BTCF, phase)
+        else:
+            share_BTCF = self.share_logits(x_BTC).detach().sigmoid() @ self.bands_PF
+            voice_BTCF = share_BTCF * excitation.voicing_BF[:, :, None, None]
+            source_BTCF = excitation.spectrum_BFK[:, :, None] * (magnitude_BTCF * voice_BTCF)
+            spectrum_BTCF = source_BTCF + torch.polar(magnitude_BTCF * (1 - voice_BTCF), phase)
+        return spectrum_BTCF.transpose(1, 2).flatten(0, 1)
 
     def _normalized(self, both_RN: Tensor) -> Tensor:
         samples_RN = both_RN[:-1] / both_RN[-1:].clamp_min(1e-3)
         return samples_RN.unflatten(0, (-1, self.channels))
+
+
+def _interpolation(centres_hz: Sequence[float], n_fft: int, sample_rate: int) -> Tensor:
+    """Weights `[P, F]` of linear interpolation between the bands' centres, constant beyond the outer ones."""
+    hz_F = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
+    rows = [np.interp(hz_F, centres_hz, unit_P) for unit_P in np.eye(len(centres_hz))]
+    return torch.from_numpy(np.stack(rows)).float()

@@ -53,6 +53,8 @@ class TokenizerConfig:
     """Dimension of the teacher's features that the codes are trained to predict; 0 without a teacher."""
     step_frames: int = 8
     """Frames that the encoder computes at a time, always. Part of what the codes are: see `streaming.py`."""
+    harmonic_source: bool = False
+    """The decoder has a harmonic source, whose pitch the codes carry; False in tokenizers made before it."""
 
     @property
     def hop_samples(self) -> int:
@@ -72,6 +74,7 @@ class TokenizerConfig:
             hidden_size=self.hidden_size,
             encoder_layers=self.encoder_layers,
             decoder_layers=self.decoder_layers,
+            harmonic_source=self.harmonic_source,
         )
 
 
@@ -85,6 +88,8 @@ class TokenizerOutput(NamedTuple):
     commitment: Tensor
     semantic: Tensor | None
     """Loss of predicting the teacher's features from the codes; None without a teacher."""
+    pitch: Tensor | None = None
+    """Loss of predicting pitch and voicing from the codes; None where they were not given."""
 
 
 class SemanticHead(nn.Module):
@@ -155,6 +160,8 @@ class AudioTokenizer(nn.Module):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
+        pitch_hz_BF: Tensor | None = None,
+        follow_pitch: bool = True,
     ) -> TokenizerOutput:
         """Reconstruct, for training.
 
@@ -163,6 +170,8 @@ class AudioTokenizer(nn.Module):
             num_codebooks: how many to use, of all or of each item.
             quantize: False is the plain autoencoder.
             features_BTH: the teacher's, where there is one.
+            pitch_hz_BF: the pitch at the mel rate, 0 where there is no voice; for a model with a harmonic source.
+            follow_pitch: the source follows that pitch; False: the pitch that is read from the codes.
         """
         latent_BTD = self.latent(samples_BN)
         if quantize:
@@ -173,7 +182,10 @@ class AudioTokenizer(nn.Module):
         if self.semantic_head is not None and features_BTH is not None:
             predicted_BTH = self.semantic_head(used_BTD[..., : self.config.latent_dim])
             semantic = semantic_loss(predicted_BTH, features_BTH)
-        return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic)
+        if pitch_hz_BF is None:
+            return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic)
+        samples_BCN, pitch = self.decoder.with_pitch(used_BTD, pitch_hz_BF, samples_BN, follow_pitch)
+        return TokenizerOutput(samples_BCN[:, 0], latent_BTD, codes_BKT, commitment, semantic, pitch)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
         """`[B, N]` to `[B, T, D]`, T = N / hop, the whole at once (training)."""

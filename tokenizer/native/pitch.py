@@ -27,12 +27,16 @@ CLASS_BLUR = 0.8
 """Standard deviation of a target over the pitch classes, in classes."""
 CLASSES_AROUND_BEST = 3
 """Classes on each side of the most likely one; their weighted mean is the pitch."""
+VOICED_WEIGHT = 2.0
+"""Weight of a voiced frame in the loss of voicing: a voice that breaks off disturbs more than one that holds on."""
+VOICING_SLOPE = 4.0
+"""Factor of the logits of voicing when sound is decoded: a frame that is half voiced would be heard as a whisper."""
 PITCH_PAST_FRAMES, PITCH_FUTURE_FRAMES = 3, 1
 """Latent frames before and after its own from which a pitch is read."""
 
 
 class PitchTrack(NamedTuple):
-    """Pitch in Hz and voicing in [0, 1], each `[B, F]`."""
+    """Pitch in Hz (float64) and voicing in [0, 1], each `[B, F]`."""
 
     hz_BF: Tensor
     voicing_BF: Tensor
@@ -55,7 +59,7 @@ class PitchSalience(nn.Module):
 
     def __init__(self, sample_rate: int, window_W: Tensor) -> None:
         super().__init__()
-        n_fft = len(window_W)
+        n_fft, self.num_lags = len(window_W), NUM_LAGS
         self.bins = min(n_fft // 2, round(SALIENCE_BAND_HZ * n_fft / sample_rate)) + 1
         ratio_L = torch.linspace(0, 1, NUM_LAGS, dtype=torch.float64)
         lag_L = sample_rate / (LOWEST_HZ * (HIGHEST_HZ / LOWEST_HZ) ** ratio_L)
@@ -112,17 +116,22 @@ class PitchPredictor(nn.Module):
 
 
 def decode_pitch(logits: PitchLogits) -> PitchTrack:
-    """The weighted mean of the classes around the most likely one (CREPE, arXiv 1802.06182, equation 2)."""
+    """The weighted mean of the classes around the most likely one (CREPE, arXiv 1802.06182, equation 2).
+
+    The pitch is float64: vector code may differ in the last bit with the number of frames, and phases add pitch up.
+    """
     best_BF1 = logits.pitch_BFS.argmax(dim=2, keepdim=True)
     around = torch.arange(-CLASSES_AROUND_BEST, CLASSES_AROUND_BEST + 1, device=best_BF1.device)
     classes_BFX = (best_BF1 + around).clamp(0, NUM_CLASSES - 1)
-    weight_BFX = logits.pitch_BFS.gather(2, classes_BFX).softmax(dim=2)
+    weight_BFX = logits.pitch_BFS.gather(2, classes_BFX).double().softmax(dim=2)
     cents_BF = (weight_BFX * classes_BFX).sum(dim=2) * CENTS_PER_CLASS
-    return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), logits.voicing_BF.sigmoid())
+    return PitchTrack(
+        FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), torch.sigmoid(VOICING_SLOPE * logits.voicing_BF)
+    )
 
 
 def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
-    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames.
+    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames, weighted.
 
     Args:
         hz_BF: the pitch; 0 where there is no voice.
@@ -133,4 +142,8 @@ def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
     target_BFS = torch.softmax(-0.5 * (distance_BFS / CLASS_BLUR).square(), dim=2)
     entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
     pitch = (entropy_BF * voiced_BF).sum() / voiced_BF.sum().clamp_min(1)
-    return pitch + functional.binary_cross_entropy_with_logits(logits.voicing_BF, voiced_BF.float())
+    weight = hz_BF.new_tensor(VOICED_WEIGHT)
+    voicing = functional.binary_cross_entropy_with_logits(
+        logits.voicing_BF, voiced_BF.float(), pos_weight=weight
+    )
+    return pitch + voicing

@@ -47,7 +47,9 @@ class HarmonicSource(nn.Module):
         self.window_W: Tensor
 
     @torch.no_grad()
-    def step(self, track: PitchTrack, state: SourceState | None, frames: int) -> tuple[Excitation, SourceState]:
+    def step(
+        self, track: PitchTrack, state: SourceState | None, frames: int
+    ) -> tuple[Excitation, SourceState]:
         """The next `frames` spectra.
 
         Args:
@@ -57,17 +59,19 @@ class HarmonicSource(nn.Module):
             ValueError: the pitch of too few frames ahead was given.
         """
         state = self._begin(track) if state is None else state
-        samples_BN, turns_B = self._pulses(track.hz_BF.double(), state)
+        samples_BN, turns_B = self._pulses(track.hz_BF, state)
         samples_BN = torch.cat([state.samples_BN, samples_BN], dim=1)
         done = (samples_BN.shape[1] - self.n_fft) // self.hop_samples + 1
         spectrum_BFK = torch.fft.rfft(frame(samples_BN, self.n_fft, self.hop_samples) * self.window_W)
         spectrum_BFK = torch.cat([state.ready.spectrum_BFK, spectrum_BFK], dim=1)
         voicing_BF = torch.cat([state.ready.voicing_BF, track.voicing_BF], dim=1)
         if spectrum_BFK.shape[1] < frames:
-            raise ValueError(f"{frames} spectra need more pitch ahead: there is enough for {spectrum_BFK.shape[1]}")
+            raise ValueError(
+                f"{frames} spectra need more pitch ahead: there is enough for {spectrum_BFK.shape[1]}"
+            )
         ready = Excitation(spectrum_BFK[:, frames:], voicing_BF[:, frames:])
         rest_BN = samples_BN[:, done * self.hop_samples :]
-        state = SourceState(turns_B, track.hz_BF[:, -1].double(), rest_BN, ready)
+        state = SourceState(turns_B, track.hz_BF[:, -1], rest_BN, ready)
         return Excitation(spectrum_BFK[:, :frames], voicing_BF[:, :frames]), state
 
     def _begin(self, track: PitchTrack) -> SourceState:
@@ -76,8 +80,7 @@ class HarmonicSource(nn.Module):
         zeros = self.window_W.new_zeros
         spectrum_BFK = zeros(batch, 0, self.n_fft // 2 + 1, dtype=torch.complex64)
         ready = Excitation(spectrum_BFK, track.voicing_BF[:, :0])
-        hz_B = track.hz_BF[:, 0].double()
-        return SourceState(zeros(batch, dtype=torch.float64), hz_B, zeros(batch, before), ready)
+        return SourceState(zeros(batch, dtype=torch.float64), track.hz_BF[:, 0], zeros(batch, before), ready)
 
     def _pulses(self, hz_BF: Tensor, state: SourceState) -> tuple[Tensor, Tensor]:
         """Samples `[B, F * H]` from the middle of the frame before to that of the last, and the phase there."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tokenizer.native.layers import magnitudes, mel_filters
+from tokenizer.native.framing import magnitudes
+from tokenizer.native.layers import mel_filters
 from tokenizer.quantizers.codebooks import at_least_float32
 
 WINDOWS = (256, 512, 1024, 2048)

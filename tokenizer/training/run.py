@@ -52,7 +52,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
     model = _model(config, teacher).to(device)
-    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config), teacher, ranks)
+    task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config, model), teacher, ranks)
     # the quantizer joins after the plain autoencoder
     loop = config.loop_config(steps, ema_decay=0.99, evaluations=8, unused_parameters=True)
     figures = train(task, loop, context.folder, context, device)
@@ -142,10 +142,12 @@ def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> Tok
         encoder_layers=blocks[:2],
         decoder_layers=blocks[2:],
         semantic_dim=teacher.feature_dim if teacher else 0,
+        harmonic_source=config.harmonic_source,
     )
 
 
-def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
+def _task_config(config: TrainTokenizerConfig, model: AudioTokenizer | HiggsTokenizer) -> TokenizerTaskConfig:
+    has_source = isinstance(model, AudioTokenizer) and model.config.harmonic_source
     return TokenizerTaskConfig(
         seed=config.seed,
         batch_size=required(config.batch_size),
@@ -153,6 +155,7 @@ def _task_config(config: TrainTokenizerConfig) -> TokenizerTaskConfig:
         trained_codebooks=config.start is not None,
         commitment_weight=config.commitment_weight,
         semantic_weight=config.semantic_weight,
+        pitch_weight=config.pitch_weight if has_source else 0.0,
         adversary_share=config.adversary_share,
         quantizer_dropout=config.quantizer_dropout,
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
-from tokenizer.clips import ClipStore, random_crops
-from tokenizer.native.model import TokenizerOutput
+from tokenizer.clips import ClipStore, Crops, pitch_of_crops, random_crops
+from tokenizer.native.model import AudioTokenizer, TokenizerOutput
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
@@ -53,6 +53,10 @@ class TokenizerTaskConfig:
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
     commitment_weight: float = 1.0
     semantic_weight: float = 1.0
+    pitch_weight: float = 0.0
+    """Weight of the loss on pitch and voicing; above 0 for a model with a harmonic source."""
+    given_pitch_share: float = 1.0
+    """Share of the steps in which the source follows the recording's pitch; in the rest it follows the codes'."""
     quantizer_dropout: float = 0.3
     """Share of the crops that use only the first 1 to K codebooks, so that every prefix decodes."""
     revive_every: int = 10
@@ -60,6 +64,13 @@ class TokenizerTaskConfig:
     """No code is moved after this share of the steps."""
     kmeans_batches: int = 24
     discriminators: DiscriminatorConfig = TINY
+
+
+class TokenizerBatch(NamedTuple):
+    """Crops `[B, N]`, and their pitch `[B, F]` at the mel rate, 0 where there is no voice; None for a model without."""
+
+    samples_BN: Tensor
+    pitch_hz_BF: Tensor | None
 
 
 class TrainableTokenizer(Protocol):
@@ -82,6 +93,8 @@ class TrainableTokenizer(Protocol):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
+        pitch_hz_BF: Tensor | None = None,
+        follow_pitch: bool = True,
     ) -> TokenizerOutput: ...
     def latent(self, samples_BN: Tensor) -> Tensor: ...
     def encode(self, samples_CN: Tensor) -> Tensor: ...
@@ -126,18 +139,29 @@ class TokenizerTask:
         self._wrapped = modules["tokenizer"]
         self._adversary.adopt(modules)
 
-    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
-        """This rank's rows `[B, N]`. Every rank draws the global batch: where one crop ends decides the next."""
-        return self.crops(step_generator(self.config.seed, step, "batch"))[self._share.rows]
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> TokenizerBatch:
+        """This rank's rows. Every rank draws the global batch: where one crop ends decides the next."""
+        crops = self.crops(step_generator(self.config.seed, step, "batch"))
+        samples_BN = crops.samples_BN[self._share.rows].to(self._device)
+        if not self.config.pitch_weight:
+            return TokenizerBatch(samples_BN, None)
+        assert isinstance(self.model, AudioTokenizer)
+        hz_BF = pitch_of_crops(self._train, crops, self.model.config.mel_hop_samples)
+        return TokenizerBatch(samples_BN, hz_BF[self._share.rows].to(self._device))
 
-    def updates(self, batch_BN: Tensor, step: int, steps: int) -> Iterator[Update]:
+    def updates(self, batch: TokenizerBatch, step: int, steps: int) -> Iterator[Update]:
+        batch_BN = batch.samples_BN
         begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
         adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "quantizer")
         if step == begin:
             self._initialize_codebooks(dice)
         features_BTH = self._teacher.features(batch_BN) if self._teacher is not None else None
-        out = self._wrapped(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH)
+        pitch: dict[str, Any] = {}
+        if batch.pitch_hz_BF is not None:
+            follow = step < self.config.given_pitch_share * steps
+            pitch = {"pitch_hz_BF": batch.pitch_hz_BF, "follow_pitch": follow}
+        out = self._wrapped(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH, **pitch)
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
             losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
@@ -149,6 +173,10 @@ class TokenizerTask:
             semantic = self._share.part(out.semantic)
             loss = loss + self.config.semantic_weight * semantic
             figures["semantic"] = self._share.figure(semantic)
+        if out.pitch is not None:
+            of_pitch = self._share.part(out.pitch)
+            loss = loss + self.config.pitch_weight * of_pitch
+            figures["pitch"] = self._share.figure(of_pitch)
         if step > begin:
             figures |= self._replace_dead_codes(out.latent_BTD.detach(), step, steps, dice)
         yield Update(loss, figures)
@@ -217,14 +245,16 @@ class TokenizerTask:
         """Latents of random training crops, `[S, D]`: those of the batches that this rank draws, `[0, D]` for none."""
         own, latents = self._share.own_batches(batches), []
         for index in own or range(1):
-            crops_BN = self.crops(step_generator(self.config.seed, index, purpose))
+            crops_BN = self.crops(step_generator(self.config.seed, index, purpose)).samples_BN.to(
+                self._device
+            )
             latents.append(at_least_float32(self.model.latent(crops_BN)).flatten(0, 1))
         return torch.cat(latents) if own else latents[0][:0]
 
-    def crops(self, generator: torch.Generator) -> Tensor:
-        """Crops `[B, N]` of a global batch."""
+    def crops(self, generator: torch.Generator) -> Crops:
+        """The crops of a global batch."""
         length = self.config.crop_frames * self.model.hop_samples
-        return random_crops(self._train, self.config.batch_size, length, generator).to(self._device)
+        return random_crops(self._train, self.config.batch_size, length, generator)
 
 
 @torch.no_grad()

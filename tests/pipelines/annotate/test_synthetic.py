@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from audiollm.audio import load
+from audiollm.audio.pitch import track_pitch
 from audiollm.evaluate.judges.features import judge_mel_filters, log_features, mel_power
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
 from pipelines.annotate.input.synthetic import PATTERN, SAMPLE_RATE, VOICES, CorpusConfig, speak_corpus
-from audiollm.audio.pitch import track_pitch
 
 CORPUS = CorpusConfig(takes=6, test_takes=2)
 NAMES = [voice.name for voice in VOICES]

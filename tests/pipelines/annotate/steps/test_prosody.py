@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from audiollm.audio import save
+from audiollm.audio.pitch import CENTRE_S, FRAME_S, track_pitch
 from pipelines.annotate.input.synthetic import Synthesizer
 from pipelines.annotate.step import Given, Listener, Segment
 from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig
-from audiollm.audio.pitch import FRAME_S, track_pitch
 from pipelines.annotate.words.syllables import count_syllables
 
 RATE = 16000
-_CENTRE_S = 0.027
 
 
 def voice(
@@ -62,7 +61,7 @@ def test_pitch_of_a_known_voice(base_hz: float, snr_db: float) -> None:
     """No gross error (20 %) in voiced frames, a median error below 1.5 %, and nearly all frames voiced."""
     samples_N, pitch_N = voice(base_hz, snr_db=snr_db)
     found_F, voiced_F = track_pitch(samples_N)
-    places = ((np.arange(len(found_F)) * FRAME_S + _CENTRE_S) * RATE).astype(int)
+    places = ((np.arange(len(found_F)) * FRAME_S + CENTRE_S) * RATE).astype(int)
     error_F = np.abs(found_F / pitch_N[places] - 1)[voiced_F]
     assert voiced_F.mean() > 0.95
     assert (error_F > 0.2).mean() == 0.0
@@ -97,7 +96,7 @@ def test_pitch_agrees_with_pyin_on_a_synthetic_speaker() -> None:
     theirs_F, their_voiced_F, _ = librosa.pyin(
         samples_N, fmin=60, fmax=500, sr=RATE, frame_length=1024, hop_length=160
     )
-    places = np.minimum(np.arange(len(found_F)) + round(_CENTRE_S / FRAME_S), len(theirs_F) - 1)
+    places = np.minimum(np.arange(len(found_F)) + round(CENTRE_S / FRAME_S), len(theirs_F) - 1)
     both_F = voiced_F & their_voiced_F[places]
     assert both_F.sum() > 100
     assert (np.abs(found_F / theirs_F[places] - 1)[both_F] > 0.2).mean() < 0.02
