@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -21,6 +22,13 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from audiollm.evaluate.codec.signal_metrics import MetricError, mel_distance, pesq, stft_distance, stoi
+from audiollm.evaluate.judges.voicing import (
+    close_pitch_share,
+    harmonicity,
+    periodicity_error,
+    track_voicing,
+    voicing_f1,
+)
 from tokenizer.clips import load_levelled
 from tokenizer.quantizers.residual import Quantizer, perplexity
 
@@ -88,12 +96,37 @@ def _reconstruction(
         }
         if recording.kind == "speech" and recording.task != "digit":
             metrics |= {"pesq": pesq, "stoi": stoi}
+        if recording.kind == "speech":
+            metrics |= _voicing_metrics(
+                real_1N, made_1N, codec.sample_rate, "digits" if recording.task == "digit" else "read speech"
+            )
         for name, metric in metrics.items():
             try:
                 found[name][_name(recording)] = metric(real_1N, made_1N, codec.sample_rate)
             except MetricError as error:
                 console.print(f"  {recording.clip.path.name}: {name}: {error.reason}")
     return dict(sorted(found.items()))
+
+
+def _voicing_metrics(
+    real_1N: Tensor, made_1N: Tensor, sample_rate: int, kind: str
+) -> dict[str, Callable[[Tensor, Tensor, int], float]]:
+    """Voicing and pitch by pYIN, which shares nothing with the tracker of the training labels."""
+    tracks = cache(lambda made: track_voicing(made_1N if made else real_1N, sample_rate))
+    pairs = {
+        "voicing F1": voicing_f1,
+        "voiced frames within 50 cents": close_pitch_share,
+        "periodicity error": periodicity_error,
+    }
+    of_pair = {
+        name: lambda *_, measure=measure: measure(tracks(False), tracks(True))
+        for name, measure in pairs.items()
+    }
+    of_one = {
+        "periodicity 1 to 4 kHz, original": lambda *_: harmonicity(tracks(False)),
+        "periodicity 1 to 4 kHz": lambda *_: harmonicity(tracks(True)),
+    }
+    return {f"{name}, {kind}": measure for name, measure in (of_pair | of_one).items()}
 
 
 def _name(recording: Recording) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from audiollm.audio import Waveform
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.evaluate.codec import signal_metrics
 from audiollm.evaluate.codec.scores import METRICS
+from audiollm.evaluate.judges import voicing
 from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, failures_of
+from audiollm.evaluate.judges.voicing import Voicing, track_voicing
 from audiollm.evaluate.report.metric_error import MetricError
 
 
@@ -44,6 +47,10 @@ class ReferenceClip:
         return self.judges.speaker.embed(self.wave.samples_CN, self.wave.sample_rate)
 
     @cached_property
+    def voicing(self) -> Voicing:
+        return track_voicing(self.wave.samples_CN, self.wave.sample_rate)
+
+    @cached_property
     def text(self) -> str:
         return recognition_form(spoken_form(self.transcript or ""))
 
@@ -52,11 +59,25 @@ class ReferenceClip:
         return len(self.text.split())
 
 
+@dataclass(frozen=True)
+class DecodedClip:
+    """What a codec made of a clip, `[1, N]` at the comparison rate, with its pitch, tracked once for all metrics."""
+
+    samples_1N: Tensor
+    sample_rate: int
+
+    @cached_property
+    def voicing(self) -> Voicing:
+        _need_finite(self.samples_1N)
+        return track_voicing(self.samples_1N, self.sample_rate)
+
+
 def score_clip(
     reference: ReferenceClip, decoded_1N: Tensor, metrics: Sequence[str], original: bool = False
 ) -> dict[str, float | str]:
     """A number, or the reason why there is none, for each metric; the original has those without a reference."""
     scores: dict[str, float | str] = {}
+    decoded = DecodedClip(decoded_1N, reference.wave.sample_rate)
     for name in metrics:
         metric = METRICS[name]
         if original and metric.needs_reference:
@@ -64,28 +85,28 @@ def score_clip(
         try:
             if metric.speech_only and reference.kind != "speech":
                 raise MetricError("not speech" if reference.kind != "unknown" else "not known to be speech")
-            scores[name] = _MEASURES[name](reference, decoded_1N)
+            scores[name] = _MEASURES[name](reference, decoded)
         except MetricError as error:
             scores[name] = error.reason
     return scores
 
 
-def _dnsmos(reference: ReferenceClip, decoded_1N: Tensor) -> float:
-    return signal_metrics.dnsmos(decoded_1N, reference.wave.sample_rate).overall
+def _dnsmos(reference: ReferenceClip, decoded: DecodedClip) -> float:
+    return signal_metrics.dnsmos(decoded.samples_1N, decoded.sample_rate).overall
 
 
-def _speaker_similarity(reference: ReferenceClip, decoded_1N: Tensor) -> float:
+def _speaker_similarity(reference: ReferenceClip, decoded: DecodedClip) -> float:
     """Cosine of the judge's embeddings of reference and decoded clip."""
     judge = reference.judges.speaker
     if judge is None:
         raise MetricError("no judge given")
-    _need_finite(decoded_1N)
+    _need_finite(decoded.samples_1N)
     with failures_of(judge.name):
-        embedding_D = judge.embed(decoded_1N, reference.wave.sample_rate)
+        embedding_D = judge.embed(decoded.samples_1N, decoded.sample_rate)
         return float(functional.cosine_similarity(reference.embedding, embedding_D, dim=0))
 
 
-def _word_error_rate(reference: ReferenceClip, decoded_1N: Tensor) -> float:
+def _word_error_rate(reference: ReferenceClip, decoded: DecodedClip) -> float:
     """Word errors over the words of the transcript (jiwer), both sides in `recognition_form`."""
     from jiwer import wer
 
@@ -94,10 +115,13 @@ def _word_error_rate(reference: ReferenceClip, decoded_1N: Tensor) -> float:
         raise MetricError("no judge given")
     if not reference.num_words:
         raise MetricError("no transcript")
-    _need_finite(decoded_1N)
+    _need_finite(decoded.samples_1N)
     with failures_of(judge.name):
-        heard = judge.recognize(decoded_1N, reference.wave.sample_rate)
+        heard = judge.recognize(decoded.samples_1N, decoded.sample_rate)
     return float(wer(reference.text, recognition_form(spoken_form(heard))))
+
+
+Measure: TypeAlias = Callable[[ReferenceClip, DecodedClip], float]
 
 
 def _need_finite(samples_1N: Tensor) -> None:
@@ -105,18 +129,28 @@ def _need_finite(samples_1N: Tensor) -> None:
         raise MetricError("the decoded sound holds NaN or infinity")
 
 
-def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Callable[[ReferenceClip, Tensor], float]:
-    return lambda reference, decoded_1N: measure(
-        reference.wave.samples_CN, decoded_1N, reference.wave.sample_rate
+def _signal(measure: Callable[[Tensor, Tensor, int], float]) -> Measure:
+    return lambda reference, decoded: measure(
+        reference.wave.samples_CN, decoded.samples_1N, decoded.sample_rate
     )
 
 
-_MEASURES: dict[str, Callable[[ReferenceClip, Tensor], float]] = {
+def _of_both(measure: Callable[[Voicing, Voicing], float]) -> Measure:
+    return lambda reference, decoded: measure(reference.voicing, decoded.voicing)
+
+
+_MEASURES: dict[str, Measure] = {
     "mel_distance": _signal(signal_metrics.mel_distance),
     "stft_distance": _signal(signal_metrics.stft_distance),
     "si_sdr": _signal(signal_metrics.si_sdr),
     "pesq": _signal(signal_metrics.pesq),
     "stoi": _signal(signal_metrics.stoi),
+    "voicing_f1": _of_both(voicing.voicing_f1),
+    "close_pitch": _of_both(voicing.close_pitch_share),
+    "pitch_error": _of_both(voicing.pitch_error_cents),
+    "periodicity_error": _of_both(voicing.periodicity_error),
+    "voiced_share": lambda reference, decoded: decoded.voicing.voiced_share,
+    "harmonicity": lambda reference, decoded: voicing.harmonicity(decoded.voicing),
     "dnsmos": _dnsmos,
     "speaker_similarity": _speaker_similarity,
     "word_error_rate": _word_error_rate,

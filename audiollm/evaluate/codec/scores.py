@@ -22,8 +22,8 @@ from audiollm.evaluate.report.statistics import metric_table
 from audiollm.evaluate.report.store import Row, RowStore
 
 KINDS = ("speech", "sound", "music", "unknown")
-VERSION = 1
-"""Version of the rows: raise it when a metric's definition changes, so that old rows are computed anew."""
+VERSION = 2
+"""Version of the rows: raise it when a metric changes or is added, so that old rows are computed anew."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ METRICS: dict[str, Metric] = {
     "si_sdr": Metric("SI-SDR", True, 2, unit="dB"),
     "pesq": Metric("PESQ", True, 2, speech_only=True),
     "stoi": Metric("STOI", True, 3, speech_only=True),
+    "voicing_f1": Metric("voiced/unvoiced F1", True, 3),
+    "close_pitch": Metric("voiced frames within 50 cents", True, 3),
+    "pitch_error": Metric("pitch error", False, 1, unit="cents"),
+    "periodicity_error": Metric("periodicity error", False, 3),
+    "voiced_share": Metric("voiced share", True, 3, needs_reference=False),
+    "harmonicity": Metric("periodicity, 1 to 4 kHz", True, 3, needs_reference=False),
     "dnsmos": Metric("DNSMOS", True, 2, speech_only=True, needs_reference=False),
     "speaker_similarity": Metric("speaker similarity", True, 3, speech_only=True),
     "word_error_rate": Metric("word error rate", False, 3, speech_only=True, needs_reference=False),

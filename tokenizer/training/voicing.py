@@ -1,0 +1,77 @@
+"""Does a tokenizer keep voices voiced, and at their pitch? Figures and an alarm for the end of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from audiollm.evaluate.judges.voicing import (
+    Voicing,
+    close_pitch_share,
+    harmonicity,
+    periodicity_error,
+    track_voicing,
+    voicing_f1,
+)
+from audiollm.evaluate.report.metric_error import MetricError
+from tokenizer.clips import ClipStore
+from tokenizer.training.task import TrainableTokenizer
+
+MEASURED_S = 60.0
+"""Audio whose pitch is tracked, in all; pYIN takes some 0.2 s per second and side."""
+MAX_CLIP_S = 6.0
+WHISPER = 0.5
+"""An alarm rises where the decoded sound's voiced share is below this share of the original's."""
+SPEECH_VOICED_SHARE = 0.2
+"""Audio with fewer voiced frames is not taken for speech, and raises no alarm."""
+
+
+@torch.no_grad()
+def voicing_figures(model: TrainableTokenizer, clips: ClipStore) -> dict[str, float]:
+    """Means over held-out clips: F1 of voicing, share of voiced frames within 50 cents, periodicity, voiced shares.
+
+    A clip without voiced frames counts in the voiced shares and the periodicity error alone; a figure that no clip has
+    is left out. The tracker (pYIN) is not the one of the training labels.
+    """
+    found: dict[str, list[float]] = {}
+    measured_s = 0.0
+    for _, samples_N in clips.picked(len(clips)):
+        real_1N = samples_N[None, : round(MAX_CLIP_S * model.sample_rate)]
+        made_1N = model.decode(model.encode(real_1N))[:, : real_1N.shape[1]]
+        try:
+            real, made = (track_voicing(x, model.sample_rate) for x in (real_1N, made_1N))
+        except MetricError:
+            continue  # too short to have a pitch
+        for name, value in _measures(real, made).items():
+            found.setdefault(name, []).append(value)
+        measured_s += real_1N.shape[1] / model.sample_rate
+        if measured_s >= MEASURED_S:
+            break
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def voicing_alarm(figures: Mapping[str, float]) -> str | None:
+    """Why the voices whisper; None where they do not, or where the audio holds little voice."""
+    real, made = figures.get("voiced_share_original", 0.0), figures.get("voiced_share", 0.0)
+    if real < SPEECH_VOICED_SHARE or made >= WHISPER * real:
+        return None
+    return (
+        f"voices whisper: {made:.0%} of the decoded frames are voiced, {real:.0%} of the originals'; train longer, "
+        "raise pitch_weight, or check that the training audio holds single voices"
+    )
+
+
+def _measures(real: Voicing, made: Voicing) -> dict[str, float]:
+    values = {
+        "voiced_share_original": real.voiced_share,
+        "voiced_share": made.voiced_share,
+        "periodicity_error": periodicity_error(real, made),
+    }
+    if real.voiced_F.any():
+        values["voicing_f1"] = voicing_f1(real, made)
+        values["close_pitch"] = close_pitch_share(real, made)
+        values["harmonicity_original"] = harmonicity(real)
+        values["harmonicity"] = harmonicity(made) if made.voiced_F.any() else 0.0
+    return values
