@@ -74,7 +74,7 @@ def _stage(stage: Trace) -> Row:
         "confusions": [
             {"judge": judge, "set": SETS[name], **table} for judge, name, table in tables if table is not None
         ],
-        "measures": _measures(sets),
+        "measures": _measures(sets, scores.get("voicing") or {}),
     }
 
 
@@ -156,7 +156,7 @@ def heat(matrix: Row | None) -> Row | None:
     return {"heard": heard, "rows": rows}
 
 
-def _measures(sets: Mapping[str, Row]) -> list[tuple[str, list[str]]]:
+def _measures(sets: Mapping[str, Row], voicing: Mapping[str, Row]) -> list[tuple[str, list[str]]]:
     """Rows of a small table: a measure and its value in each set."""
     tables = list(sets.values())
     lengths = [table.get("durations") or {} for table in tables]
@@ -171,6 +171,11 @@ def _measures(sets: Mapping[str, Row]) -> list[tuple[str, list[str]]]:
     ]
     return [
         ("clips", [f"{table.get('n', 0):,}" for table in tables]),
+        ("voiced frames", [percent_or_dash((voicing.get(name) or {}).get("voiced_share")) for name in sets]),
+        (
+            "mean pitch within 2 semitones of the speaker's own",
+            [percent_or_dash((voicing.get(name) or {}).get("pitch_right")) for name in sets],
+        ),
         ("mean duration", seconds("mean_s")),
         ("5 % are shorter than", seconds("p5_s")),
         ("5 % are longer than", seconds("p95_s")),

@@ -24,6 +24,7 @@ from audiollm.evaluate.report.statistics import confusion, lengths, ratio, share
 from audiollm.evaluate.report.text_errors import word_error_rate
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.evaluate.speech.trained_judges import BAR, gather_judges
+from audiollm.evaluate.speech.voices import voicing_scores
 from audiollm.files.atomic import read_jsonl, write_json, write_jsonl
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -60,6 +61,7 @@ def evaluate_speech(config: EvaluationConfig, context: Context) -> dict[str, Any
         heard = {name: judge_all(own, judges, context, f"hearing {name} clips") for name, own in sets.items()}
     scores = {name: score(sets[name], heard[name], judges, may_fail=name != "real") for name in sets}
     result = {"suite": "tts", "judge": _main_judge(judges), "judges": facts, "sets": scores}
+    result["voicing"] = voicing_scores(sets, context)
     result["relative"] = {judge: _relative(scores, judge) for judge in judges.names}
     rows = clip_rows(sets["generated"], heard["generated"], judges, context.folder)
     write_jsonl(context.folder / "clips.jsonl", rows)
@@ -237,6 +239,8 @@ def speech_figures(result: Mapping[str, Any]) -> dict[str, Any]:
         flat[f"n_{name}"] = tables["n"]
         flat[f"{name}_duration_s"] = tables["durations"]["mean_s"]
         flat[f"pocketsphinx_{name}_word_error_rate"] = tables["pocketsphinx"]["word_error_rate"]
+        flat[f"{name}_voiced_share"] = result["voicing"][name]["voiced_share"]
+        flat[f"{name}_pitch_right"] = result["voicing"][name]["pitch_right"]
     flat["not_stopped"] = result["sets"]["generated"]["not_stopped"]
     flat["unreadable"] = len(result["sets"]["generated"]["unreadable"])
     return flat
@@ -279,3 +283,7 @@ def _say(result: Mapping[str, Any], context: Context) -> None:
             cells.append(f"{'-' if value is None else f'{value:.3f}'} ({table['n']})")
         last = "-" if relative is None else f"{relative:.3f}"
         context.say("".join([f"{judge:<14}", *(f"{cell:>18}" for cell in cells), f"{last:>12}"]))
+    for title, key in (("voiced share", "voiced_share"), ("pitch right", "pitch_right")):
+        values = [result["voicing"][name][key] for name in sets]
+        numbers = ["-" if value is None else f"{value:.3f}" for value in values]
+        context.say("".join([f"{title:<14}", *(f"{number:>18}" for number in numbers)]))
