@@ -55,9 +55,8 @@ class HarmonicShare(nn.Module):
             hz_M: the pitch.
         """
         real_MP, source_MP = self._autocorrelation(torch.stack([real_MK, source_MK]), hz_M)
-        noise = NOISE_AUTOCORRELATION**2
-        above_MP = (source_MP.clamp_min(0).square() - noise).clamp_min(0.01)
-        power_MP = ((real_MP.clamp_min(0).square() - noise).clamp_min(0) / above_MP).clamp_max(1).sqrt()
+        above_MP = (source_MP - NOISE_AUTOCORRELATION).clamp_min(0.1)
+        power_MP = ((real_MP - NOISE_AUTOCORRELATION) / above_MP).clamp(0, 1)
         harmonic_MP, rest_MP = power_MP.sqrt(), (1 - power_MP).sqrt()
         return harmonic_MP / (harmonic_MP + rest_MP)
 

@@ -6,6 +6,7 @@ S pitch classes, D latent dimension, W window samples.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,8 +28,8 @@ CLASS_BLUR = 0.8
 """Standard deviation of a target over the pitch classes, in classes."""
 CLASSES_AROUND_BEST = 3
 """Classes on each side of the most likely one; their weighted mean is the pitch."""
-VOICED_WEIGHT = 2.0
-"""Weight of a voiced frame in the loss of voicing: a voice that breaks off disturbs more than one that holds on."""
+VOICED_ABOVE = 1 / 3
+"""Probability of voice from which a frame is voiced: a voice that breaks off disturbs more than one that holds on."""
 VOICING_SLOPE = 4.0
 """Factor of the logits of voicing when sound is decoded: a frame that is half voiced would be heard as a whisper."""
 PITCH_PAST_FRAMES, PITCH_FUTURE_FRAMES = 3, 1
@@ -131,7 +132,7 @@ def decode_pitch(logits: PitchLogits) -> PitchTrack:
 
 
 def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
-    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames, weighted.
+    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames.
 
     Args:
         hz_BF: the pitch; 0 where there is no voice.
@@ -142,8 +143,9 @@ def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
     target_BFS = torch.softmax(-0.5 * (distance_BFS / CLASS_BLUR).square(), dim=2)
     entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
     pitch = (entropy_BF * voiced_BF).sum() / voiced_BF.sum().clamp_min(1)
-    weight = hz_BF.new_tensor(VOICED_WEIGHT)
-    voicing = functional.binary_cross_entropy_with_logits(
-        logits.voicing_BF, voiced_BF.float(), pos_weight=weight
-    )
-    return pitch + voicing
+    return pitch + functional.binary_cross_entropy_with_logits(logits.voicing_BF, voiced_BF.float())
+
+
+def _decided(logits_BF: Tensor) -> Tensor:
+    """Voicing, nearly 0 or 1, of logits."""
+    return torch.sigmoid(VOICING_SLOPE * (logits_BF - math.log(VOICED_ABOVE / (1 - VOICED_ABOVE))))
