@@ -130,6 +130,8 @@ def train_side(
         batch_size=BATCH[_family(side)],
         crop_frames=crop_frames,
         autoencoder_share=AUTOENCODER_SHARE[_family(side)],
+        adversary_share=1.0,
+        pitch_weight=1.0 if _family(side) == "native" else 0.0,
         output_weights={**OUTPUT_WEIGHTS, "waveform": WAVEFORM_WEIGHT[_family(side)]},
     )
     loop = LoopConfig(
@@ -173,7 +175,9 @@ def build(side: str, semantic_dim: int) -> AudioTokenizer | EncodecBaseline:
     if side == "encodec-75hz":
         return EncodecBaseline(STOCK_RATIOS, num_codebooks=3)
     quantizer = "split_rvq" if side == "native-split" else "rvq"
-    return AudioTokenizer(TokenizerConfig(semantic_dim=semantic_dim, quantizer=quantizer))
+    return AudioTokenizer(
+        TokenizerConfig(semantic_dim=semantic_dim, quantizer=quantizer, harmonic_source=True)
+    )
 
 
 def _family(side: str) -> str:

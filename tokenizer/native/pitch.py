@@ -126,9 +126,10 @@ def decode_pitch(logits: PitchLogits) -> PitchTrack:
     classes_BFX = (best_BF1 + around).clamp(0, NUM_CLASSES - 1)
     weight_BFX = logits.pitch_BFS.gather(2, classes_BFX).double().softmax(dim=2)
     cents_BF = (weight_BFX * classes_BFX).sum(dim=2) * CENTS_PER_CLASS
-    return PitchTrack(
-        FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), torch.sigmoid(VOICING_SLOPE * logits.voicing_BF)
+    voicing_BF = torch.sigmoid(
+        VOICING_SLOPE * (logits.voicing_BF - math.log(VOICED_ABOVE / (1 - VOICED_ABOVE)))
     )
+    return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), voicing_BF)
 
 
 def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
@@ -144,8 +145,3 @@ def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
     entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
     pitch = (entropy_BF * voiced_BF).sum() / voiced_BF.sum().clamp_min(1)
     return pitch + functional.binary_cross_entropy_with_logits(logits.voicing_BF, voiced_BF.float())
-
-
-def _decided(logits_BF: Tensor) -> Tensor:
-    """Voicing, nearly 0 or 1, of logits."""
-    return torch.sigmoid(VOICING_SLOPE * (logits_BF - math.log(VOICED_ABOVE / (1 - VOICED_ABOVE))))

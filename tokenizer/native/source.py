@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from tokenizer.native.framing import frame
 from tokenizer.native.pitch import PitchTrack
 
+DISPERSION_S = 0.01
+"""Delay of the band's edge against 0 Hz, growing evenly: a pulse becomes a short chirp, less of a click (as the pulse
+dispersion filter of MELP, MIL-STD-3005, makes it)."""
+
 
 class Excitation(NamedTuple):
     """Spectra of the source `[B, F, K]`, complex, about 1 at the harmonics, and voicing `[B, F]`."""
@@ -44,7 +48,12 @@ class HarmonicSource(nn.Module):
         super().__init__()
         self.sample_rate, self.n_fft, self.hop_samples = sample_rate, n_fft, hop_samples
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
+        share_K = torch.linspace(0, 1, n_fft // 2 + 1)
+        delay_turns_K = DISPERSION_S * sample_rate / 2 * share_K.square() / 2
+        unit_K = torch.polar(torch.ones_like(share_K), -2 * math.pi * delay_turns_K)
+        self.register_buffer("dispersion_K", unit_K, persistent=False)
         self.window_W: Tensor
+        self.dispersion_K: Tensor
 
     @torch.no_grad()
     def step(
@@ -62,7 +71,8 @@ class HarmonicSource(nn.Module):
         samples_BN, turns_B = self._pulses(track.hz_BF, state)
         samples_BN = torch.cat([state.samples_BN, samples_BN], dim=1)
         done = (samples_BN.shape[1] - self.n_fft) // self.hop_samples + 1
-        spectrum_BFK = torch.fft.rfft(frame(samples_BN, self.n_fft, self.hop_samples) * self.window_W)
+        framed_BFW = frame(samples_BN, self.n_fft, self.hop_samples)
+        spectrum_BFK = torch.fft.rfft(framed_BFW * self.window_W) * self.dispersion_K
         spectrum_BFK = torch.cat([state.ready.spectrum_BFK, spectrum_BFK], dim=1)
         voicing_BF = torch.cat([state.ready.voicing_BF, track.voicing_BF], dim=1)
         if spectrum_BFK.shape[1] < frames:
