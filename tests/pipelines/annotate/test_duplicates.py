@@ -189,6 +189,15 @@ def test_the_order_of_the_rows_does_not_matter(order: list[int]) -> None:
     assert not set(found.values()) & set(found)
 
 
+@pytest.mark.parametrize(("bit_errors", "is_duplicate"), [(0.15, True), (0.21, False)])
+def test_the_limit_of_bit_errors_is_that_of_the_settings(bit_errors: float, is_duplicate: bool) -> None:
+    """Sounds of over 2 s; by default, 0.18 of the bits may differ."""
+    sound = some_bits(400, 0)
+    same = round(400 * (1 - 2 * bit_errors))
+    other = np.concatenate([sound[:same], damaged(sound[same:], 0.5, 1)])
+    assert bool(find_duplicates([row("a", sound), row("b", other)])) is is_duplicate
+
+
 def test_a_chain_of_overlapping_windows_is_not_one_sound() -> None:
     """Each window shares nine tenths with the next, and nothing with one that is far away."""
     long_F = some_bits(2000, 0)
