@@ -220,7 +220,7 @@ def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
     return normalize_rms(waveform.samples_CN, LEVEL_DBFS)[0]
 
 
-class Piece(NamedTuple):
+class CropPiece(NamedTuple):
     """A part of a clip in a crop."""
 
     row: int
@@ -239,7 +239,7 @@ class Crops(NamedTuple):
     """Augmented crops `[B, N]` and the parts of clips that they are made of."""
 
     samples_BN: Tensor
-    pieces: list[Piece]
+    pieces: list[CropPiece]
 
 
 def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Generator) -> Crops:
@@ -256,7 +256,7 @@ def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Gen
             later, piece_N = _cut(varied_N, length, generator)
             piece_N = piece_N[: length - filled]
             crops_BN[row, filled : filled + len(piece_N)] += piece_N
-            pieces.append(Piece(row, filled, len(piece_N), clip, begin + later * speed, speed))
+            pieces.append(CropPiece(row, filled, len(piece_N), clip, begin + later * speed, speed))
             filled += len(piece_N) + _below(store.sample_rate // 10, generator)
     return Crops(crops_BN, pieces)
 
