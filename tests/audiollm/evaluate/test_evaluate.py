@@ -111,6 +111,7 @@ def test_good_clips_score_like_real_ones(corpus: Path) -> None:
     assert set(generated["classifier"]["by_text"]) == set(TEXTS)
     assert {table["n"] for table in generated["classifier"]["by_speaker"].values()} == {9}
     assert scores["judges"]["pocketsphinx"]["grammar"] == sorted(TEXTS)
+    assert scores["voicing"]["real"]["n"] > 0 and scores["voicing"]["generated"]["n"] == 18
 
 
 def test_clips_are_listed_with_what_was_heard(corpus: Path) -> None:
@@ -228,7 +229,10 @@ def test_open_vocabulary_is_scored_by_word_errors(tmp_path: Path) -> None:
         "real": score(takes, answers, judges, may_fail=False),
         "generated": score(takes, answers, judges, may_fail=True),
     }
-    found = speech_figures({"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}})
+    voicing = {name: {"voiced_share": 0.5, "pitch_right": None} for name in sets}
+    result = {"judge": "pocketsphinx", "sets": sets, "relative": {"pocketsphinx": 0.75}, "voicing": voicing}
+    found = speech_figures(result)
+    assert (found["generated_voiced_share"], found["generated_pitch_right"]) == (0.5, None)
     assert found["real_accuracy"] == pytest.approx(1 - 1 / 3), "the unreadable real take is left out"
     assert found["generated_accuracy"] == pytest.approx(1 - 2 / 4), "the unreadable clip is one word wrong"
     assert found["speaker_real_accuracy"] is None
