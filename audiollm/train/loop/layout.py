@@ -88,7 +88,9 @@ def _check_complete(name: str, pieces: Sequence[_StoredPiece]) -> None:
         if piece.start > position:
             break
         if piece.start < position:
-            twice = f"elements {piece.start} to {min(piece.stop, position) - 1} of {name} are in another file too"
+            twice = (
+                f"elements {piece.start} to {min(piece.stop, position) - 1} of {name} are in another file too"
+            )
             raise IncompleteTensor(f"{piece.path} is damaged: {twice}")
         position = piece.stop
     if position == total:

@@ -63,7 +63,9 @@ PRIVATE_NAMES = (
     ),
     PrivateName("loss_scale", "optimizer", (2,), _ZERO2, "the fp16 loss scale, read and set"),
     PrivateName("loss_scale", "optimizer", (3,), _ZERO3, "the fp16 loss scale, read and set"),
-    PrivateName("_hp_mapping", "parameter", (2,), _LINKS, "links a parameter to its fp32 weights on this rank"),
+    PrivateName(
+        "_hp_mapping", "parameter", (2,), _LINKS, "links a parameter to its fp32 weights on this rank"
+    ),
     PrivateName("lp_fragment_address", "fragment", (2,), _FRAGMENTS, "range of the parameter on this rank"),
     PrivateName("get_hp_fragment", "fragment", (2,), _FRAGMENTS, "the fp32 weights or moments of that range"),
     PrivateName("ds_id", "parameter", (3,), _PARTITIONS, "marks a partitioned parameter"),
@@ -124,10 +126,12 @@ def link_states(zero_optimizer: Any) -> None:
 
 
 def loss_scale(zero_optimizer: Any) -> float:
+    """The factor on the loss in fp16."""
     return float(zero_optimizer.loss_scale)
 
 
 def set_loss_scale(zero_optimizer: Any, scale: float) -> None:
+    """Put a saved loss scale back in place."""
     zero_optimizer.loss_scale = scale
 
 

@@ -252,7 +252,9 @@ def _held(tensor: Any) -> Held:
         return held
     if [placement.is_shard(0) for placement in tensor.placements] != [True]:
         raise ValueError(f"only shards along dimension 0 can be saved, not {tensor.placements}")
-    (chunk,) = tensor.__create_chunk_list__()  # how torch.distributed.checkpoint asks; no public name (torch 2.14)
+    (chunk,) = (
+        tensor.__create_chunk_list__()
+    )  # how torch.distributed.checkpoint asks; no public name (torch 2.14)
     shape = tuple(tensor.shape)
     return Piece(shape, chunk.offsets[0] * math.prod(shape[1:]), tensor.to_local().flatten())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,9 @@ def load_and_save(folder: Path, ranks: Ranks, sources: Sequence[str], targets: S
             training.load(folder / source)
             training.save(folder / "again")
             for part in ("modules", "optimizers"):
-                found, expected = (all_tensors(folder / one / "checkpoint", part) for one in ("again", source))
+                found, expected = (
+                    all_tensors(folder / one / "checkpoint", part) for one in ("again", source)
+                )
                 assert_identical(found, expected, f"{source} -> {target} {part}")
             ranks.barrier()
 
@@ -251,7 +254,7 @@ def piece(start: int, stop: int, shape: tuple[int, ...] = (5, 3)) -> Piece:
 
 @pytest.mark.parametrize("cuts", [(0, 8, 15), (0, 0, 15), (0, 15, 15), (0, 1, 2, 15), (0, 7, 7, 15)])
 def test_pieces_are_joined_wherever_they_are_cut(tmp_path: Path, cuts: tuple[int, ...]) -> None:
-    own = [piece(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    own = [piece(start, stop) for start, stop in pairwise(cuts)]
     for order in (own, own[::-1]):
         with open_part(write_pieces(tmp_path, *({"a": each} for each in order)), "modules") as readers:
             assert torch.equal(readers["a"](), WHOLE)
@@ -271,11 +274,17 @@ def test_small_and_empty_tensors_are_joined(tmp_path: Path, shape: tuple[int, ..
     ("own", "message"),
     [
         ([piece(0, 8), piece(9, 15)], r"modules-00001-of-00002.*lack elements 8 to 8 of the 15 of model\.a"),
-        ([piece(0, 8), piece(8, 14)], r"modules-00001-of-00002.*lack elements 14 to 14 of the 15 of model\.a"),
+        (
+            [piece(0, 8), piece(8, 14)],
+            r"modules-00001-of-00002.*lack elements 14 to 14 of the 15 of model\.a",
+        ),
         ([piece(0, 0), piece(8, 15)], r"lack elements 0 to 7 of the 15 of model\.a"),
         ([piece(0, 0), piece(0, 0)], r"lack elements 0 to 14 of the 15 of model\.a"),
         ([piece(0, 8), piece(6, 15)], r"modules-00002-of-00002.*elements 6 to 7 of model\.a are in another"),
-        ([piece(0, 15), piece(0, 15)], r"modules-00002-of-00002.*elements 0 to 14 of model\.a are in another"),
+        (
+            [piece(0, 15), piece(0, 15)],
+            r"modules-00002-of-00002.*elements 0 to 14 of model\.a are in another",
+        ),
         ([piece(0, 8), piece(8, 15, (15,))], r"modules-00002-of-00002.*model\.a has shape \[15\].*\[5, 3\]"),
         ([piece(0, 8, (3, 3)), piece(8, 15, (3, 3))], r"modules-00002-of-00002.*more than its 9 elements"),
     ],
