@@ -2,14 +2,19 @@
 
 A checkpoint folder holds `modules`, `optimizers` (keys `optimizer/parameter.entry`) and `ema` (where weights are
 averaged), each as `NAME.safetensors` or, from N ranks, as `NAME-00001-of-0000N.safetensors`, and `state.json`.
-Files hold whole tensors under the same names whatever the strategy and the number of ranks: a run goes on at any
-other number. All ranks must see one file system.
+All ranks must see one file system.
 
-It is written under a temporary name, brought to the disk (fsync) and renamed, so one that exists is complete. The one
-before it stays as `NAME.before`, which a run takes where `NAME` is not there. `state.json` has the size and SHA-256 of
-every file and of itself, which are compared whenever the checkpoint is read; older checkpoints have sizes alone.
+Each rank writes the tensors, or the pieces of tensors, that it holds: saving sends no tensor between ranks. A tensor
+that every rank holds whole (one process, DDP, buffers) is written by one of them. `layout.py` describes how pieces are
+stored. Whoever reads a checkpoint gets whole tensors under the same names, whatever the strategy and the number of
+ranks: a run can be resumed with any other. Checkpoints of earlier versions hold whole tensors alone.
 
-What a module remembers from step to step must be a parameter or a persistent buffer (EMA codebooks, counters,
+A checkpoint is written under a temporary name, flushed to the disk (fsync) and renamed, so one that exists is complete.
+The previous one stays as `NAME.before`, which a run takes if `NAME` does not exist. `state.json` has the size and the
+SHA-256 of every file and of itself, which are compared whenever the checkpoint is read; checkpoints of earlier versions
+have sizes alone.
+
+Module state that must survive from step to step has to be a parameter or a persistent buffer (EMA codebooks, counters,
 flags such as "initialised"): attributes of another kind, and buffers with `persistent=False`, are not saved.
 """
 
@@ -36,9 +41,11 @@ from audiollm.files.atomic import file_digest, sync
 from audiollm.files.disk_errors import disk_error
 from audiollm.files.tensors import open_tensors
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.train.loop.layout import IncompleteTensor, layout_metadata, tensor_readers
+from audiollm.train.parallel.pieces import Held, Piece
 
-Readers = Mapping[str, Callable[[], Tensor]]
-"""Name -> reads the whole tensor. On several ranks all must read the same ones in the same order."""
+Readers = Mapping[str, Callable[[], Held]]
+"""Name -> reads what this rank holds of the tensor. All ranks must give the same names in the same order."""
 STATE = "state.json"
 OWN_DIGEST = "state_sha256"
 """Key in `state.json` of the SHA-256 of all else in it."""
@@ -54,7 +61,7 @@ def save_checkpoint(
     """Write everything a run needs to go on; the checkpoints before it stay until this one is on the disk.
 
     Args:
-        parts: what each file of the checkpoint holds; every rank writes an equal share of each.
+        parts: part name -> its tensors; each rank writes its pieces, and every N-th of the whole tensors.
         state: JSON values.
         keep_before: the checkpoint before this one stays for good as `NAME.before`.
 
@@ -73,8 +80,9 @@ def save_checkpoint(
     with _all_or_none(temporary, ranks) as attempt:
         for name, readers in parts.items():
             if readers:
-                share = _own_share(readers, ranks)
-                attempt(partial(_write_share, share, temporary / _file_name(name, ranks), written))
+                tensors, pieces = _own_share(readers, ranks)
+                path = temporary / _file_name(name, ranks)
+                attempt(partial(_write_share, tensors, pieces, path, written))
     everything = {name: facts for rows in ranks.gather(written) for name, facts in rows.items()}
     with _all_or_none(temporary, ranks) as attempt:
         if ranks.first:
@@ -120,25 +128,31 @@ def read_state(folder: Path, ranks: Ranks = ALONE, check_files: bool = True) -> 
 
 @contextmanager
 def open_part(folder: Path, name: str) -> Iterator[dict[str, Callable[[], Tensor]]]:
-    """The tensors of one part, each read when it is asked for; none where the part was not saved."""
+    """Name -> reads the whole tensor, for each tensor of one part; empty if the part was not saved.
+
+    Raises:
+        StageError: the pieces of a tensor, over all files, do not make it up.
+    """
     with ExitStack() as stack:
-        readers: dict[str, Callable[[], Tensor]] = {}
-        for path in sorted([*folder.glob(f"{name}.safetensors"), *folder.glob(f"{name}-*-of-*.safetensors")]):
-            file = stack.enter_context(open_tensors(path))
-            readers |= {key: partial(file.get_tensor, key) for key in file.keys()}  # noqa: SIM118
+        paths = sorted([*folder.glob(f"{name}.safetensors"), *folder.glob(f"{name}-*-of-*.safetensors")])
+        files = {path: stack.enter_context(open_tensors(path)) for path in paths}
+        try:
+            readers = tensor_readers(files)
+        except IncompleteTensor as error:
+            raise StageError(str(error), _remedy(folder)) from None
         yield readers
 
 
 def load_part(
     folder: Path, part: str, tensors: Mapping[str, Tensor], write: Callable[[Tensor, Tensor], None]
 ) -> None:
-    """Write the tensors of one part into those of the same names.
+    """Load each saved tensor of one part into the tensor of the same name; one whole tensor at a time is in memory.
 
     Args:
-        write: puts the second, as it was saved, into the first. All ranks call it in the same order.
+        write: copies its second argument, the saved tensor, into its first. All ranks call it in the same order.
 
     Raises:
-        StageError: the names or the shapes are those of another model.
+        StageError: the names or the shapes are those of another model, or the pieces of a tensor do not make it up.
     """
     remedy = f"go on with the settings and inputs it was begun with, or remove {folder} to start from the beginning"
     with open_part(folder, part) as readers:
@@ -201,7 +215,7 @@ class Best:
 def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
     """The weights of one module that a run ended with, by the names of its `state_dict`.
 
-    No process group is needed, whatever the strategy was: the tensors in checkpoints are whole.
+    No process group is needed, whatever the strategy was: pieces of tensors are joined.
 
     Args:
         folder: the stage's folder. The best checkpoint counts if there is one, else the last, averaged weights
@@ -271,9 +285,11 @@ def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[
         raise StageError(f"the checkpoint could not be saved: {message}", stays + remedy)
 
 
-def _write_share(tensors: dict[str, Tensor], path: Path, written: dict[str, tuple[int, str]]) -> None:
+def _write_share(
+    tensors: dict[str, Tensor], pieces: Mapping[str, Piece], path: Path, written: dict[str, tuple[int, str]]
+) -> None:
     """Save a file, wait until it is on the disk, and note its size and digest in `written`."""
-    save_file(tensors, path)
+    save_file(tensors, path, layout_metadata(pieces))
     sync(path)
     written[path.name] = path.stat().st_size, file_digest(path)
 
@@ -349,14 +365,26 @@ def _remedy(folder: Path) -> str:
     )
 
 
-def _own_share(readers: Readers, ranks: Ranks) -> dict[str, Tensor]:
-    """All take part in reading each tensor; every rank keeps every N-th."""
-    kept = {}
+def _own_share(readers: Readers, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+    """What this rank writes, in memory of its own on the CPU, and which of it are pieces of tensors.
+
+    It writes all of its pieces, also the empty ones (so that each file names every tensor that is in pieces), and every
+    N-th of the tensors that all ranks hold.
+    """
+    tensors: dict[str, Tensor] = {}
+    pieces: dict[str, Piece] = {}
     for index, (name, read) in enumerate(readers.items()):
-        tensor = read()
-        if index % ranks.world == ranks.rank:
-            kept[name] = tensor.detach().cpu().clone().contiguous()
-    return kept
+        held = read()
+        if isinstance(held, Piece):
+            pieces[name] = held
+            tensors[name] = _copy_on_cpu(held.values)
+        elif index % ranks.world == ranks.rank:
+            tensors[name] = _copy_on_cpu(held)
+    return tensors, pieces
+
+
+def _copy_on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone().contiguous()
 
 
 def _file_name(name: str, ranks: Ranks) -> str:

@@ -33,6 +33,7 @@ from audiollm.train.loop.optim import (
 )
 from audiollm.train.loop.task import Figures, Task, Update, check_groups, step_generator
 from audiollm.train.options import LoopConfig
+from audiollm.train.parallel.deepspeed_internals import num_elements
 from audiollm.train.parallel.strategy import Optimizers, choose_strategy
 
 REMEDY = "raise rollbacks to go on from the last checkpoint, or lower the learning rate to begin again"
@@ -168,11 +169,7 @@ class _Run:
             self._swap_averages()
         for module in self.modules.values():
             module.eval()
-        return sum(
-            int(getattr(p, "ds_numel", p.numel()))  # ZeRO 3 leaves an empty one in its place
-            for module in self.modules.values()
-            for p in module.parameters()
-        )
+        return sum(num_elements(p) for module in self.modules.values() for p in module.parameters())
 
     def _train_step(self) -> BadStep | None:
         """One step further. Returns what a task found to be wrong by itself."""
@@ -400,7 +397,7 @@ class _Run:
         }
 
     def _readers_of(self, tensors: Mapping[str, Tensor]) -> Readers:
-        return {name: partial(self.strategy.read, tensor) for name, tensor in tensors.items()}
+        return {name: partial(self.strategy.held, tensor) for name, tensor in tensors.items()}
 
     @staticmethod
     def _named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

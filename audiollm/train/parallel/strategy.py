@@ -8,6 +8,7 @@ Losses of all ranks add up (see README.md); all strategies here average gradient
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
 from audiollm.train.options import StrategyName
+from audiollm.train.parallel.pieces import Held, Piece
 from audiollm.train.parallel.wrapping import Build, Optimizers, ddp, fsdp2, is_trained, refuse_several
 from audiollm.train.parallel.zero import ZeroStrategy
 
@@ -48,24 +50,26 @@ class Strategy(Protocol):
     def settle(self) -> None:
         """After forward passes without a backward one: weights go back to where they are kept."""
 
-    def read(self, tensor: Tensor) -> Tensor:
-        """A parameter or a buffer as a whole, on every rank; all must call it."""
+    def held(self, tensor: Tensor) -> Held:
+        """What this rank holds of a parameter or a buffer, in its memory; nothing is sent between ranks."""
 
     def write(self, tensor: Tensor, value: Tensor) -> None:
-        """The opposite of `read`."""
+        """Copy a whole tensor, which every rank gives, into a parameter or a buffer; all ranks must call it."""
 
     def local(self, parameter: Tensor) -> Tensor:
         """The part of a parameter that this rank holds and updates, sharing its memory."""
 
-    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
-        """`optimizer/parameter.entry` -> reads it as a whole; all ranks must read the same, in the same order."""
+    def optimizer_state(self) -> dict[str, Callable[[], Held]]:
+        """`optimizer/parameter.entry` -> reads what this rank holds of it; the same names on all ranks."""
 
-    def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None: ...
+    def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
+        """Load optimizer states from readers of whole tensors, named as in `optimizer_state`."""
 
     def scaler_state(self) -> dict[str, float]:
-        """Of the fp16 loss scale; empty without."""
+        """State of the fp16 loss scaler; empty in other precisions."""
 
-    def restore_scaler(self, state: Mapping[str, float]) -> None: ...
+    def restore_scaler(self, state: Mapping[str, float]) -> None:
+        """Load what `scaler_state` gave; an empty state changes nothing."""
 
 
 def choose_strategy(
@@ -165,8 +169,8 @@ class TorchStrategy:
             if hasattr(module, "reshard"):
                 module.reshard()  # type: ignore[operator]
 
-    def read(self, tensor: Tensor) -> Tensor:
-        return _whole(tensor).detach()
+    def held(self, tensor: Tensor) -> Held:
+        return _held(tensor.detach())
 
     @torch.no_grad()
     def write(self, tensor: Tensor, value: Tensor) -> None:
@@ -175,10 +179,10 @@ class TorchStrategy:
     def local(self, parameter: Tensor) -> Tensor:
         return _own_part(parameter.detach())
 
-    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
+    def optimizer_state(self) -> dict[str, Callable[[], Held]]:
         names = self._names()
         return {
-            f"{optimizer}/{names[parameter]}.{key}": partial(self.read, value)
+            f"{optimizer}/{names[parameter]}.{key}": partial(_held, value)
             for optimizer, used in self.optimizers.items()
             for group in used.param_groups
             for parameter in group["params"]
@@ -187,16 +191,16 @@ class TorchStrategy:
 
     def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
         names = self._names()
-        of_parameter: dict[str, dict[str, Tensor]] = {}
+        of_parameter: dict[str, dict[str, Callable[[], Tensor]]] = {}
         for full, read in entries.items():
             owner, _, key = full.rpartition(".")
-            of_parameter.setdefault(owner, {})[key] = read()
+            of_parameter.setdefault(owner, {})[key] = read
         for optimizer, used in self.optimizers.items():
             state: dict[int, dict[str, Tensor]] = {}
             for index, parameter in enumerate(p for group in used.param_groups for p in group["params"]):
                 own = of_parameter.get(f"{optimizer}/{names[parameter]}", {})
                 if own:
-                    state[index] = {key: v if v.ndim == 0 else _like(v, parameter) for key, v in own.items()}
+                    state[index] = {key: _own_state(read(), parameter) for key, read in own.items()}
             used.load_state_dict({"state": state, "param_groups": used.state_dict()["param_groups"]})
 
     def scaler_state(self) -> dict[str, float]:
@@ -241,8 +245,32 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def _held(tensor: Any) -> Held:
+    """The tensor, or this rank's rows of a DTensor that FSDP2 shards along dimension 0, uneven shards included."""
+    if not _is_sharded(tensor):
+        held: Tensor = tensor
+        return held
+    if [placement.is_shard(0) for placement in tensor.placements] != [True]:
+        raise ValueError(f"only shards along dimension 0 can be saved, not {tensor.placements}")
+    (chunk,) = (
+        tensor.__create_chunk_list__()
+    )  # how torch.distributed.checkpoint asks; no public name (torch 2.14)
+    shape = tuple(tensor.shape)
+    return Piece(shape, chunk.offsets[0] * math.prod(shape[1:]), tensor.to_local().flatten())
+
+
+def _own_state(value: Tensor, parameter: Tensor) -> Tensor:
+    """`value`, an entry of the parameter's optimizer state, sharded as the parameter is.
+
+    The shard gets memory of its own: a view of `value` would keep all of it alive.
+    """
+    if value.ndim == 0 or not _is_sharded(parameter):
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(_like(value, parameter))
+
+
 def _like(value: Tensor, tensor: Tensor) -> Tensor:
-    """`value`, in parts where `tensor` is: every rank cuts out its own, nothing is sent."""
+    """`value`, sharded where `tensor` is: every rank cuts out its own shard, nothing is sent."""
     if not _is_sharded(tensor):
         return value
     from torch.distributed.tensor import distribute_tensor

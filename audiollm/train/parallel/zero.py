@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
-from audiollm.train.parallel.deepspeed_internals import check_private_names
+from audiollm.train.parallel import deepspeed_internals as internals
+from audiollm.train.parallel.pieces import Held
 from audiollm.train.parallel.wrapping import Build, Optimizers, fresh_accelerator, is_trained, refuse_several
+
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""torch's names of Adam's averages of gradients and of their squares."""
 
 
 class ZeroStrategy:
@@ -36,12 +40,11 @@ class ZeroStrategy:
         optimizer = next(iter(build().values()))
         accelerator = fresh_accelerator(zero=_zero_plugin(self._stage, self._dtype, self._clip_norm))
         self._engine, prepared = accelerator.prepare(modules[trained[0]], optimizer)
-        self._backward = accelerator.deepspeed_engine_wrapped.backward
         self._zero = self._engine.optimizer
-        check_private_names(self._zero, self._stage)
+        self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
+        internals.check_private_names(self._zero, [p for p, _ in self._trained()], self._stage)
         self._start_states()
         self.optimizers = {"main": prepared}
-        self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
         self._unreached = {name for _, name in self._trained()}
         for parameter, name in self._trained():  # DeepSpeed moves gradients away: `grad` tells nothing
             parameter.register_hook(partial(self._note_gradient, name))
@@ -51,7 +54,10 @@ class ZeroStrategy:
         return nullcontext()
 
     def backward(self, loss: Tensor, optimizer: str, last: bool) -> None:
-        self._backward(loss * self._ranks.world, sync_gradients=last)  # the last one updates as well
+        self._engine.set_gradient_accumulation_boundary(is_boundary=last)
+        self._engine.backward(loss * self._ranks.world)
+        if last:
+            self._engine.step()  # clips, and zeroes the gradients
 
     def step(self, optimizer: str, clip_norm: float) -> Tensor:
         return torch.as_tensor(self._engine.get_global_grad_norm())
@@ -62,22 +68,21 @@ class ZeroStrategy:
     def settle(self) -> None:
         """DeepSpeed lets go of gathered weights by itself."""
 
-    def read(self, tensor: Tensor) -> Tensor:
-        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-        from deepspeed.utils import safe_get_full_fp32_param
-
+    def held(self, tensor: Tensor) -> Held:
+        """For a trained parameter the fp32 weights, else what is computed with."""
         if tensor.requires_grad and tensor in self._names:
-            return safe_get_full_fp32_param(tensor)
-        with GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
-            return tensor.detach().clone()
+            return internals.fp32_piece(tensor, self._stage, self._ranks.rank)
+        if internals.is_partitioned(tensor):
+            return internals.frozen_piece(tensor, self._ranks.rank)
+        return tensor.detach()
 
     @torch.no_grad()
     def write(self, tensor: Tensor, value: Tensor) -> None:
         """Both what is computed with and, where it is trained, the fp32 weights behind it."""
-        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+        from deepspeed import zero
 
         value = value.to(self._device)
-        with GatheredParameters([tensor], modifier_rank=0, enabled=hasattr(tensor, "ds_id")):
+        with zero.GatheredParameters([tensor], modifier_rank=0, enabled=internals.is_partitioned(tensor)):
             tensor.copy_(value)
         if tensor.requires_grad and tensor in self._names:
             self._set_own(tensor, value)
@@ -87,16 +92,15 @@ class ZeroStrategy:
             f"averaged weights (ema_decay) need the strategy ddp or fsdp2, not zero{self._stage}"
         )
 
-    def optimizer_state(self) -> dict[str, Callable[[], Tensor]]:
+    def optimizer_state(self) -> dict[str, Callable[[], Held]]:
         """Adam's count of steps is the same for all; each parameter has a copy, as without ZeRO."""
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        count = next(iter(self._zero.optimizer.state.values()))["step"]
-        entries: dict[str, Callable[[], Tensor]] = {}
+        count = next(iter(internals.optimizer_states(self._zero).values()))["step"]
+        entries: dict[str, Callable[[], Held]] = {}
         for parameter, name in self._trained():
             entries[f"main/{name}.step"] = partial(torch.clone, count)
-            for key in ("exp_avg", "exp_avg_sq"):
-                entries[f"main/{name}.{key}"] = partial(safe_get_full_optimizer_state, parameter, key)
+            for key in ADAM_MOMENTS:
+                own = partial(internals.fp32_piece, parameter, self._stage, self._ranks.rank, key)
+                entries[f"main/{name}.{key}"] = own
         return entries
 
     def restore_optimizers(self, entries: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -109,18 +113,18 @@ class ZeroStrategy:
                 f"zero{self._stage} cannot go on from this checkpoint: its parameters were updated "
                 f"{sorted(counts)} times; go on with the strategy ddp or fsdp2"
             )
-        for state in self._zero.optimizer.state.values():
+        for state in internals.optimizer_states(self._zero).values():
             state["step"].fill_(counts.copy().pop())
         for parameter, name in own:
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in ADAM_MOMENTS:
                 self._set_own(parameter, entries[f"{name}.{key}"](), key)
 
     def scaler_state(self) -> dict[str, float]:
-        return {"scale": float(self._zero.cur_scale)} if self._dtype == torch.float16 else {}
+        return {"scale": internals.loss_scale(self._zero)} if self._dtype == torch.float16 else {}
 
     def restore_scaler(self, state: Mapping[str, float]) -> None:
         if state and self._dtype == torch.float16:
-            self._zero.loss_scaler.cur_scale = state["scale"]
+            internals.set_loss_scale(self._zero, state["scale"])
 
     def _note_gradient(self, name: str, gradient: Tensor) -> None:
         self._unreached.discard(name)
@@ -142,7 +146,7 @@ class ZeroStrategy:
 
         value = value.to(self._device).float()
         if self._stage == 3:
-            size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+            size = internals.partition_size(parameter)
             filled = torch.zeros(size * self._ranks.world, device=self._device)
             filled[: value.numel()] = value.flatten()
             value = filled[size * self._ranks.rank :][:size]
@@ -162,16 +166,12 @@ class ZeroStrategy:
         Made before the first step: ZeRO 2 (0.19.8) links the states of all groups to their parameters once the
         first group is done, and never those that come after it.
         """
-        zero = self._zero
-        flat_parts = (
-            zero.single_partition_of_fp32_groups if self._stage == 2 else zero.fp32_partitioned_groups_flat
-        )
-        for flat in flat_parts:
+        states = internals.optimizer_states(self._zero)
+        for flat in internals.flat_fp32_weights(self._zero, self._stage):
             count = torch.zeros((), dtype=torch.float32, device=flat.device)
-            moments = {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq")}
-            zero.optimizer.state[flat] = {"step": count, **moments}
+            states[flat] = {"step": count, **{key: torch.zeros_like(flat) for key in ADAM_MOMENTS}}
         if self._stage == 2:
-            zero._lazy_init_hp_params_optimizer_state()
+            internals.link_states(self._zero)
 
 
 def _zero_plugin(stage: int, dtype: torch.dtype | None, clip_norm: float) -> Any:

@@ -88,9 +88,9 @@ def attempt(folder: Path, told: Connection) -> None:
         told.send(moment)
         time.sleep(0.001)
 
-    def slowly(tensors: dict[str, Tensor], path: Path) -> None:
+    def slowly(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
         say("write")
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
         say("written")
 
     checkpoint.save_file = slowly

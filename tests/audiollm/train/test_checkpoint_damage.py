@@ -163,7 +163,7 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
         for file in sorted(path.iterdir())[:2] if path.exists() else ():
             file.unlink()
 
-    def half_written(tensors: dict[str, Tensor], path: Path) -> None:
+    def half_written(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
         path.write_bytes(b"half of it")
 
     nothing = lambda *args: None  # noqa: E731

@@ -1,33 +1,76 @@
 """DeepSpeed's private names: each exists in the installed version, and a missing one is named."""
 
+import ast
 import importlib
 import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from audiollm.errors import StageError
-from audiollm.train.parallel.deepspeed_internals import PRIVATE_NAMES, check_private_names
+from audiollm.train.parallel import deepspeed_internals
+from audiollm.train.parallel.deepspeed_internals import PRIVATE_NAMES, PrivateName, check_private_names
 
-ZERO_MODULES = {2: "deepspeed.runtime.zero.stage_1_and_2", 3: "deepspeed.runtime.zero.stage3"}
+ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_the_installed_deepspeed_defines_every_private_name(stage):
+def is_defined(entry: PrivateName) -> bool:
+    """Whether the module sets an attribute of that name, declares it as a field, or defines a method of it."""
+    source = inspect.getsource(importlib.import_module(entry.module))
+    return re.search(rf"(\.|^ +){entry.name}(:| =)|def {entry.name}\(", source, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("entry", PRIVATE_NAMES, ids=lambda entry: f"{entry.name}-{entry.stages}")
+def test_the_installed_deepspeed_defines_every_private_name(entry):
     pytest.importorskip("deepspeed")
-    source = inspect.getsource(importlib.import_module(ZERO_MODULES[stage]))
-    names = [entry.name for entry in PRIVATE_NAMES if stage in entry.stages]
-    gone = [name for name in names if f"self.{name} =" not in source and f"def {name}(" not in source]
-    assert not gone
+    assert is_defined(entry)
+    assert not is_defined(replace(entry, name=f"{entry.name}_gone"))
+
+
+def prepared(stage):
+    """A ZeRO optimizer and a trained parameter with the names of the table."""
+    owners = {owner: SimpleNamespace() for owner in ("optimizer", "parameter", "fragment")}
+    for entry in PRIVATE_NAMES:
+        if stage in entry.stages:
+            value = owners["fragment"] if entry.name == "_hp_mapping" else None
+            setattr(owners[entry.owner], entry.name, value)
+    return owners
 
 
 @pytest.mark.parametrize(
-    ("stage", "name"), [(stage, entry.name) for entry in PRIVATE_NAMES for stage in entry.stages]
+    ("stage", "entry"), [(stage, entry) for entry in PRIVATE_NAMES for stage in entry.stages]
 )
-def test_a_missing_name_is_reported_with_the_version(stage, name, monkeypatch):
+def test_a_missing_name_is_reported_with_the_version(stage, entry):
     version = pytest.importorskip("deepspeed").__version__.split("+")[0]
-    optimizer = SimpleNamespace(**{entry.name: None for entry in PRIVATE_NAMES})
-    check_private_names(optimizer, stage)
-    monkeypatch.delattr(optimizer, name)
-    with pytest.raises(StageError, match=rf"DeepSpeed {version}.*zero{stage}.*{name} \("):
-        check_private_names(optimizer, stage)
+    owners = prepared(stage)
+    check_private_names(owners["optimizer"], [owners["parameter"]], stage)
+    delattr(owners[entry.owner], entry.name)
+    with pytest.raises(StageError, match=rf"DeepSpeed {version}.*zero{stage}.*{entry.name} \("):
+        check_private_names(owners["optimizer"], [owners["parameter"]], stage)
+
+
+def test_no_other_module_uses_a_private_name():
+    names = {entry.name for entry in PRIVATE_NAMES} - {
+        "optimizer",
+        "loss_scale",
+    }  # the project has such names too
+    names |= {
+        "cur_scale",
+        "loss_scaler",
+        "deepspeed_engine_wrapped",
+        "partition_parameters",
+    }  # used in the past
+    for path in [
+        file for room in ("audiollm", "tokenizer", "pipelines") for file in (ROOT / room).rglob("*.py")
+    ]:
+        if path == Path(deepspeed_internals.__file__):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        used |= {
+            node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        assert not used & names, path

@@ -86,9 +86,9 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
         told.send(moment)
         time.sleep(0.001)
 
-    def saving(tensors: dict[str, Tensor], path: Path) -> None:
+    def saving(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None) -> None:
         say("write")
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
         say("written")
 
     class Telling(SFTTask):

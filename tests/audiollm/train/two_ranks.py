@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
 from torch import Tensor, multiprocessing, nn
 
 from audiollm.files.atomic import read_jsonl, write_json
 from audiollm.recipe.ranks import ALONE, Ranks, join_ranks, leave
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
+from audiollm.train.loop.checkpoint import open_part
 from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train
 
 CPU = torch.device("cpu")
@@ -158,7 +158,8 @@ def assert_same(folder: Path, other: Path, part: str, atol: float) -> None:
 
 
 def all_tensors(folder: Path, part: str) -> dict[str, Tensor]:
-    return {k: v for path in folder.glob(f"{part}*.safetensors") for k, v in load_file(path).items()}
+    with open_part(folder, part) as readers:
+        return {name: read() for name, read in readers.items()}
 
 
 def evaluations(folder: Path) -> list[float]:
