@@ -25,6 +25,7 @@ from tokenizer.native.pitch import (
     PitchLogits,
     PitchPredictor,
     PitchSalience,
+    PitchTarget,
     PitchTrack,
     decode_pitch,
     pitch_loss,
@@ -114,8 +115,8 @@ def test_pitch_loss_is_a_cross_entropy_over_voiced_frames() -> None:
     pitch = -(target_S / target_S.sum() * logs_S).sum()
     signed_F = np.array([-voicing_F[0], voicing_F[1], voicing_F[2]])
     voicing = np.mean(np.log1p(np.exp(signed_F)))
-    assert float(pitch_loss(logits, hz_BF)) == pytest.approx(pitch + voicing, rel=1e-4)
-    unvoiced = float(pitch_loss(logits, torch.zeros(1, 3)))
+    assert float(pitch_loss(logits, PitchTarget(hz_BF, 1 / 3))) == pytest.approx(pitch + voicing, rel=1e-4)
+    unvoiced = float(pitch_loss(logits, PitchTarget(torch.zeros(1, 3), 0.0)))
     assert unvoiced == pytest.approx(np.mean(np.log1p(np.exp(voicing_F))), rel=1e-5)
 
 

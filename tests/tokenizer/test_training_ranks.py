@@ -21,7 +21,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop.loop import LoopConfig, train
 from tests.audiollm.train.two_ranks import all_tensors, on_two_ranks
-from tokenizer.clips import Clip, ClipStore
+from tokenizer.clips import Clip, ClipStore, Crops
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig
@@ -31,7 +31,7 @@ from tokenizer.training.share import BatchShare
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")
-STEPS, QUANTIZERS = 10, ("rvq", "split_rvq", "fsq")
+STEPS, KINDS = 10, ("rvq", "split_rvq", "fsq", "rvq with a harmonic source")
 GAME = DiscriminatorConfig(periods=(2, 3), stft_windows=(256,), channels=4, max_channels=8)
 SHAPE = {
     "mel_hidden_size": 16, "hidden_size": 24, "encoder_layers": (1, 1), "decoder_layers": (1, 1),
@@ -42,8 +42,9 @@ SHAPE = {
 class DoubleTokenizerTask(TokenizerTask):
     """The task in float64: its batches too."""
 
-    def crops(self, generator: torch.Generator) -> Tensor:
-        return super().crops(generator).double()
+    def crops(self, generator: torch.Generator) -> Crops:
+        crops = super().crops(generator)
+        return crops._replace(samples_BN=crops.samples_BN.double())
 
 
 class DoubleVAETask(VAETask):
@@ -65,19 +66,21 @@ def write_clips(folder: Path) -> None:
         save(folder / f"{index}.wav", 0.1 * tone_N[None] + 0.01 * noise_N, 24_000)
 
 
-def train_tokenizer(folder: Path, quantizer: str, ranks: Ranks = ALONE) -> None:
+def train_tokenizer(folder: Path, kind: str, ranks: Ranks = ALONE) -> None:
     """All phases in ten steps: autoencoder, codebooks from 2, dead codes replaced, adversary from 6."""
     torch.manual_seed(0)
     store = ClipStore([Clip(path, 0.0, None) for path in sorted((folder / "clips").glob("*"))], 24_000)
-    shape = TokenizerConfig(**SHAPE, codebook_size=16, quantizer=quantizer)  # type: ignore[arg-type]
+    quantizer, _, source = kind.partition(" with ")
+    shape = TokenizerConfig(**SHAPE, codebook_size=16, quantizer=quantizer, harmonic_source=bool(source))  # type: ignore[arg-type]
     config = TokenizerTaskConfig(
         seed=0, batch_size=5, crop_frames=6, autoencoder_share=0.2, adversary_share=0.6, revive_every=1,
         revive_until=1.0, kmeans_batches=13, discriminators=GAME,
+        pitch_weight=1.0 if source else 0.0,
     )  # fmt: skip
     task = DoubleTokenizerTask(AudioTokenizer(shape), store, store, config, ranks=ranks)
-    run(folder / name_of(quantizer, ranks), task, ranks)
+    run(folder / name_of(kind, ranks), task, ranks)
     task.refit_codebooks()
-    torch.save(task.model.state_dict(), folder / f"{name_of(quantizer, ranks)}-{ranks.rank}.pt")
+    torch.save(task.model.state_dict(), folder / f"{name_of(kind, ranks)}-{ranks.rank}.pt")
 
 
 def train_vae(folder: Path, ranks: Ranks = ALONE) -> None:
@@ -109,8 +112,8 @@ def name_of(kind: str, ranks: Ranks) -> str:
 
 
 def work(folder: Path, ranks: Ranks) -> None:
-    for quantizer in QUANTIZERS:
-        train_tokenizer(folder, quantizer, ranks)
+    for kind in KINDS:
+        train_tokenizer(folder, kind, ranks)
     train_vae(folder, ranks)
 
 
@@ -123,7 +126,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZERS, "vae"])
+@pytest.mark.parametrize("kind", [*KINDS, "vae"])
 def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
     """Five rows a step: three on one rank and two on the other. Weights, moments, norms and codebooks to 1e-10."""
     for part in ("modules", "optimizers", "ema"):
@@ -138,7 +141,7 @@ def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
             torch.testing.assert_close(other[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {rank} {key}")
 
 
-@pytest.mark.parametrize("kind", [*QUANTIZERS, "vae"])
+@pytest.mark.parametrize("kind", [*KINDS, "vae"])
 def test_two_ranks_log_the_figures_of_one(runs: Path, kind: str) -> None:
     one, two = (read_jsonl(runs / f"{kind}-of-{n}" / "metrics.jsonl") for n in (1, 2))
     losses = [[row for row in rows if "loss" in row] for rows in (one, two)]

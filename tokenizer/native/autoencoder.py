@@ -31,6 +31,7 @@ from tokenizer.native.pitch import (
     PITCH_PAST_FRAMES,
     PitchLogits,
     PitchPredictor,
+    PitchTarget,
     PitchTrack,
     decode_pitch,
     pitch_loss,
@@ -149,48 +150,45 @@ class Decoder(nn.Module):
         padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
         return torch.cat([self.step(padded_BTD, carry), self.head.finish(carry)], dim=2)
 
-    def with_pitch(
-        self, latent_BTD: Tensor, hz_BF: Tensor, real_BN: Tensor, follow: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """The whole at once, and the loss of pitch, voicing and harmonic share (training).
+    def with_pitch(self, latent_BTD: Tensor, target: PitchTarget, real_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole at once with a source of the recordings' pitch, and the loss of pitch, voicing and harmonic share.
 
         Args:
-            hz_BF: pitch of each mel frame, 0 where there is no voice.
-            real_BN: the recording.
-            follow: the source follows that pitch; False: what is read from the latents.
+            target: pitch of each mel frame.
+            real_BN: the recordings.
         """
         assert self.pitch is not None
         padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
         logits = self.pitch(self._pitch_context(padded_BTD, first=True))
         frames = latent_BTD.shape[1] * self.shape.stride
         with torch.no_grad():
-            track = decode_pitch(logits)
-            if follow:
-                given_BF = functional.pad(hz_BF, (0, track.hz_BF.shape[1] - frames))
-                voiced_BF = given_BF > 0
-                track = PitchTrack(torch.where(voiced_BF, given_BF.double(), track.hz_BF), voiced_BF.float())
+            read = decode_pitch(logits)
+            given_BF = functional.pad(target.hz_BF, (0, read.hz_BF.shape[1] - frames))
+            voiced_BF = given_BF > 0
+            track = PitchTrack(torch.where(voiced_BF, given_BF.double(), read.hz_BF), voiced_BF.to(given_BF))
             excitation, _ = self.source.step(track, None, frames)
         features_BTC = self._features(padded_BTD, None)
         samples: Tensor = self.head(features_BTC, excitation)
-        loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), hz_BF)
-        if follow:
-            loss = loss + self._share_loss(features_BTC, excitation, hz_BF, real_BN)
-        return samples, loss
+        loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), target)
+        return samples, loss + self._share_loss(features_BTC, excitation, target, real_BN)
 
     def _share_loss(
-        self, features_BTC: Tensor, excitation: Excitation, hz_BF: Tensor, real_BN: Tensor
+        self, features_BTC: Tensor, excitation: Excitation, target: PitchTarget, real_BN: Tensor
     ) -> Tensor:
-        voiced_BF = hz_BF > 0
+        voiced_BF = target.hz_BF > 0
         margin = (self.shape.n_fft - self.shape.mel_hop_samples) // 2
         framed = frame(
             functional.pad(real_BN, (margin, margin)), self.shape.n_fft, self.shape.mel_hop_samples
         )
         real_MK = torch.fft.rfft(framed[voiced_BF] * self.source.window_W).abs().square()
         source_MK = excitation.spectrum_BFK[voiced_BF].abs().square()
-        share_MP = self.real_share(real_MK, source_MK, hz_BF[voiced_BF])
+        share_MP = self.real_share(real_MK, source_MK, target.hz_BF[voiced_BF])
         logits_MP: Tensor = self.head.share_logits(features_BTC)[voiced_BF][:, 0]
         entropy_MP = functional.binary_cross_entropy_with_logits(logits_MP, share_MP, reduction="none")
-        return entropy_MP.sum() / max(1, entropy_MP.numel())
+        entropy_BF = (
+            torch.zeros_like(target.hz_BF).to(entropy_MP).masked_scatter(voiced_BF, entropy_MP.mean(1))
+        )
+        return target.voiced_mean(entropy_BF)
 
     def step(self, latent_BTD: Tensor, carry: Carry) -> Tensor:
         """A piece with `PAST_FRAMES` more before and `FUTURE_FRAMES` more behind; the head's delay applies."""

@@ -18,6 +18,7 @@ from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.layers import ConvNeXtBlock
+from tokenizer.native.pitch import PitchTarget
 from tokenizer.native.semantic import semantic_loss
 from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
 from tokenizer.quantizers.residual import QUANTIZERS
@@ -160,8 +161,7 @@ class AudioTokenizer(nn.Module):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
-        pitch_hz_BF: Tensor | None = None,
-        follow_pitch: bool = True,
+        pitch: PitchTarget | None = None,
     ) -> TokenizerOutput:
         """Reconstruct, for training.
 
@@ -170,8 +170,7 @@ class AudioTokenizer(nn.Module):
             num_codebooks: how many to use, of all or of each item.
             quantize: False is the plain autoencoder.
             features_BTH: the teacher's, where there is one.
-            pitch_hz_BF: the pitch at the mel rate, 0 where there is no voice; for a model with a harmonic source.
-            follow_pitch: the source follows that pitch; False: the pitch that is read from the codes.
+            pitch: the pitch at the mel rate, which the source follows; for a model with a harmonic source.
         """
         latent_BTD = self.latent(samples_BN)
         if quantize:
@@ -182,10 +181,10 @@ class AudioTokenizer(nn.Module):
         if self.semantic_head is not None and features_BTH is not None:
             predicted_BTH = self.semantic_head(used_BTD[..., : self.config.latent_dim])
             semantic = semantic_loss(predicted_BTH, features_BTH)
-        if pitch_hz_BF is None:
+        if pitch is None:
             return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic)
-        samples_BCN, pitch = self.decoder.with_pitch(used_BTD, pitch_hz_BF, samples_BN, follow_pitch)
-        return TokenizerOutput(samples_BCN[:, 0], latent_BTD, codes_BKT, commitment, semantic, pitch)
+        samples_BCN, pitch_loss = self.decoder.with_pitch(used_BTD, pitch, samples_BN)
+        return TokenizerOutput(samples_BCN[:, 0], latent_BTD, codes_BKT, commitment, semantic, pitch_loss)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
         """`[B, N]` to `[B, T, D]`, T = N / hop, the whole at once (training)."""

@@ -43,6 +43,20 @@ class PitchTrack(NamedTuple):
     voicing_BF: Tensor
 
 
+class PitchTarget(NamedTuple):
+    """Pitch of recordings in Hz `[B, F]`, 0 where there is no voice, and the voiced share of the global batch's frames.
+
+    Losses are means over the voiced frames of all ranks; the share makes a rank's sum a part of such a mean.
+    """
+
+    hz_BF: Tensor
+    voiced_share: float
+
+    def voiced_mean(self, values_BF: Tensor) -> Tensor:
+        """The mean over voiced frames; several ranks' means, weighted by their rows, add up to that of all."""
+        return (values_BF * (self.hz_BF > 0)).mean() / max(self.voiced_share, 1e-6)
+
+
 class PitchLogits(NamedTuple):
     """Logits of the pitch classes `[B, F, S]` and of voicing `[B, F]`."""
 
@@ -132,16 +146,14 @@ def decode_pitch(logits: PitchLogits) -> PitchTrack:
     return PitchTrack(FIRST_CLASS_HZ * 2 ** (cents_BF / 1200), voicing_BF)
 
 
-def pitch_loss(logits: PitchLogits, hz_BF: Tensor) -> Tensor:
-    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames.
-
-    Args:
-        hz_BF: the pitch; 0 where there is no voice.
-    """
-    voiced_BF = hz_BF > 0
+def pitch_loss(logits: PitchLogits, target: PitchTarget) -> Tensor:
+    """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames."""
+    hz_BF = target.hz_BF
     class_BF = 1200 / CENTS_PER_CLASS * torch.log2(hz_BF.clamp_min(FIRST_CLASS_HZ) / FIRST_CLASS_HZ)
     distance_BFS = torch.arange(NUM_CLASSES, device=hz_BF.device) - class_BF[..., None]
     target_BFS = torch.softmax(-0.5 * (distance_BFS / CLASS_BLUR).square(), dim=2)
     entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
-    pitch = (entropy_BF * voiced_BF).sum() / voiced_BF.sum().clamp_min(1)
-    return pitch + functional.binary_cross_entropy_with_logits(logits.voicing_BF, voiced_BF.float())
+    voicing = functional.binary_cross_entropy_with_logits(
+        logits.voicing_BF, (hz_BF > 0).to(logits.voicing_BF)
+    )
+    return target.voiced_mean(entropy_BF) + voicing

@@ -17,6 +17,7 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.clips import ClipStore, Crops, pitch_of_crops, random_crops
 from tokenizer.native.model import AudioTokenizer, TokenizerOutput
+from tokenizer.native.pitch import PitchTarget
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
@@ -55,8 +56,6 @@ class TokenizerTaskConfig:
     semantic_weight: float = 1.0
     pitch_weight: float = 0.0
     """Weight of the loss on pitch and voicing; above 0 for a model with a harmonic source."""
-    given_pitch_share: float = 1.0
-    """Share of the steps in which the source follows the recording's pitch; in the rest it follows the codes'."""
     quantizer_dropout: float = 0.3
     """Share of the crops that use only the first 1 to K codebooks, so that every prefix decodes."""
     revive_every: int = 10
@@ -67,10 +66,10 @@ class TokenizerTaskConfig:
 
 
 class TokenizerBatch(NamedTuple):
-    """Crops `[B, N]`, and their pitch `[B, F]` at the mel rate, 0 where there is no voice; None for a model without."""
+    """Crops `[B, N]`, and their pitch at the mel rate; None for a model without a harmonic source."""
 
     samples_BN: Tensor
-    pitch_hz_BF: Tensor | None
+    pitch: PitchTarget | None
 
 
 class TrainableTokenizer(Protocol):
@@ -93,8 +92,7 @@ class TrainableTokenizer(Protocol):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
-        pitch_hz_BF: Tensor | None = None,
-        follow_pitch: bool = True,
+        pitch: PitchTarget | None = None,
     ) -> TokenizerOutput: ...
     def latent(self, samples_BN: Tensor) -> Tensor: ...
     def encode(self, samples_CN: Tensor) -> Tensor: ...
@@ -147,7 +145,8 @@ class TokenizerTask:
             return TokenizerBatch(samples_BN, None)
         assert isinstance(self.model, AudioTokenizer)
         hz_BF = pitch_of_crops(self._train, crops, self.model.config.mel_hop_samples)
-        return TokenizerBatch(samples_BN, hz_BF[self._share.rows].to(self._device))
+        voiced_share = float((hz_BF > 0).float().mean())
+        return TokenizerBatch(samples_BN, PitchTarget(hz_BF[self._share.rows].to(self._device), voiced_share))
 
     def updates(self, batch: TokenizerBatch, step: int, steps: int) -> Iterator[Update]:
         batch_BN = batch.samples_BN
@@ -157,11 +156,8 @@ class TokenizerTask:
         if step == begin:
             self._initialize_codebooks(dice)
         features_BTH = self._teacher.features(batch_BN) if self._teacher is not None else None
-        pitch: dict[str, Any] = {}
-        if batch.pitch_hz_BF is not None:
-            follow = step < self.config.given_pitch_share * steps
-            pitch = {"pitch_hz_BF": batch.pitch_hz_BF, "follow_pitch": follow}
-        out = self._wrapped(batch_BN, self._codebooks_of_crops(dice), step >= begin, features_BTH, **pitch)
+        codebooks_B = self._codebooks_of_crops(dice)
+        out = self._wrapped(batch_BN, codebooks_B, step >= begin, features_BTH, batch.pitch)
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
             losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])

@@ -43,8 +43,15 @@ def good(tmp_path: Path) -> Path:
     return write_av(tmp_path / "good.m4a", "ipod", "aac", sweep(duration_s=3.0))
 
 
-def helpers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "decoding_process" in " ".join(each.cmdline())]
+def decoders_of(process: psutil.Process) -> list[psutil.Process]:
+    return [each for each in process.children() if "decoding_process" in command_of(each)]
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # ended since it was listed
+        return ""
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -129,11 +136,11 @@ def test_one_process_serves_many_files_and_those_of_threads_do_not_mix(tmp_path:
         for number in range(1, 9)
     ]
     alone = [audio.load(path).samples_CN for path in paths]
-    assert len(helpers()) == 1
+    assert len(decoders_of(psutil.Process())) == 1
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(lambda path: audio.load(path).samples_CN, paths * 8))
     assert all(torch.equal(a, b) for a, b in zip(alone * 8, together, strict=True))
-    assert 1 <= len(helpers()) <= 4
+    assert 1 <= len(decoders_of(psutil.Process())) <= 4
 
 
 def test_a_stream_that_is_left_early_does_no_harm(good: Path) -> None:
@@ -141,7 +148,7 @@ def test_a_stream_that_is_left_early_does_no_harm(good: Path) -> None:
     for _ in range(3):
         next(stream_mono(good, SAMPLE_RATE))
         assert torch.equal(audio.load(good).samples_CN, whole)
-    assert len(helpers()) == 1
+    assert len(decoders_of(psutil.Process())) == 1
 
 
 def test_plain_files_need_no_process(tmp_path: Path) -> None:
@@ -150,7 +157,7 @@ def test_plain_files_need_no_process(tmp_path: Path) -> None:
         audio.probe(tmp_path / name)
         audio.load(tmp_path / name)
         list(stream_mono(tmp_path / name, 16000))
-    assert not helpers()
+    assert not decoders_of(psutil.Process())
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -165,8 +172,8 @@ def test_the_process_ends_with_the_one_that_it_serves(tmp_path: Path, end: signa
     with process:
         process.stdout.readline()
         children: list[psutil.Process] = []
-        while not any("decoding_process" in " ".join(each.cmdline()) for each in children):
-            children = psutil.Process(process.pid).children()
+        while not children:
+            children = decoders_of(psutil.Process(process.pid))
             time.sleep(0.05)
         time.sleep(1.0)
         process.send_signal(end)
