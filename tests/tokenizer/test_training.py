@@ -23,7 +23,7 @@ from tokenizer.clips import Clip, ClipStore, random_crops
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.teacher.model import MelUnitConfig, MelUnitEncoder, SemanticTeacher
 from tokenizer.teacher.training import fit_statistics
-from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
+from tokenizer.training.task import SETTLING_STEPS, TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")
 SHAPE = TokenizerConfig(
@@ -159,6 +159,14 @@ def test_alarms_name_a_collapse_and_a_dead_discriminator(store: ClipStore) -> No
     watch = task.modules()["watch"]
     watch.steps.fill_(10_000)  # a gap of zero for as long
     assert any(kind.startswith("dead discriminator") for kind in task.alarms({}, 10_000))
+
+
+def test_codebooks_that_have_just_begun_raise_no_alarm(store: ClipStore) -> None:
+    task, collapsed = task_of(store, None), {"perplexity/7": 0.7}
+    begin = round(task.config.autoencoder_share * 100)
+    next(task.updates(task.batch(begin, torch.Generator()), begin, 100))
+    assert task.alarms(collapsed, begin + SETTLING_STEPS - 1) == {}
+    assert list(task.alarms(collapsed, begin + SETTLING_STEPS)) == ["codebook collapse"]
 
 
 def test_any_prefix_of_codebooks_decodes_and_more_are_closer(tmp_path: Path, store: ClipStore) -> None:

@@ -36,6 +36,8 @@ OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25,
 REFIT_FRAMES_PER_CODE = 60
 COLLAPSED_SHARE = 0.05
 """An alarm rises when a codebook's perplexity or its codes in use fall below this share of its size."""
+SETTLING_STEPS = 150
+"""No such alarm rises earlier after k-means: its clusters of the last residuals differ much in size, and even out."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class TokenizerTask:
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
         self._adversary = Adversary(config.discriminators, self._device, self._share)
+        self._codebooks_settled_at = 0
 
     def modules(self) -> dict[str, nn.Module]:
         return {
@@ -151,6 +154,7 @@ class TokenizerTask:
     def updates(self, batch: TokenizerBatch, step: int, steps: int) -> Iterator[Update]:
         batch_BN = batch.samples_BN
         begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
+        self._codebooks_settled_at = begin + SETTLING_STEPS
         adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "quantizer")
         if step == begin:
@@ -190,7 +194,8 @@ class TokenizerTask:
         found: dict[str, str] = {}
         perplexities = [value for key, value in figures.items() if key.startswith("perplexity/")]
         lowest, size = min(perplexities, default=float("inf")), self.model.codebook_size
-        if lowest < COLLAPSED_SHARE * size or figures.get("codes_alive", 1.0) < COLLAPSED_SHARE:
+        collapsed = lowest < COLLAPSED_SHARE * size or figures.get("codes_alive", 1.0) < COLLAPSED_SHARE
+        if collapsed and step >= self._codebooks_settled_at:
             found["codebook collapse"] = (
                 f"a codebook is used as if it had {lowest:.0f} of its {size} codes: lower the learning rate or the "
                 "commitment weight, train longer before the codebooks begin, or give more varied audio"
