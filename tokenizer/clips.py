@@ -22,6 +22,7 @@ from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, p
 from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.set_aside import UNREADABLE
+from tokenizer.native.pitch import VOICE_HZ, PitchTarget
 
 MAX_CLIP_S = 60.0
 """Approximate length of the longest clip of a folder, in seconds: longer files are taken in parts."""
@@ -115,24 +116,37 @@ def _parts(path: Path, duration_s: float | None) -> list[Clip]:
 class RandomClips(ABC):
     """Clips that are drawn by duration: every second of audio is as likely as every other.
 
+    `highest_pitch_hz` is the highest pitch that is tracked in them.
+
     Args:
         clips: what is drawn from.
         durations_s: the length of each clip, or an estimate where the file does not say.
         sample_rate: the rate at which samples are given.
     """
 
+    highest_pitch_hz = VOICE_HZ
+
     def __init__(self, clips: Sequence[Clip], durations_s: Sequence[float], sample_rate: int) -> None:
+        self._pitch_hz: dict[int, Tensor] = {}
         self.clips, self.sample_rate = list(clips), sample_rate
         self._ends_s = torch.tensor(durations_s, dtype=torch.float64).cumsum(0)
         self._unread: dict[str, str] = {}
 
     @abstractmethod
     def __getitem__(self, index: int) -> Tensor:
-        """Samples of a clip, float32.
+        """Samples of a clip `[N]` or `[C, N]`, float32.
 
         Raises:
             AudioError: the file cannot be read any more.
         """
+
+    def pitch_hz(self, index: int) -> Tensor:
+        """Pitch of a clip `[F]` in steps of `PITCH_STEP_S` from its start, 0 where there is no voice; tracked once."""
+        if index not in self._pitch_hz:
+            samples = self[index]
+            mono_N = samples if samples.ndim == 1 else samples.mean(dim=0)
+            self._pitch_hz[index] = _track(mono_N, self.sample_rate, self.highest_pitch_hz)
+        return self._pitch_hz[index]
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -183,7 +197,6 @@ class ClipStore(RandomClips):
         lengths_s = [usual if clip.end_s is None else clip.end_s - clip.start_s for clip in clips]
         super().__init__(clips, lengths_s, sample_rate)
         self._cache: OrderedDict[int, Tensor] = OrderedDict()
-        self._pitch_hz: dict[int, Tensor] = {}
         self._room = int(cache_mb * 2**20 / 4)
 
     @property
@@ -206,12 +219,6 @@ class ClipStore(RandomClips):
         while self._room < 0 and len(self._cache) > 1:
             self._room += len(self._cache.popitem(last=False)[1])
         return samples_N
-
-    def pitch_hz(self, index: int) -> Tensor:
-        """Pitch of a clip `[F]` in steps of `PITCH_STEP_S` from its start, 0 where there is no voice; tracked once."""
-        if index not in self._pitch_hz:
-            self._pitch_hz[index] = _track(self[index], self.sample_rate)
-        return self._pitch_hz[index]
 
 
 def load_levelled(clip: Clip, sample_rate: int) -> Tensor:
@@ -236,9 +243,9 @@ class CropPiece(NamedTuple):
 
 
 class Crops(NamedTuple):
-    """Augmented crops `[B, N]` and the parts of clips that they are made of."""
+    """Augmented crops `[B, N]` or `[B, C, N]`, and the parts of clips that they are made of."""
 
-    samples_BN: Tensor
+    samples: Tensor
     pieces: list[CropPiece]
 
 
@@ -261,9 +268,9 @@ def random_crops(store: ClipStore, batch: int, length: int, generator: torch.Gen
     return Crops(crops_BN, pieces)
 
 
-def pitch_of_crops(store: ClipStore, crops: Crops, hop_samples: int) -> Tensor:
+def pitch_of_crops(store: RandomClips, crops: Crops, hop_samples: int) -> Tensor:
     """The pitch in Hz at the middle of each hop of the crops, `[B, N / hop]`; 0 where there is no voice."""
-    batch, length = crops.samples_BN.shape
+    batch, length = crops.samples.shape[0], crops.samples.shape[-1]
     hz_BF = torch.zeros(batch, length // hop_samples)
     middle_F = torch.arange(hz_BF.shape[1]) * hop_samples + hop_samples / 2
     step = PITCH_STEP_S * store.sample_rate
@@ -272,6 +279,12 @@ def pitch_of_crops(store: ClipStore, crops: Crops, hop_samples: int) -> Tensor:
         position_F = (piece.start + (middle_F[inside_F] - piece.first) * piece.speed) / step
         hz_BF[piece.row, inside_F] = _interpolated(store.pitch_hz(piece.clip), position_F) * piece.speed
     return hz_BF
+
+
+def pitch_target(store: RandomClips, crops: Crops, hop_samples: int, rows: slice) -> PitchTarget:
+    """The pitch of some rows of a global batch's crops."""
+    hz_BF = pitch_of_crops(store, crops, hop_samples)
+    return PitchTarget(hz_BF[rows], float((hz_BF > 0).float().mean()))
 
 
 def _interpolated(hz_F: Tensor, position_F: Tensor) -> Tensor:
@@ -285,11 +298,11 @@ def _interpolated(hz_F: Tensor, position_F: Tensor) -> Tensor:
     return torch.where(both_F, low_F + share_F * (high_F - low_F), nearest_F)
 
 
-def _track(samples_N: Tensor, sample_rate: int) -> Tensor:
+def _track(samples_N: Tensor, sample_rate: int, highest_hz: float) -> Tensor:
     """Pitch in steps of `PITCH_STEP_S` from the first sample on, 0 where there is no voice."""
     at_16k_N = resample(samples_N[None], sample_rate, pitch.SAMPLE_RATE)[0]
     margin = round(pitch.CENTRE_S * pitch.SAMPLE_RATE)  # the first frame is then centred on the first sample
-    found = pitch.track_pitch(functional.pad(at_16k_N, (margin, 2 * margin)).numpy())
+    found = pitch.track_pitch(functional.pad(at_16k_N, (margin, 2 * margin)).numpy(), highest_hz)
     return torch.from_numpy(np.where(found.voiced_F, found.pitch_hz_F, 0.0)).float()
 
 

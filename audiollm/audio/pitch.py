@@ -18,8 +18,10 @@ CENTRE_S = 0.027
 """Time of the middle of the first frame."""
 _HOP = int(FRAME_S * SAMPLE_RATE)
 _WINDOW = 640
-_LOWEST_HZ, _HIGHEST_HZ = 60.0, 500.0
-_MAX_LAG, _MIN_LAG = int(SAMPLE_RATE / _LOWEST_HZ), int(SAMPLE_RATE / _HIGHEST_HZ)
+HIGHEST_HZ = 500.0
+"""The highest pitch of a voice."""
+_LOWEST_HZ = 60.0
+_MAX_LAG = int(SAMPLE_RATE / _LOWEST_HZ)
 _FFT, _BLOCK = 2048, 500
 
 _CANDIDATES = 8
@@ -38,13 +40,14 @@ class Pitch(NamedTuple):
     voiced_F: NDArray[np.bool_]
 
 
-def track_pitch(samples_N: NDArray[np.float32]) -> Pitch:
-    """Track the pitch within 60 to 500 Hz.
+def track_pitch(samples_N: NDArray[np.float32], highest_hz: float = HIGHEST_HZ) -> Pitch:
+    """Track the pitch from 60 Hz on.
 
     Frame f is about 53 ms around 10 f + 27 ms; a clip shorter than one frame has none.
 
     Args:
         samples_N: mono at 16 kHz.
+        highest_hz: the highest pitch, 2 kHz at most.
 
     Source: de Cheveigne and Kawahara, "YIN" (2002), equations 6 to 8; the path is chosen as in pYIN, by dynamic
     programming over the dips of each frame.
@@ -53,7 +56,9 @@ def track_pitch(samples_N: NDArray[np.float32]) -> Pitch:
     if len(samples_N) < length:
         return Pitch(np.zeros(0), np.zeros(0, bool))
     frames_FN = np.lib.stride_tricks.sliding_window_view(samples_N, length)[::_HOP]
-    pieces = [_candidates(frames_FN[start : start + _BLOCK]) for start in range(0, len(frames_FN), _BLOCK)]
+    min_lag = int(SAMPLE_RATE / highest_hz)
+    starts = range(0, len(frames_FN), _BLOCK)
+    pieces = [_candidates(frames_FN[start : start + _BLOCK], min_lag) for start in starts]
     pitch_FK = np.concatenate([pitch for pitch, _, _ in pieces])
     depth_FK = np.concatenate([depth for _, depth, _ in pieces])
     power_F = np.concatenate([power for _, _, power in pieces])
@@ -68,7 +73,7 @@ def track_pitch(samples_N: NDArray[np.float32]) -> Pitch:
 
 
 def _candidates(
-    frames_FN: NDArray[np.float32],
+    frames_FN: NDArray[np.float32], min_lag: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Pitch and depth of each frame's deepest dips, [F, K] each, and the frame's power, [F]."""
     sound_FN = frames_FN.astype(np.float64)
@@ -83,14 +88,14 @@ def _candidates(
     normal_FL = np.ones_like(difference_FL)
     normal_FL[:, 1:] = difference_FL[:, 1:] / np.maximum(means_FL, 1e-12)
 
-    middle_FL = normal_FL[:, _MIN_LAG:_MAX_LAG]
-    left_FL, right_FL = normal_FL[:, _MIN_LAG - 1 : _MAX_LAG - 1], normal_FL[:, _MIN_LAG + 1 :]
+    middle_FL = normal_FL[:, min_lag:_MAX_LAG]
+    left_FL, right_FL = normal_FL[:, min_lag - 1 : _MAX_LAG - 1], normal_FL[:, min_lag + 1 :]
     dips_FL = np.where((middle_FL <= left_FL) & (middle_FL < right_FL), middle_FL, _NO_CANDIDATE_COST)
     lags_FK = np.argsort(dips_FL, axis=1, kind="stable")[:, :_CANDIDATES]
     left, middle, right = (np.take_along_axis(x, lags_FK, axis=1) for x in (left_FL, middle_FL, right_FL))
     bend = left - 2 * middle + right
     shift = np.where(np.abs(bend) > 1e-12, 0.5 * (left - right) / np.where(bend == 0, 1, bend), 0.0)
-    pitch_FK = SAMPLE_RATE / (lags_FK + _MIN_LAG + np.clip(shift, -1, 1))
+    pitch_FK = SAMPLE_RATE / (lags_FK + min_lag + np.clip(shift, -1, 1))
     return pitch_FK, np.take_along_axis(dips_FL, lags_FK, axis=1), energy_FL[:, 0] / _WINDOW
 
 

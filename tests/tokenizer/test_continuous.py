@@ -225,7 +225,7 @@ def test_long_clips_are_taken_in_parts(tmp_path: Path) -> None:
 
 def test_crops_are_full_and_of_one_gain(clips: list[Clip]) -> None:
     store = StereoStore(clips[2:], 44_100)  # in antiphase throughout
-    crops_BCN = stereo_crops(store, 4, 44_100, step_generator(0, 0))
+    crops_BCN = stereo_crops(store, 4, 44_100, step_generator(0, 0)).samples
     assert crops_BCN.shape == (4, 2, 44_100)
     torch.testing.assert_close(crops_BCN[:, 0], -crops_BCN[:, 1], atol=2e-3, rtol=0)  # but for the dither
     level_db = 20 * torch.log10(crops_BCN[..., :22_050].std(dim=2) / 0.05)
@@ -257,12 +257,13 @@ def test_every_parameter_gets_a_gradient(clips: list[Clip]) -> None:
 def test_the_divergence_weighs_as_it_would_without_the_balancer(clips: list[Clip]) -> None:
     """With the STFT distance alone the gradient is that of `stft + kl_weight * kl`, but for its length."""
     task = task_of(clips, output_weights={"stft": 0.7}, adversary_share=1.0, kl_weight=0.01)
-    batch = task.batch(0, step_generator(0, 0))
+    crops = task.batch(0, step_generator(0, 0))
+    batch = crops.samples
     parameters = list(task.model.parameters())
-    (update,) = task.updates(batch, 0, 10)
+    (update,) = task.updates(crops, 0, 10)
     ours = torch.cat([g.flatten() for g in torch.autograd.grad(update.loss, parameters)])
     dice = step_generator(0, 0, "vae")
-    made, posterior = task.model(batch, torch.randn(2, 6, SMALL.latent_dim, generator=dice))
+    made, posterior, _ = task.model(batch, torch.randn(2, 6, SMALL.latent_dim, generator=dice))
     scales = [WINDOWS[i] for i in torch.randperm(4, generator=dice)[:2]]
     signals = [torch.cat([x[:, 0], x[:, 1], x.sum(1) / 2, (x[:, 0] - x[:, 1]) / 2]) for x in (made, batch)]
     stft = ReconstructionLoss(44_100)(signals[0], signals[1], scales)["stft"]

@@ -19,20 +19,21 @@ from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.pitch import (
     CENTS_PER_CLASS,
     FIRST_CLASS_HZ,
-    HIGHEST_HZ,
     LOWEST_HZ,
-    NUM_CLASSES,
+    VOICE_HZ,
     PitchLogits,
     PitchPredictor,
     PitchSalience,
     PitchTarget,
     PitchTrack,
     decode_pitch,
+    num_pitch_classes,
     pitch_loss,
 )
 from tokenizer.native.source import HarmonicSource
 
 RATE, N_FFT, HOP = 24_000, 960, 240
+NUM_CLASSES = num_pitch_classes(VOICE_HZ)
 
 
 def cosines(hz_N: Tensor, tilt: float = 0.0) -> Tensor:
@@ -86,10 +87,10 @@ def test_the_phase_runs_on_whatever_the_pieces() -> None:
 @pytest.mark.parametrize("hz", [70.0, 123.0, 210.0, 400.0])
 def test_salience_is_highest_at_the_pitch_at_any_level(hz: float) -> None:
     window_W = torch.hann_window(N_FFT)
-    salience = PitchSalience(RATE, window_W)
+    salience = PitchSalience(RATE, window_W, VOICE_HZ)
     sound_1N = cosines(torch.full((RATE,), hz))[None]
     values_FL = salience(magnitudes(sound_1N, window_W, HOP))[0]
-    lags_hz = torch.logspace(0, 1, values_FL.shape[1], base=HIGHEST_HZ / LOWEST_HZ) * LOWEST_HZ
+    lags_hz = torch.logspace(0, 1, values_FL.shape[1], base=VOICE_HZ / LOWEST_HZ) * LOWEST_HZ
     found_F = lags_hz[values_FL.argmax(dim=1)]
     assert float((1200 * torch.log2(found_F / hz)).abs().max()) < 60  # the lags are 58 cents apart
     quiet_FL = salience(magnitudes(0.01 * sound_1N, window_W, HOP))[0]
@@ -122,7 +123,7 @@ def test_pitch_loss_is_a_cross_entropy_over_voiced_frames() -> None:
 
 def test_a_pitch_does_not_depend_on_how_many_frames_are_read_at_once() -> None:
     torch.manual_seed(0)
-    predictor = PitchPredictor(16, 4).eval()
+    predictor = PitchPredictor(16, 4, VOICE_HZ).eval()
     latent_BTD = torch.randn(1, 54, 16)
     with torch.no_grad():
         whole = predictor.track(latent_BTD)
@@ -157,12 +158,12 @@ def test_labels_of_crops_move_with_speed_and_place(tmp_path: Path) -> None:
     hz_BF = pitch_of_crops(store, crops, HOP)
     assert hz_BF.shape == (24, 96)
     window_W = torch.hann_window(N_FFT)
-    magnitude_BFK = magnitudes(functional.pad(crops.samples_BN, (360, 360)), window_W, HOP)
+    magnitude_BFK = magnitudes(functional.pad(crops.samples, (360, 360)), window_W, HOP)
     power_BF = magnitude_BFK.square().sum(dim=2)
     loud_BF = power_BF > 0.02 * power_BF.max()
     assert float((loud_BF == (hz_BF > 0)).float().mean()) > 0.93
-    salience_BFL = PitchSalience(RATE, window_W)(magnitude_BFK)
-    lags_hz = torch.logspace(0, 1, 64, base=HIGHEST_HZ / LOWEST_HZ) * LOWEST_HZ
+    salience_BFL = PitchSalience(RATE, window_W, VOICE_HZ)(magnitude_BFK)
+    lags_hz = torch.logspace(0, 1, 64, base=VOICE_HZ / LOWEST_HZ) * LOWEST_HZ
     both_BF = loud_BF & (hz_BF > 0)
     cents = 1200 * torch.log2(lags_hz[salience_BFL.argmax(dim=2)] / hz_BF)[both_BF]
     assert float((cents.abs() < 80).float().mean()) > 0.95 and float(cents.median().abs()) < 20

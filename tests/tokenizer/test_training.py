@@ -193,7 +193,7 @@ def test_crops_are_drawn_by_duration(tmp_path: Path) -> None:
     dice = torch.Generator().manual_seed(0)
     drawn = [float(store.draw(dice)[1][0] > 0) for _ in range(600)]
     assert sum(drawn) / 600 == pytest.approx(0.5, abs=0.08)
-    assert random_crops(store, 3, 9_600, dice).samples_BN.shape == (3, 9_600)
+    assert random_crops(store, 3, 9_600, dice).samples.shape == (3, 9_600)
 
 
 @pytest.mark.parametrize("name", ["commitment", "semantic"])

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from audiollm.audio import save
 from audiollm.codec import load_codec
@@ -28,7 +27,7 @@ from tokenizer.continuous.task import VAETask, VAETaskConfig
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.training.discriminators import DiscriminatorConfig
 from tokenizer.training.share import BatchShare
-from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig
+from tokenizer.training.task import CropBatch, TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")
 STEPS, KINDS = 10, ("rvq", "split_rvq", "fsq", "rvq with a harmonic source")
@@ -44,14 +43,15 @@ class DoubleTokenizerTask(TokenizerTask):
 
     def crops(self, generator: torch.Generator) -> Crops:
         crops = super().crops(generator)
-        return crops._replace(samples_BN=crops.samples_BN.double())
+        return crops._replace(samples=crops.samples.double())
 
 
 class DoubleVAETask(VAETask):
     """The task in float64: its batches too."""
 
-    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
-        return super().batch(step, generator, ranks).double()
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
+        batch = super().batch(step, generator, ranks)
+        return batch._replace(samples=batch.samples.double())
 
 
 def write_clips(folder: Path) -> None:

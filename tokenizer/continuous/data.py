@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import AudioError, load, probe, set_channels
-from tokenizer.clips import DITHER, Clip, RandomClips
+from tokenizer.clips import DITHER, Clip, CropPiece, Crops, RandomClips
+from tokenizer.native.pitch import SOUND_HZ
 
 PART_S = 20.0
 """Longer clips are taken in parts of this length, so that hours need no more memory than seconds."""
@@ -21,6 +22,8 @@ GAIN_DB = 6.0
 
 class StereoStore(RandomClips):
     """Stereo parts of clips at one sample rate, at their own level; about `cache_mb` of them stay in memory."""
+
+    highest_pitch_hz = SOUND_HZ
 
     def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
         parts, unread = [], {}
@@ -54,18 +57,20 @@ class StereoStore(RandomClips):
         return set_channels(waveform.samples_CN[:2], 2)
 
 
-def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.Generator) -> Tensor:
+def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.Generator) -> Crops:
     """Crops `[B, 2, N]`: parts one after another until full, each at a random gain, dithered."""
     crops_BCN = torch.randn(batch, 2, length, generator=generator) * DITHER
-    for crop_CN in crops_BCN:
+    pieces = []
+    for row, crop_CN in enumerate(crops_BCN):
         filled = 0
         while filled < length:
-            _, piece_CN = store.draw(generator)
+            clip, piece_CN = store.draw(generator)
             start = int(torch.randint(max(1, piece_CN.shape[1] - length + 1), (1,), generator=generator))
             piece_CN = _with_gain(piece_CN[:, start : start + length - filled], generator)
             crop_CN[:, filled : filled + piece_CN.shape[1]] += piece_CN
+            pieces.append(CropPiece(row, filled, piece_CN.shape[1], clip, start, 1.0))
             filled += piece_CN.shape[1]
-    return crops_BCN
+    return Crops(crops_BCN, pieces)
 
 
 def _with_gain(samples_CN: Tensor, generator: torch.Generator) -> Tensor:

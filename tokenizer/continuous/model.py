@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
+from tokenizer.native.pitch import SOUND_HZ, PitchTarget
 from tokenizer.native.streaming import LatentStream, WaveformStream
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.rates import VAE_HOP_SAMPLES, VAE_SAMPLE_RATE
@@ -49,6 +50,8 @@ class VAEConfig:
     """Blocks at the mel rate, blocks at the latent rate."""
     decoder_layers: tuple[int, int] = (4, 3)
     """Blocks at the latent rate, blocks at the mel rate."""
+    harmonic_source: bool = False
+    """The latents carry a pitch, and the decoder makes its harmonics; False in folders made before it was there."""
     step_frames: int = 8
     """Frames that are computed at a time, always. Part of what the latents are: see `streaming.py`."""
 
@@ -69,6 +72,7 @@ class VAEConfig:
             hidden_size=self.hidden_size,
             encoder_layers=self.encoder_layers,
             decoder_layers=self.decoder_layers,
+            highest_pitch_hz=SOUND_HZ if self.harmonic_source else 0.0,
         )
 
 
@@ -97,6 +101,8 @@ class VAEOutput(NamedTuple):
 
     samples_BCN: Tensor
     posterior: Posterior
+    pitch: Tensor | None = None
+    """The loss of pitch, voicing and harmonic share, of a model with a harmonic source."""
 
 
 class AudioVAE(nn.Module):
@@ -130,10 +136,19 @@ class AudioVAE(nn.Module):
     def latent_dim(self) -> int:
         return self.config.latent_dim
 
-    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor) -> VAEOutput:
-        """Reconstruct from the draw of the latent that the noise makes (training); N must be a multiple of the hop."""
+    def forward(self, samples_BCN: Tensor, noise_BTD: Tensor, pitch: PitchTarget | None = None) -> VAEOutput:
+        """Reconstruct from the draw of the latent that the noise makes (training).
+
+        Args:
+            samples_BCN: N must be a multiple of the hop.
+            pitch: the pitch at the mel rate, which the source follows; for a model with a harmonic source.
+        """
         posterior = _posterior(self.encoder(stereo_views(samples_BCN)))
-        return VAEOutput(self.decoder(posterior.at(noise_BTD)), posterior)
+        latent_BTD = posterior.at(noise_BTD)
+        if pitch is None:
+            return VAEOutput(self.decoder(latent_BTD), posterior)
+        made_BCN, pitch_loss = self.decoder.with_pitch(latent_BTD, pitch, samples_BCN)
+        return VAEOutput(made_BCN, posterior, pitch_loss)
 
     def encode(self, samples_CN: Tensor) -> Tensor:
         """Stereo waveform `[2, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.

@@ -78,6 +78,7 @@ def _shape(config: TrainVAEConfig) -> VAEConfig:
         hidden_size=required(config.hidden_size),
         encoder_layers=blocks[:2],
         decoder_layers=blocks[2:],
+        harmonic_source=config.harmonic_source,
     )
 
 
@@ -87,6 +88,7 @@ def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
         batch_size=required(config.batch_size),
         crop_frames=config.crop_frames,
         kl_weight=config.kl_weight,
+        pitch_weight=config.pitch_weight if config.harmonic_source else 0.0,
         adversary_share=config.adversary_share,
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
     )

@@ -32,6 +32,10 @@ class TrainVAEConfig(TrainingConfig):
     """Width at 21.5 Hz."""
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 86 Hz and 21.5 Hz, decoder at 21.5 Hz and 86 Hz."""
+    harmonic_source: bool = True
+    """The latents carry a pitch, and the decoder makes its harmonics."""
+    pitch_weight: float = Field(1.0, gt=0)
+    """Weight of the loss on pitch and voicing."""
     kl_weight: float = Field(1e-4, ge=0)
     """Weight of the divergence (nats per frame) beside an STFT distance of weight 1."""
     adversary_share: float = Field(0.75, ge=0, le=1)

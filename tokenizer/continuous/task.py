@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
+from tokenizer.clips import pitch_target
 from tokenizer.continuous.data import StereoStore, stereo_crops
 from tokenizer.continuous.model import CHANNELS, AudioVAE, stereo_views
 from tokenizer.quantizers.codebooks import all_rows
@@ -22,7 +23,7 @@ from tokenizer.training.balancer import GradientBalancer
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import WINDOWS, ReconstructionLoss
 from tokenizer.training.share import BatchShare
-from tokenizer.training.task import OUTPUT_WEIGHTS
+from tokenizer.training.task import OUTPUT_WEIGHTS, CropBatch
 
 ACTIVE_VARIANCE = 0.01
 """A channel whose mean varies by more is in use (Burda et al., arXiv 1509.00519, section 5.2)."""
@@ -37,6 +38,8 @@ class VAETaskConfig:
     crop_frames: int
     kl_weight: float = 1e-4
     """Weight of the divergence (nats per frame) beside an STFT distance of weight 1; Stable Audio Open's."""
+    pitch_weight: float = 0.0
+    """Weight of the loss on pitch and voicing; above 0 for a model with a harmonic source."""
     adversary_share: float = 0.75
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
@@ -80,19 +83,24 @@ class VAETask:
         self._wrapped = modules["vae"]
         self._adversary.adopt(modules)
 
-    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> Tensor:
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
         """This rank's rows `[B, 2, N]`. Every rank draws the global batch: where one part ends decides the next."""
         config, dice = self.config, step_generator(self.config.seed, step, "batch")
         length = config.crop_frames * self.model.hop_samples
-        crops_BCN = stereo_crops(self._train, config.batch_size, length, dice)
-        return crops_BCN[self._share.rows].to(self._device)
+        crops, rows = stereo_crops(self._train, config.batch_size, length, dice), self._share.rows
+        samples_BCN = crops.samples[rows].to(self._device)
+        if not config.pitch_weight:
+            return CropBatch(samples_BCN, None)
+        pitch = pitch_target(self._train, crops, self.model.config.mel_hop_samples, rows)
+        return CropBatch(samples_BCN, pitch.to(self._device))
 
-    def updates(self, batch_BCN: Tensor, step: int, steps: int) -> Iterator[Update]:
+    def updates(self, batch: CropBatch, step: int, steps: int) -> Iterator[Update]:
+        batch_BCN = batch.samples
         adversary = step >= self.config.adversary_share * steps
         dice = step_generator(self.config.seed, step, "vae")
         shape_BTD = (self.config.batch_size, self.config.crop_frames, self.model.latent_dim)
         noise_BTD = torch.randn(shape_BTD, generator=dice)[self._share.rows]
-        made_BCN, posterior = self._wrapped(batch_BCN, noise_BTD.to(self._device))
+        made_BCN, posterior, pitch_loss = self._wrapped(batch_BCN, noise_BTD.to(self._device), batch.pitch)
         losses = self._output_losses(made_BCN, batch_BCN, dice)
         if adversary:
             losses |= self._adversary.losses(made_BCN, batch_BCN)
@@ -101,6 +109,10 @@ class VAETask:
         loss = loss + self._kl_factor(losses) * kl
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
         figures["kl"] = self._share.figure(kl)
+        if pitch_loss is not None:
+            of_pitch = self._share.part(pitch_loss)
+            loss = loss + self.config.pitch_weight * of_pitch
+            figures["pitch"] = self._share.figure(of_pitch)
         figures["channels_active"] = _share_active(all_rows(posterior.mean.detach().flatten(0, 1)))
         yield Update(loss, figures)
         if adversary:

@@ -27,6 +27,7 @@ from tokenizer.native.layers import (
 )
 from tokenizer.native.periodicity import HarmonicShare
 from tokenizer.native.pitch import (
+    LOWEST_HZ,
     PITCH_FUTURE_FRAMES,
     PITCH_PAST_FRAMES,
     PitchLogits,
@@ -64,8 +65,9 @@ class AutoencoderShape:
     """Blocks at the mel rate, blocks at the frame rate."""
     decoder_layers: tuple[int, int]
     """Blocks at the frame rate, blocks at the mel rate."""
-    harmonic_source: bool = False
-    """Pitch salience joins the encoder's input, and the decoder mixes a harmonic source in."""
+    highest_pitch_hz: float = 0.0
+    """Pitch salience joins the encoder's input, and the decoder mixes a harmonic source of at most this pitch in; 0:
+    neither."""
 
     @property
     def hop_samples(self) -> int:
@@ -85,7 +87,7 @@ class Encoder(nn.Module):
         self.shape = shape
         before, after = shape.encoder_layers
         self.mel = LogMel(
-            shape.sample_rate, shape.n_fft, shape.mel_hop_samples, shape.num_mels, shape.harmonic_source
+            shape.sample_rate, shape.n_fft, shape.mel_hop_samples, shape.num_mels, shape.highest_pitch_hz
         )
         features = shape.channels * self.mel.num_features
         self.input = TimeConv(features, shape.mel_hidden_size, 2 * MEL_CONTEXT + 1)
@@ -133,8 +135,10 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(shape.mel_hidden_size)
         self.source = HarmonicSource(shape.sample_rate, shape.n_fft, shape.mel_hop_samples)
         self.real_share = HarmonicShare(shape.sample_rate, self.source.window_W)
-        self.pitch = PitchPredictor(latent_dim, shape.stride) if shape.harmonic_source else None
-        bands = self.real_share.centres_hz if shape.harmonic_source else ()
+        highest_hz, self.pitch = shape.highest_pitch_hz, None
+        if highest_hz:
+            self.pitch = PitchPredictor(latent_dim, shape.stride, highest_hz)
+        bands = self.real_share.centres_hz if highest_hz else ()
         self.head = InverseSTFTHead(
             shape.mel_hidden_size,
             shape.n_fft,
@@ -150,12 +154,12 @@ class Decoder(nn.Module):
         padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
         return torch.cat([self.step(padded_BTD, carry), self.head.finish(carry)], dim=2)
 
-    def with_pitch(self, latent_BTD: Tensor, target: PitchTarget, real_BN: Tensor) -> tuple[Tensor, Tensor]:
+    def with_pitch(self, latent_BTD: Tensor, target: PitchTarget, real_BCN: Tensor) -> tuple[Tensor, Tensor]:
         """The whole at once with a source of the recordings' pitch, and the loss of pitch, voicing and harmonic share.
 
         Args:
             target: pitch of each mel frame.
-            real_BN: the recordings.
+            real_BCN: the recordings.
         """
         assert self.pitch is not None
         padded_BTD = functional.pad(latent_BTD, (0, 0, PAST_FRAMES, FUTURE_FRAMES))
@@ -170,25 +174,28 @@ class Decoder(nn.Module):
         features_BTC = self._features(padded_BTD, None)
         samples: Tensor = self.head(features_BTC, excitation)
         loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), target)
-        return samples, loss + self._share_loss(features_BTC, excitation, target, real_BN)
+        return samples, loss + self._share_loss(features_BTC, excitation, target, real_BCN)
 
     def _share_loss(
-        self, features_BTC: Tensor, excitation: Excitation, target: PitchTarget, real_BN: Tensor
+        self, features_BTC: Tensor, excitation: Excitation, target: PitchTarget, real_BCN: Tensor
     ) -> Tensor:
-        voiced_BF = target.hz_BF > 0
-        margin = (self.shape.n_fft - self.shape.mel_hop_samples) // 2
-        framed = frame(
-            functional.pad(real_BN, (margin, margin)), self.shape.n_fft, self.shape.mel_hop_samples
-        )
-        real_MK = torch.fft.rfft(framed[voiced_BF] * self.source.window_W).abs().square()
-        source_MK = excitation.spectrum_BFK[voiced_BF].abs().square()
-        share_MP = self.real_share(real_MK, source_MK, target.hz_BF[voiced_BF])
-        logits_MP: Tensor = self.head.share_logits(features_BTC)[voiced_BF][:, 0]
-        entropy_MP = functional.binary_cross_entropy_with_logits(logits_MP, share_MP, reduction="none")
-        entropy_BF = (
-            torch.zeros_like(target.hz_BF).to(entropy_MP).masked_scatter(voiced_BF, entropy_MP.mean(1))
-        )
-        return target.voiced_mean(entropy_BF)
+        shape, chosen_BF = self.shape, target.hz_BF > 0
+        chosen_BF[0, 0] = True  # FFTs want one frame at least; without voice it has no weight
+        margin = (shape.n_fft - shape.mel_hop_samples) // 2
+        source_MK = excitation.spectrum_BFK[chosen_BF].abs().square()
+        hz_M = target.hz_BF[chosen_BF].clamp_min(LOWEST_HZ)
+        logits_MCP = self.head.share_logits(features_BTC)[chosen_BF]
+        entropy_BF = torch.zeros_like(target.hz_BF).to(logits_MCP)
+        for channel, real_BN in enumerate(functional.pad(real_BCN, (margin, margin)).unbind(dim=1)):
+            framed_MW = frame(real_BN, shape.n_fft, shape.mel_hop_samples)[chosen_BF]
+            real_MK = torch.fft.rfft(framed_MW * self.source.window_W).abs().square()
+            share_MP = self.real_share(real_MK, source_MK, hz_M)
+            logits_MP = logits_MCP[:, channel]
+            entropy_M = functional.binary_cross_entropy_with_logits(
+                logits_MP, share_MP.to(logits_MP), reduction="none"
+            ).mean(dim=1)
+            entropy_BF = entropy_BF + torch.zeros_like(entropy_BF).masked_scatter(chosen_BF, entropy_M)
+        return target.voiced_mean(entropy_BF / shape.channels)
 
     def step(self, latent_BTD: Tensor, carry: Carry) -> Tensor:
         """A piece with `PAST_FRAMES` more before and `FUTURE_FRAMES` more behind; the head's delay applies."""

@@ -36,15 +36,18 @@ class LogMel(nn.Module):
     """
 
     def __init__(
-        self, sample_rate: int, n_fft: int, hop_samples: int, num_mels: int, with_salience: bool = False
+        self, sample_rate: int, n_fft: int, hop_samples: int, num_mels: int, highest_pitch_hz: float = 0.0
     ) -> None:
+        """`highest_pitch_hz`: salience reaches up to it; 0: there is none."""
         super().__init__()
         self.n_fft, self.hop_samples = n_fft, hop_samples
         self.register_buffer("filters_FM", mel_filters(sample_rate, n_fft, num_mels), persistent=False)
         self.register_buffer("window_W", torch.hann_window(n_fft), persistent=False)
         self.filters_FM: Tensor
         self.window_W: Tensor
-        self.salience = PitchSalience(sample_rate, self.window_W) if with_salience else None
+        self.salience: PitchSalience | None = None
+        if highest_pitch_hz:
+            self.salience = PitchSalience(sample_rate, self.window_W, highest_pitch_hz)
         self.num_features = num_mels + (self.salience.num_lags if self.salience is not None else 0)
 
     def forward(self, samples_BN: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from audiollm.models.pretrained import load_model, made_of, save_model
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.layers import ConvNeXtBlock
-from tokenizer.native.pitch import PitchTarget
+from tokenizer.native.pitch import VOICE_HZ, PitchTarget
 from tokenizer.native.semantic import semantic_loss
 from tokenizer.native.streaming import StreamingDecoder, StreamingEncoder
 from tokenizer.quantizers.residual import QUANTIZERS
@@ -75,7 +75,7 @@ class TokenizerConfig:
             hidden_size=self.hidden_size,
             encoder_layers=self.encoder_layers,
             decoder_layers=self.decoder_layers,
-            harmonic_source=self.harmonic_source,
+            highest_pitch_hz=VOICE_HZ if self.harmonic_source else 0.0,
         )
 
 
@@ -183,7 +183,7 @@ class AudioTokenizer(nn.Module):
             semantic = semantic_loss(predicted_BTH, features_BTH)
         if pitch is None:
             return TokenizerOutput(self.synthesize(used_BTD), latent_BTD, codes_BKT, commitment, semantic)
-        samples_BCN, pitch_loss = self.decoder.with_pitch(used_BTD, pitch, samples_BN)
+        samples_BCN, pitch_loss = self.decoder.with_pitch(used_BTD, pitch, samples_BN[:, None])
         return TokenizerOutput(samples_BCN[:, 0], latent_BTD, codes_BKT, commitment, semantic, pitch_loss)
 
     def latent(self, samples_BN: Tensor) -> Tensor:

@@ -16,14 +16,16 @@ from torch.nn import functional
 from tokenizer.native.linear import Linear
 from tokenizer.quantizers.codebooks import at_least_float32
 
-LOWEST_HZ, HIGHEST_HZ = 60.0, 500.0
-"""The range of a voice's pitch, in the labels and in the salience."""
-NUM_LAGS = 64
+LOWEST_HZ, VOICE_HZ, SOUND_HZ = 60.0, 500.0, 1500.0
+"""The lowest pitch, and the highest one of a voice and of other sounds (a cock's crow, a siren)."""
+LAGS_PER_OCTAVE = 21
 SALIENCE_BAND_HZ = 4000.0
 MAGNITUDE_POWER = 0.67
 """Exponent of the magnitudes in the autocorrelation: the plain one has 2, which favours the strongest harmonic."""
 
-NUM_CLASSES, CENTS_PER_CLASS, FIRST_CLASS_HZ = 100, 40.0, 55.0
+CENTS_PER_CLASS, FIRST_CLASS_HZ = 40.0, 55.0
+CLASSES_ABOVE = 4
+"""Pitch classes above the highest pitch."""
 CLASS_BLUR = 0.8
 """Standard deviation of a target over the pitch classes, in classes."""
 CLASSES_AROUND_BEST = 3
@@ -52,6 +54,10 @@ class PitchTarget(NamedTuple):
     hz_BF: Tensor
     voiced_share: float
 
+    def to(self, device: torch.device) -> PitchTarget:
+        """The target on another device."""
+        return self._replace(hz_BF=self.hz_BF.to(device))
+
     def voiced_mean(self, values_BF: Tensor) -> Tensor:
         """The mean over voiced frames; several ranks' means, weighted by their rows, add up to that of all."""
         return (values_BF * (self.hz_BF > 0)).mean() / max(self.voiced_share, 1e-6)
@@ -72,12 +78,13 @@ class PitchSalience(nn.Module):
     Source: Tolonen and Karjalainen, "A computationally efficient multipitch analysis model" (2000).
     """
 
-    def __init__(self, sample_rate: int, window_W: Tensor) -> None:
+    def __init__(self, sample_rate: int, window_W: Tensor, highest_hz: float) -> None:
         super().__init__()
-        n_fft, self.num_lags = len(window_W), NUM_LAGS
+        octaves = math.log2(highest_hz / LOWEST_HZ)
+        n_fft, self.num_lags = len(window_W), round(octaves * LAGS_PER_OCTAVE)
         self.bins = min(n_fft // 2, round(SALIENCE_BAND_HZ * n_fft / sample_rate)) + 1
-        ratio_L = torch.linspace(0, 1, NUM_LAGS, dtype=torch.float64)
-        lag_L = sample_rate / (LOWEST_HZ * (HIGHEST_HZ / LOWEST_HZ) ** ratio_L)
+        ratio_L = torch.linspace(0, 1, self.num_lags, dtype=torch.float64)
+        lag_L = sample_rate / (LOWEST_HZ * (highest_hz / LOWEST_HZ) ** ratio_L)
         of_window = torch.fft.irfft(torch.fft.rfft(window_W.double(), 2 * n_fft).abs().square())
         window_L = of_window[lag_L.round().long().clamp_max(n_fft - 1)] / of_window[0]
         angle_KL = 2 * torch.pi / n_fft * torch.arange(self.bins, dtype=torch.float64)[:, None] * lag_L
@@ -98,16 +105,19 @@ class PitchPredictor(nn.Module):
     depend on how many frames are decoded at a time, to the last bit: the source adds pitch up to a phase.
     """
 
-    def __init__(self, latent_dim: int, frames_per_latent: int, hidden_size: int = 256) -> None:
+    def __init__(
+        self, latent_dim: int, frames_per_latent: int, highest_hz: float, hidden_size: int = 256
+    ) -> None:
         super().__init__()
         self.frames_per_latent = frames_per_latent
+        self.num_classes = num_pitch_classes(highest_hz)
         window = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
         self.net = nn.Sequential(
             Linear(window * latent_dim, hidden_size),
             nn.GELU(),
             Linear(hidden_size, hidden_size),
             nn.GELU(),
-            Linear(hidden_size, frames_per_latent * (NUM_CLASSES + 1)),
+            Linear(hidden_size, frames_per_latent * (self.num_classes + 1)),
         )
 
     def forward(self, latent_BTD: Tensor) -> PitchLogits:
@@ -127,7 +137,12 @@ class PitchPredictor(nn.Module):
 
     def _split(self, out_BTX: Tensor) -> PitchLogits:
         out_BFX = at_least_float32(out_BTX).unflatten(2, (self.frames_per_latent, -1)).flatten(1, 2)
-        return PitchLogits(out_BFX[..., :NUM_CLASSES], out_BFX[..., NUM_CLASSES])
+        return PitchLogits(out_BFX[..., :-1], out_BFX[..., -1])
+
+
+def num_pitch_classes(highest_hz: float) -> int:
+    """Classes from `FIRST_CLASS_HZ` on that reach beyond the highest pitch."""
+    return math.ceil(1200 / CENTS_PER_CLASS * math.log2(highest_hz / FIRST_CLASS_HZ)) + CLASSES_ABOVE
 
 
 def decode_pitch(logits: PitchLogits) -> PitchTrack:
@@ -137,7 +152,7 @@ def decode_pitch(logits: PitchLogits) -> PitchTrack:
     """
     best_BF1 = logits.pitch_BFS.argmax(dim=2, keepdim=True)
     around = torch.arange(-CLASSES_AROUND_BEST, CLASSES_AROUND_BEST + 1, device=best_BF1.device)
-    classes_BFX = (best_BF1 + around).clamp(0, NUM_CLASSES - 1)
+    classes_BFX = (best_BF1 + around).clamp(0, logits.pitch_BFS.shape[2] - 1)
     weight_BFX = logits.pitch_BFS.gather(2, classes_BFX).double().softmax(dim=2)
     cents_BF = (weight_BFX * classes_BFX).sum(dim=2) * CENTS_PER_CLASS
     voicing_BF = torch.sigmoid(
@@ -150,7 +165,7 @@ def pitch_loss(logits: PitchLogits, target: PitchTarget) -> Tensor:
     """Cross entropy of the pitch class over voiced frames, plus that of voicing over all frames."""
     hz_BF = target.hz_BF
     class_BF = 1200 / CENTS_PER_CLASS * torch.log2(hz_BF.clamp_min(FIRST_CLASS_HZ) / FIRST_CLASS_HZ)
-    distance_BFS = torch.arange(NUM_CLASSES, device=hz_BF.device) - class_BF[..., None]
+    distance_BFS = torch.arange(logits.pitch_BFS.shape[2], device=hz_BF.device) - class_BF[..., None]
     target_BFS = torch.softmax(-0.5 * (distance_BFS / CLASS_BLUR).square(), dim=2)
     entropy_BF = -(target_BFS * logits.pitch_BFS.log_softmax(dim=2)).sum(dim=2)
     voicing = functional.binary_cross_entropy_with_logits(

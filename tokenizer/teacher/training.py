@@ -180,9 +180,7 @@ class MelUnitTask:
 
     def _draw(self, store: ClipStore, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         config = self.config
-        crops_BN = random_crops(
-            store, config.batch_size, config.crop_frames * HOP_SAMPLES, generator
-        ).samples_BN
+        crops_BN = random_crops(store, config.batch_size, config.crop_frames * HOP_SAMPLES, generator).samples
         mask_BT = span_mask(
             config.batch_size, config.crop_frames, config.masked_share, config.masked_span, generator
         )
@@ -203,7 +201,7 @@ def fit_units(encoder: MelUnitEncoder, store: ClipStore, config: TeacherTraining
     mels = []
     for index in range(config.unit_batches):
         dice = step_generator(config.seed, index, "unit crops")
-        crops_BN = random_crops(store, config.batch_size, config.crop_frames * HOP_SAMPLES, dice).samples_BN
+        crops_BN = random_crops(store, config.batch_size, config.crop_frames * HOP_SAMPLES, dice).samples
         mels.append(encoder.mel(crops_BN.to(device)))
     bands_SM = torch.cat(mels).flatten(0, 1)
     encoder.band_mean_M.copy_(bands_SM.mean(dim=0))
@@ -223,7 +221,7 @@ def fit_statistics(
     device = teacher.mean_RC.device
     length = CROP_FRAMES * HOP_SAMPLES
     dice = (step_generator(seed, index, "feature statistics") for index in range(batches))
-    crops = (random_crops(store, batch_size, length, one).samples_BN for one in dice)
+    crops = (random_crops(store, batch_size, length, one).samples for one in dice)
     teacher.fit_statistics(crops_BN.to(device) for crops_BN in crops)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
-from tokenizer.clips import ClipStore, Crops, pitch_of_crops, random_crops
+from tokenizer.clips import ClipStore, Crops, pitch_target, random_crops
 from tokenizer.native.model import AudioTokenizer, TokenizerOutput
 from tokenizer.native.pitch import PitchTarget
 from tokenizer.quantizers.codebooks import at_least_float32
@@ -67,10 +67,10 @@ class TokenizerTaskConfig:
     discriminators: DiscriminatorConfig = TINY
 
 
-class TokenizerBatch(NamedTuple):
-    """Crops `[B, N]`, and their pitch at the mel rate; None for a model without a harmonic source."""
+class CropBatch(NamedTuple):
+    """Crops `[B, N]` or `[B, C, N]`, and their pitch at the mel rate; None for a model without a harmonic source."""
 
-    samples_BN: Tensor
+    samples: Tensor
     pitch: PitchTarget | None
 
 
@@ -140,19 +140,19 @@ class TokenizerTask:
         self._wrapped = modules["tokenizer"]
         self._adversary.adopt(modules)
 
-    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> TokenizerBatch:
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
         """This rank's rows. Every rank draws the global batch: where one crop ends decides the next."""
         crops = self.crops(step_generator(self.config.seed, step, "batch"))
-        samples_BN = crops.samples_BN[self._share.rows].to(self._device)
+        rows = self._share.rows
+        samples_BN = crops.samples[rows].to(self._device)
         if not self.config.pitch_weight:
-            return TokenizerBatch(samples_BN, None)
+            return CropBatch(samples_BN, None)
         assert isinstance(self.model, AudioTokenizer)
-        hz_BF = pitch_of_crops(self._train, crops, self.model.config.mel_hop_samples)
-        voiced_share = float((hz_BF > 0).float().mean())
-        return TokenizerBatch(samples_BN, PitchTarget(hz_BF[self._share.rows].to(self._device), voiced_share))
+        pitch = pitch_target(self._train, crops, self.model.config.mel_hop_samples, rows)
+        return CropBatch(samples_BN, pitch.to(self._device))
 
-    def updates(self, batch: TokenizerBatch, step: int, steps: int) -> Iterator[Update]:
-        batch_BN = batch.samples_BN
+    def updates(self, batch: CropBatch, step: int, steps: int) -> Iterator[Update]:
+        batch_BN = batch.samples
         begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
         self._codebooks_settled_at = begin + SETTLING_STEPS
         adversary = step >= self.config.adversary_share * steps
@@ -246,9 +246,8 @@ class TokenizerTask:
         """Latents of random training crops, `[S, D]`: those of the batches that this rank draws, `[0, D]` for none."""
         own, latents = self._share.own_batches(batches), []
         for index in own or range(1):
-            crops_BN = self.crops(step_generator(self.config.seed, index, purpose)).samples_BN.to(
-                self._device
-            )
+            crops = self.crops(step_generator(self.config.seed, index, purpose))
+            crops_BN = crops.samples.to(self._device)
             latents.append(at_least_float32(self.model.latent(crops_BN)).flatten(0, 1))
         return torch.cat(latents) if own else latents[0][:0]
 

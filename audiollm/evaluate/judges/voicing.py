@@ -56,11 +56,12 @@ class Voicing:
         return float(np.exp(np.log(self.pitch_hz_F[self.voiced_F]).mean()))
 
 
-def track_voicing(samples_1N: Tensor, sample_rate: int) -> Voicing:
-    """Track the pitch within 60 to 500 Hz.
+def track_voicing(samples_1N: Tensor, sample_rate: int, highest_hz: float = HIGHEST_HZ) -> Voicing:
+    """Track the pitch from 60 Hz on.
 
     Args:
         samples_1N: mono.
+        highest_hz: the highest pitch; the default is that of a voice.
 
     Raises:
         MetricError: less than 0.1 s.
@@ -73,7 +74,7 @@ def track_voicing(samples_1N: Tensor, sample_rate: int) -> Voicing:
     pitch_hz_F, _, probability_F = pyin(
         samples_N,
         fmin=LOWEST_HZ,
-        fmax=HIGHEST_HZ,
+        fmax=highest_hz,
         sr=RATE,
         frame_length=_WINDOW,
         hop_length=round(FRAME_S * RATE),

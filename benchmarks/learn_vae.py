@@ -1,0 +1,190 @@
+"""Does the continuous autoencoder keep pitch? With its harmonic source, and from magnitudes alone.
+
+    make learn-vae DATA=shared/data [MINUTES=10]
+
+Both sides have the same data, seed, losses and CPU time (MINUTES of one core each, two sides at a time); they differ by
+`harmonic_source`. Scored on audio that neither has seen: read speech, babies and cocks of ESC-10's fold 1, music. The
+judge of pitch is pYIN, which shares nothing with the tracker of the training labels. A side that is done is not
+trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from learning_data import Recording, read_recordings
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from audiollm.evaluate.codec.signal_metrics import mel_distance, stft_distance
+from audiollm.evaluate.judges.voicing import close_pitch_share, track_voicing, voicing_f1
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.files.atomic import read_json, write_json
+from audiollm.recipe.runner import Context
+from audiollm.train.loop.loop import LoopConfig, train
+from tokenizer.continuous.data import StereoStore
+from tokenizer.continuous.model import AudioVAE, VAEConfig
+from tokenizer.continuous.task import VAETask, VAETaskConfig
+from tokenizer.native.pitch import SOUND_HZ, VOICE_HZ
+
+SIDES = {"source": True, "magnitudes": False}
+SHAPE: dict[str, Any] = {
+    "mel_hidden_size": 192,
+    "hidden_size": 320,
+    "encoder_layers": (2, 4),
+    "decoder_layers": (4, 3),
+}
+"""`train_vae`'s size `tiny`."""
+PITCHED = ("004", "009")
+"""ESC-10's babies and cocks."""
+SCORED_S = 6.0
+MAX_SPEECH_CLIPS = 30
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    arguments = _arguments()
+    if not arguments.data.is_dir():
+        raise SystemExit(
+            f"no data in {arguments.data}: give the folder of real recordings with --data (DATA= in make)"
+        )
+    torch.set_num_threads(1)
+    console, out = Console(), arguments.out / f"{arguments.minutes:g}-minutes"
+    recordings = read_recordings(arguments.data)
+    if arguments.side:
+        train_side(arguments.side, recordings, out / arguments.side, arguments.minutes, console)
+        return
+    _train_both(arguments, out, console)
+    scores = {side: score(AudioVAE.from_pretrained(out / side / "model"), recordings) for side in SIDES}
+    report(scores, {side: read_json(out / side / "trained.json") for side in SIDES}, console)
+
+
+def _train_both(arguments: argparse.Namespace, out: Path, console: Console) -> None:
+    running = {}
+    for side in SIDES:
+        (out / side).mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-W", "ignore", __file__, "--data", str(arguments.data), "--side", side]
+        command += ["--out", str(arguments.out), "--minutes", str(arguments.minutes)]
+        with (out / side / "log.txt").open("w") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            running[side] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    with console.status(f"training both sides: about {arguments.minutes:g} minutes; logs in {out}"):
+        failed = [side for side, process in running.items() if process.wait()]
+    if failed:
+        raise SystemExit(f"{', '.join(failed)} failed: see {out / failed[0] / 'log.txt'}")
+
+
+def train_side(
+    side: str, recordings: list[Recording], folder: Path, minutes: float, console: Console
+) -> None:
+    """Train and save to `folder/model`, unless that is done."""
+    done = folder / "trained.json"
+    if done.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    model = AudioVAE(VAEConfig(**SHAPE, harmonic_source=SIDES[side]))
+    stores = [
+        StereoStore([r.clip for r in recordings if r.held_out == held_out], model.sample_rate)
+        for held_out in (False, True)
+    ]
+    config = VAETaskConfig(
+        seed=0,
+        batch_size=8,
+        crop_frames=16,
+        pitch_weight=1.0 if SIDES[side] else 0.0,
+        adversary_share=1.0,
+    )
+    loop = LoopConfig(seed=0, cpu_minutes=minutes, learning_rate=1.5e-3, ema_decay=0.99, evaluations=1)
+    context = Context(folder, None, console, {})  # type: ignore[arg-type]
+    figures = train(VAETask(model, stores[0], stores[1], config), loop, folder, context, CPU)
+    model.save_pretrained(folder / "model")
+    write_json(done, figures)
+
+
+def score(model: AudioVAE, recordings: list[Recording]) -> dict[str, float]:
+    """Means over held-out clips, by kind of sound."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for kind, clips in _scored_clips(recordings).items():
+        store = StereoStore([each.clip for each in clips], model.sample_rate)
+        for index in track(range(len(store)), kind, transient=True):
+            real_CN = store[index][:, : round(SCORED_S * model.sample_rate)]
+            made_CN = model.decode(model.encode(real_CN), real_CN.shape[1])
+            highest_hz = VOICE_HZ if kind == "speech" else SOUND_HZ
+            for name, value in _measures(real_CN, made_CN, model.sample_rate, highest_hz).items():
+                found[f"{name}, {kind}"].append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _scored_clips(recordings: list[Recording]) -> dict[str, list[Recording]]:
+    held_out = [each for each in recordings if each.held_out]
+    speech = [each for each in held_out if each.kind == "speech" and each.task != "digit"]
+    return {
+        "speech": speech[:: max(1, len(speech) // MAX_SPEECH_CLIPS)],
+        "babies and cocks": [each for each in held_out if each.label.startswith(PITCHED)],
+        "music": [each for each in held_out if each.kind == "music"],
+        "other sounds": [
+            each for each in held_out if each.kind == "sound" and not each.label.startswith(PITCHED)
+        ],
+    }
+
+
+def _measures(real_CN: Tensor, made_CN: Tensor, rate: int, highest_hz: float) -> dict[str, float]:
+    figures = {
+        "mel distance": mel_distance(real_CN, made_CN, rate),
+        "stft distance": stft_distance(real_CN, made_CN, rate),
+    }
+    try:
+        real, made = (
+            track_voicing(x.mean(dim=0, keepdim=True), rate, highest_hz) for x in (real_CN, made_CN)
+        )
+        figures["voiced share, original"], figures["voiced share"] = real.voiced_share, made.voiced_share
+        figures["voicing F1"] = voicing_f1(real, made)
+        figures["voiced frames within 50 cents"] = close_pitch_share(real, made)
+    except MetricError:
+        pass  # no voiced frame in the original
+    return figures
+
+
+def report(scores: dict[str, dict[str, float]], trained: dict[str, dict[str, Any]], console: Console) -> None:
+    """The table for people, and a JSON line for every figure of `source` against `magnitudes`."""
+    table = Table(title="held-out audio")
+    for column in ("", *scores):
+        table.add_column(column)
+    for name in sorted(scores["source"]):
+        table.add_row(name, *(f"{each.get(name, float('nan')):.3f}" for each in scores.values()))
+    table.add_row("CPU minutes", *(f"{each['cpu_seconds'] / 60:.1f}" for each in trained.values()))
+    table.add_row("steps", *(str(each["steps"]) for each in trained.values()))
+    console.print(table)
+    for name, ours in sorted(scores["source"].items()):
+        peer = scores["magnitudes"].get(name, 0.0)
+        pair = (peer, ours) if "distance" in name else (ours, peer)
+        line = {"bench": "learn_vae", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
+        print(json.dumps({**line, "ratio": round(pair[0] / max(pair[1], 1e-4), 3), "unit": "score"}))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of real recordings (see learning_data.py)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/learn_vae"))
+    parser.add_argument("--minutes", type=float, default=10.0, help="of one core, for each side")
+    parser.add_argument("--side", choices=list(SIDES), help="train this one only, without scores")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
