@@ -31,6 +31,7 @@ from tokenizer.training.task import CropBatch, TokenizerTask, TokenizerTaskConfi
 
 CPU = torch.device("cpu")
 STEPS, KINDS = 10, ("rvq", "split_rvq", "fsq", "rvq with a harmonic source")
+VAES = ("vae", "vae with a harmonic source")
 GAME = DiscriminatorConfig(periods=(2, 3), stft_windows=(256,), channels=4, max_channels=8)
 SHAPE = {
     "mel_hidden_size": 16, "hidden_size": 24, "encoder_layers": (1, 1), "decoder_layers": (1, 1),
@@ -83,15 +84,25 @@ def train_tokenizer(folder: Path, kind: str, ranks: Ranks = ALONE) -> None:
     torch.save(task.model.state_dict(), folder / f"{name_of(kind, ranks)}-{ranks.rank}.pt")
 
 
-def train_vae(folder: Path, ranks: Ranks = ALONE) -> None:
+def train_vae(folder: Path, kind: str, ranks: Ranks = ALONE) -> None:
     torch.manual_seed(0)
     clips = [Clip(path, 0.0, None) for path in sorted((folder / "clips").glob("*"))]
     store = StereoStore(clips, 16_000)
-    shape = VAEConfig(sample_rate=16_000, mel_hop_samples=128, n_fft=512, **SHAPE)  # type: ignore[arg-type]
-    config = VAETaskConfig(seed=0, batch_size=5, crop_frames=6, adversary_share=0.5, discriminators=GAME)
+    source = kind != "vae"
+    shape = VAEConfig(
+        sample_rate=16_000,
+        mel_hop_samples=128,
+        n_fft=512,
+        harmonic_source=source,
+        **SHAPE,  # type: ignore[arg-type]
+    )
+    config = VAETaskConfig(
+        seed=0, batch_size=5, crop_frames=6, adversary_share=0.5, discriminators=GAME,
+        pitch_weight=1.0 if source else 0.0,
+    )  # fmt: skip
     task = DoubleVAETask(AudioVAE(shape), store, store, config, ranks)
-    run(folder / name_of("vae", ranks), task, ranks)
-    torch.save(task.model.state_dict(), folder / f"{name_of('vae', ranks)}-{ranks.rank}.pt")
+    run(folder / name_of(kind, ranks), task, ranks)
+    torch.save(task.model.state_dict(), folder / f"{name_of(kind, ranks)}-{ranks.rank}.pt")
 
 
 def run(folder: Path, task: TokenizerTask | VAETask, ranks: Ranks) -> None:
@@ -114,7 +125,8 @@ def name_of(kind: str, ranks: Ranks) -> str:
 def work(folder: Path, ranks: Ranks) -> None:
     for kind in KINDS:
         train_tokenizer(folder, kind, ranks)
-    train_vae(folder, ranks)
+    for kind in VAES:
+        train_vae(folder, kind, ranks)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +138,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "vae"])
+@pytest.mark.parametrize("kind", [*KINDS, *VAES])
 def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
     """Five rows a step: three on one rank and two on the other. Weights, moments, norms and codebooks to 1e-10."""
     for part in ("modules", "optimizers", "ema"):
@@ -141,7 +153,7 @@ def test_two_ranks_end_with_the_weights_of_one(runs: Path, kind: str) -> None:
             torch.testing.assert_close(other[key], value, rtol=1e-9, atol=1e-10, msg=f"{kind} {rank} {key}")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "vae"])
+@pytest.mark.parametrize("kind", [*KINDS, *VAES])
 def test_two_ranks_log_the_figures_of_one(runs: Path, kind: str) -> None:
     one, two = (read_jsonl(runs / f"{kind}-of-{n}" / "metrics.jsonl") for n in (1, 2))
     losses = [[row for row in rows if "loss" in row] for rows in (one, two)]
