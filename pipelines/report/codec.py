@@ -10,22 +10,23 @@ from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
 from pipelines.report.media import Gallery, shares
 
+TOKENIZER_STAGES = ("train_tokenizer", "train_vae")
 EXAMPLES_SHOWN = 4
 """Examples shown, over all stages together."""
 BRIEF = ("training steps", "mel distance, held out")
 """The facts that stand beside the name of one of several stages."""
 EXAMPLE_TITLES = {
     "original": "original",
-    "decoded": "decoded, all codebooks",
+    "decoded": "decoded",
     "first_codebook": "decoded, first codebook alone",
 }
 
 
 def tokenizer_section(material: Material, gallery: Gallery) -> Row:
-    """Every stage `train_tokenizer` in the order of the recipe; `absent` where it has none."""
-    stages = material.stages("train_tokenizer")
+    """Every stage that trains a tokenizer or a VAE in the order of the recipe; `absent` where it has none."""
+    stages = material.stages(*TOKENIZER_STAGES)
     if not stages:
-        return {"absent": "This recipe has no stage train_tokenizer.", "stages": []}
+        return {"absent": "This recipe has no stage that trains a tokenizer.", "stages": []}
     done = [stage.name for stage in stages if stage.figures is not None]
     examples = dict(zip(done, shares(EXAMPLES_SHOWN, len(done)), strict=True))
     # the last first: where the page has its fill of sound, that of the earlier ones is left out
@@ -41,6 +42,7 @@ def _stage(stage: Trace, gallery: Gallery, examples: int) -> Row:
         chart_of(rows, "STFT distance", "mean |Δ ln magnitude|", "stft"),
         chart_of(rows, "Semantic loss", "distance to the teacher's features", "semantic"),
         chart_of(rows, "Pitch loss", "nats per frame", "pitch"),
+        chart_of(rows, "Divergence", "nats per frame", "kl"),
         chart_of(rows, "Commitment", "squared distance to the code", "commitment"),
         *_perplexity_charts(rows),
         _adversary_chart(rows),
@@ -71,6 +73,8 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
         ("voiced_share_original", "voiced share, original", lambda v: f"{v:.3f}"),
         ("harmonicity", "periodicity 1 to 4 kHz, decoded", lambda v: f"{v:.3f}"),
         ("harmonicity_original", "periodicity 1 to 4 kHz, original", lambda v: f"{v:.3f}"),
+        ("latent_rate", "latents per second", lambda v: f"{v:.1f}"),
+        ("channels_active", "latent's channels in use", lambda v: f"{v:.0%}"),
         ("perplexity_first", "perplexity, first codebook", lambda v: f"{v:.0f}"),
         ("perplexity_mean", "perplexity, mean", lambda v: f"{v:.0f}"),
     )

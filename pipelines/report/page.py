@@ -16,7 +16,7 @@ from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_json, write_text
 from audiollm.recipe.runner import Context
 from pipelines.report.answers import answers_section
-from pipelines.report.codec import tokenizer_section
+from pipelines.report.codec import TOKENIZER_STAGES, tokenizer_section
 from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
@@ -40,7 +40,7 @@ TITLES = {
 """Titles of the sections, in their order; the section on the run itself comes last."""
 KINDS = {
     "recordings": ("annotate", "compose"),
-    "tokenizer": ("train_tokenizer",),
+    "tokenizer": TOKENIZER_STAGES,
     "training": ("train",),
     "answers": ("evaluate_listening",),
     "samples": ("generate", "evaluate"),

@@ -23,6 +23,7 @@ from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
 from tokenizer.rates import VAE_LATENT_RATE
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
+from tokenizer.training.voicing import voicing_figures, warn_of_whispers
 
 MEASURED_CLIPS = 200
 """Training clips from which the latents' mean and deviation are taken."""
@@ -49,7 +50,8 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     figures = train(task, loop, context.folder, context, device)
     found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
     if ranks.first:
-        figures |= _finish(model, stores, context.folder, device)
+        figures |= _finish(model, stores, context, device)
+        warn_of_whispers(figures, context)
         set_aside = SetAside(context.folder / "set_aside.jsonl", "train_vae")
         set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
         figures["set_aside"] = len(set_aside.rows)
@@ -58,14 +60,17 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
 
 
 def _finish(
-    model: AudioVAE, stores: Mapping[str, StereoStore], folder: Path, device: torch.device
+    model: AudioVAE, stores: Mapping[str, StereoStore], context: Context, device: torch.device
 ) -> dict[str, Any]:
     """Measure the latents, evaluate, save and write the examples. Returns the figures."""
+    folder = context.folder
     model.measure_latents(samples_CN for _, samples_CN in stores["train"].picked(MEASURED_CLIPS))
     loss = ReconstructionLoss(model.sample_rate).to(device)
     figures: dict[str, Any] = evaluate_vae(model, stores["test"], loss)
     model.cpu().save_pretrained(folder / "model")
     figures["latent_rate"] = model.latent_rate
+    context.say("tracking the pitch of held-out clips before and after")
+    figures |= voicing_figures(lambda samples_CN: model.decode(model.encode(samples_CN)), stores["test"])
     _write_examples(model, stores["test"], folder)
     return figures
 

@@ -19,7 +19,7 @@ from audiollm.data.records.sample import AudioPart, Part, Sample
 from audiollm.data.records.shards import ShardWriter
 from audiollm.devices import default_device, one_thread
 from audiollm.errors import BadSample, StageError
-from audiollm.files.atomic import atomic_path, read_jsonl, write_json, write_jsonl
+from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
@@ -37,7 +37,7 @@ from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
-from tokenizer.training.voicing import voicing_alarm, voicing_figures
+from tokenizer.training.voicing import voicing_figures, warn_of_whispers
 
 
 def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
     if ranks.first:
         figures |= _finish(model, stores["test"], context)
-        _warn_of_whispers(figures, context)
+        warn_of_whispers(figures, context)
         set_aside = SetAside(context.folder / "set_aside.jsonl", "train_tokenizer")
         set_aside.add([*clips.bad, *stores["train"].bad, *stores["test"].bad, *found_bad])
         figures["set_aside"] = len(set_aside.rows)
@@ -76,20 +76,9 @@ def _finish(model: AudioTokenizer | HiggsTokenizer, held_out: ClipStore, context
     figures: dict[str, Any] = dict(evaluate_tokenizer(model, held_out, ReconstructionLoss(model.sample_rate)))
     figures["bitrate_bps"] = model.frame_rate * model.num_codebooks * np.log2(model.codebook_size)
     context.say("tracking the pitch of held-out clips before and after")
-    figures |= voicing_figures(model, held_out)
+    figures |= voicing_figures(lambda samples_CN: model.decode(model.encode(samples_CN)), held_out)
     _write_examples(model, held_out, folder)
     return figures
-
-
-def _warn_of_whispers(figures: Mapping[str, Any], context: Context) -> None:
-    """Say and record the alarm, if voiced speech comes out unvoiced."""
-    text = voicing_alarm(figures)
-    if text is None:
-        return
-    context.say(f"alarm, whisper: {text}")
-    path = context.folder / "alarms.jsonl"
-    before = read_jsonl(path) if path.exists() else []
-    write_jsonl(path, [*before, {"step": figures["steps"], "kind": "whisper", "text": text}])
 
 
 def _teacher(

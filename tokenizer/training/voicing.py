@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from audiollm.evaluate.judges.voicing import (
     Voicing,
@@ -16,8 +18,9 @@ from audiollm.evaluate.judges.voicing import (
     voicing_f1,
 )
 from audiollm.evaluate.report.metric_error import MetricError
-from tokenizer.clips import ClipStore
-from tokenizer.training.task import TrainableTokenizer
+from audiollm.files.atomic import read_jsonl, write_jsonl
+from audiollm.recipe.runner import Context
+from tokenizer.clips import RandomClips
 
 MEASURED_S = 60.0
 """Audio whose pitch is tracked, in all; pYIN takes some 0.2 s per second and side."""
@@ -29,24 +32,30 @@ SPEECH_VOICED_SHARE = 0.2
 
 
 @torch.no_grad()
-def voicing_figures(model: TrainableTokenizer, clips: ClipStore) -> dict[str, float]:
+def voicing_figures(reconstruct: Callable[[Tensor], Tensor], clips: RandomClips) -> dict[str, float]:
     """Means over held-out clips: F1 of voicing, share of voiced frames within 50 cents, periodicity, voiced shares.
 
     A clip without voiced frames counts in the voiced shares and the periodicity error alone; a figure that no clip has
     is left out. The tracker (pYIN) is not the one of the training labels.
+
+    Args:
+        reconstruct: a waveform `[C, N]` to what is decoded from its codes or latents, `[C, >= N]`.
     """
     found: dict[str, list[float]] = {}
     measured_s = 0.0
-    for _, samples_N in clips.picked(len(clips)):
-        real_1N = samples_N[None, : round(MAX_CLIP_S * model.sample_rate)]
-        made_1N = model.decode(model.encode(real_1N))[:, : real_1N.shape[1]]
+    for _, samples in clips.picked(len(clips)):
+        real_CN = torch.atleast_2d(samples)[:, : round(MAX_CLIP_S * clips.sample_rate)]
+        made_CN = reconstruct(real_CN)[:, : real_CN.shape[1]]
         try:
-            real, made = (track_voicing(x, model.sample_rate) for x in (real_1N, made_1N))
+            real, made = (
+                track_voicing(x_CN.mean(dim=0, keepdim=True), clips.sample_rate)
+                for x_CN in (real_CN, made_CN)
+            )
         except MetricError:
             continue  # too short to have a pitch
         for name, value in _measures(real, made).items():
             found.setdefault(name, []).append(value)
-        measured_s += real_1N.shape[1] / model.sample_rate
+        measured_s += real_CN.shape[1] / clips.sample_rate
         if measured_s >= MEASURED_S:
             break
     return {name: float(np.mean(values)) for name, values in found.items()}
@@ -61,6 +70,17 @@ def voicing_alarm(figures: Mapping[str, float]) -> str | None:
         f"voices whisper: {made:.0%} of the decoded frames are voiced, {real:.0%} of the originals'; train longer, "
         "raise pitch_weight, or check that the training audio holds single voices"
     )
+
+
+def warn_of_whispers(figures: Mapping[str, Any], context: Context) -> None:
+    """Say and record the alarm, if voiced speech comes out unvoiced."""
+    text = voicing_alarm(figures)
+    if text is None:
+        return
+    context.say(f"alarm, whisper: {text}")
+    path = context.folder / "alarms.jsonl"
+    before = read_jsonl(path) if path.exists() else []
+    write_jsonl(path, [*before, {"step": figures["steps"], "kind": "whisper", "text": text}])
 
 
 def _measures(real: Voicing, made: Voicing) -> dict[str, float]:
