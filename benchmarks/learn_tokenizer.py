@@ -8,8 +8,9 @@ done is not trained again. `--side` trains one side alone, so that sides can run
 
 Sides: `native`; `native-no-teacher`, the same without semantic distillation; `encodec-25hz`, EnCodec re-strided to
 hop 960 with 8 x 1024 codes (2 kbps); `encodec-75hz`, its stock strides with 3 x 1024 codes (2.25 kbps). The teacher
-of `native` is trained on the same files first, and its time is taken from `native`'s own. `native-split` (by `--side`)
-is `native` with a codebook of its own for the semantic half.
+of `native` is trained on the same files first, and its time is taken from `native`'s own. By `--side` alone:
+`native-split`, `native` with a codebook of its own for the semantic half, and `native-adversary`, with discriminators
+after a third of the steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from tokenizer.teacher.training import TeacherTrainingConfig, train_teacher
 from tokenizer.training.task import OUTPUT_WEIGHTS, TokenizerTask, TokenizerTaskConfig
 
 SIDES = ("native", "encodec-25hz", "native-no-teacher", "encodec-75hz")
-TAUGHT = ("native", "native-split")
+ALONE = ("native-split", "native-adversary")
+"""Sides that `--side` trains."""
+TAUGHT = ("native", *ALONE)
 BATCH = {"native": 16, "encodec": 4}
 """Crops of 0.96 s. EnCodec's step costs more, so it takes more and smaller ones."""
 LEARNING_RATE = {"native": 1.5e-3, "encodec": 2e-4}
@@ -130,7 +133,7 @@ def train_side(
         batch_size=BATCH[_family(side)],
         crop_frames=crop_frames,
         autoencoder_share=AUTOENCODER_SHARE[_family(side)],
-        adversary_share=1.0,
+        adversary_share=0.3 if side == "native-adversary" else 1.0,
         pitch_weight=1.0 if _family(side) == "native" else 0.0,
         output_weights={**OUTPUT_WEIGHTS, "waveform": WAVEFORM_WEIGHT[_family(side)]},
     )
@@ -267,9 +270,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/learn_tokenizer"))
     parser.add_argument("--minutes", type=float, default=30.0, help="of two cores, for each side")
-    parser.add_argument(
-        "--side", choices=[*SIDES, "native-split"], help="train this one only, without scores"
-    )
+    parser.add_argument("--side", choices=[*SIDES, *ALONE], help="train this one only, without scores")
     return parser.parse_args()
 
 

@@ -94,7 +94,7 @@ def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
         crop_frames=config.crop_frames,
         kl_weight=config.kl_weight,
         pitch_weight=config.pitch_weight if config.harmonic_source else 0.0,
-        adversary_share=config.adversary_share,
+        adversary_share=required(config.adversary_share),
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
     )
 

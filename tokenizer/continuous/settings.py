@@ -9,7 +9,7 @@ from audiollm.train.settings import TrainingConfig
 from tokenizer.training.settings import TokenizerSizeRule
 
 SIZES: dict[str, TokenizerSizeRule] = {
-    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3),
+    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 8, None, 22, 1.5e-3, 1.0),
     "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 40_000, None, 1e-3),
     "300m": TokenizerSizeRule(512, 1024, (3, 8, 8, 5), 64, 300_000, None, 4e-4),
     "1b": TokenizerSizeRule(512, 1280, (4, 10, 10, 6), 64, 600_000, None, 3e-4),
@@ -38,8 +38,8 @@ class TrainVAEConfig(TrainingConfig):
     """Weight of the loss on pitch and voicing."""
     kl_weight: float = Field(1e-4, ge=0)
     """Weight of the divergence (nats per frame) beside an STFT distance of weight 1."""
-    adversary_share: float = Field(0.75, ge=0, le=1)
-    """Share of the steps before the discriminators begin; 1 for none."""
+    adversary_share: float | None = Field(None, ge=0, le=1)
+    """Share of the steps before the discriminators begin; 1 for none. By default 0.3, and 1 for `tiny`."""
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainVAEConfig:
@@ -48,4 +48,6 @@ class TrainVAEConfig(TrainingConfig):
         self.mel_hidden_size = self.mel_hidden_size or rule.mel_hidden_size
         self.hidden_size = self.hidden_size or rule.hidden_size
         self.blocks = self.blocks or rule.blocks
+        if self.adversary_share is None:
+            self.adversary_share = rule.adversary_share
         return self

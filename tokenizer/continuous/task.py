@@ -40,7 +40,7 @@ class VAETaskConfig:
     """Weight of the divergence (nats per frame) beside an STFT distance of weight 1; Stable Audio Open's."""
     pitch_weight: float = 0.0
     """Weight of the loss on pitch and voicing; above 0 for a model with a harmonic source."""
-    adversary_share: float = 0.75
+    adversary_share: float = 0.3
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
     """Shares of the gradient on the waveform, as the discrete tokenizer's; `stft` is required."""

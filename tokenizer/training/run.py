@@ -161,7 +161,7 @@ def _task_config(config: TrainTokenizerConfig, model: AudioTokenizer | HiggsToke
         commitment_weight=config.commitment_weight,
         semantic_weight=config.semantic_weight,
         pitch_weight=config.pitch_weight if has_source else 0.0,
-        adversary_share=config.adversary_share,
+        adversary_share=required(config.adversary_share),
         quantizer_dropout=config.quantizer_dropout,
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
     )

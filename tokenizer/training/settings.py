@@ -23,10 +23,11 @@ class TokenizerSizeRule:
     steps: int | None
     passes: float | None
     learning_rate: float
+    adversary_share: float = 0.3
 
 
 SIZES: dict[str, TokenizerSizeRule] = {
-    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3),
+    "tiny": TokenizerSizeRule(192, 320, (2, 4, 4, 3), 16, None, 22, 1.5e-3, 1.0),
     "small": TokenizerSizeRule(256, 512, (3, 6, 6, 4), 16, 20_000, None, 1e-3),
     "300m": TokenizerSizeRule(384, 640, (3, 8, 8, 5), 64, 200_000, None, 5e-4),
     "1b": TokenizerSizeRule(384, 768, (3, 8, 8, 5), 64, 400_000, None, 3e-4),
@@ -63,8 +64,8 @@ class TrainTokenizerConfig(TrainingConfig):
     pitch_weight: float = Field(1.0, gt=0)
     commitment_weight: float = Field(1.0, ge=0)
     semantic_weight: float = Field(1.0, ge=0)
-    adversary_share: float = Field(0.75, ge=0, le=1)
-    """Share of the steps before the discriminators begin; 1 for none."""
+    adversary_share: float | None = Field(None, ge=0, le=1)
+    """Share of the steps before the discriminators begin; 1 for none. By default 0.3, and 1 for `tiny`."""
     quantizer_dropout: float = Field(0.3, ge=0, le=1)
 
     @model_validator(mode="after")
@@ -74,6 +75,8 @@ class TrainTokenizerConfig(TrainingConfig):
         self.mel_hidden_size = self.mel_hidden_size or rule.mel_hidden_size
         self.hidden_size = self.hidden_size or rule.hidden_size
         self.blocks = self.blocks or rule.blocks
+        if self.adversary_share is None:
+            self.adversary_share = rule.adversary_share
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ class TokenizerTaskConfig:
     """Share of the steps before the codebooks begin."""
     trained_codebooks: bool = False
     """The codebooks come with the model: no k-means start, and no steps without them."""
-    adversary_share: float = 0.75
+    adversary_share: float = 0.3
     """Share of the steps before the discriminators begin; 1 for none."""
     output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
     commitment_weight: float = 1.0
