@@ -28,6 +28,7 @@ from audiollm.rl.objectives.settings import (
 )
 from audiollm.rl.objectives.terms import (
     MAX_EXPONENT,
+    bounded_square,
     cross_entropy_of,
     divergence_margin,
     divergence_score,
@@ -72,7 +73,7 @@ def ipo(answers: AnswerLogprobs, pairs: Pairs, settings: IPOSettings, figures: S
         margin_P = _margin_per_token(answers, pairs, settings)
     else:
         margin_P = divergence_margin(ratios, settings)
-    loss_P = (margin_P - 1 / (2 * settings.beta)).square()
+    loss_P = bounded_square(margin_P - 1 / (2 * settings.beta))
     return pair_losses(answers, pairs, settings, loss_P, ratios)
 
 

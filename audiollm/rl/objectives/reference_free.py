@@ -15,7 +15,13 @@ from torch.nn import functional
 from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Pairs
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.settings import CPOSettings, ORPOSettings, SimPOSettings
-from audiollm.rl.objectives.terms import MAX_EXPONENT, cross_entropy_of, pair_metrics, smoothed_sigmoid_loss
+from audiollm.rl.objectives.terms import (
+    MAX_EXPONENT,
+    bounded_square,
+    cross_entropy_of,
+    pair_metrics,
+    smoothed_sigmoid_loss,
+)
 
 MAX_MEAN_LOGPROB = -1e-12
 """Upper bound of the mean log-probability in the odds: at 0 they are infinite."""
@@ -47,7 +53,7 @@ def cpo(answers: AnswerLogprobs, pairs: Pairs, settings: CPOSettings, figures: S
     if settings.loss == "hinge":
         loss_P = torch.relu(1 - logit_P)
     elif settings.loss == "ipo":
-        loss_P = (logit_P / settings.beta - 1 / (2 * settings.beta)).square()
+        loss_P = bounded_square(logit_P / settings.beta - 1 / (2 * settings.beta))
     else:
         loss_P = smoothed_sigmoid_loss(logit_P, settings.label_smoothing)
     return _with_sft(answers, pairs, settings, figures, loss_P, (chosen_P, rejected_P))

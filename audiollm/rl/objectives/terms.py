@@ -20,6 +20,10 @@ MAX_EXPONENT = 80.0
 """Largest exponent: exp(80) is finite in float32 and bfloat16."""
 
 
+MAX_SQUARED = 1e18
+"""Largest distance that is squared: its square is finite in float32."""
+
+
 @dataclass(frozen=True)
 class PairRatios:
     """Log-probabilities of the two answers of each pair, with LD-DPO's weights where those are set."""
@@ -98,6 +102,11 @@ def smoothed_sigmoid_loss(logit_I: Tensor, label_smoothing: float) -> Tensor:
     """Return `-(1 - e) log sigmoid(x) - e log sigmoid(-x)`."""
     right_I, wrong_I = functional.logsigmoid(logit_I), functional.logsigmoid(-logit_I)
     return -(1 - label_smoothing) * right_I - label_smoothing * wrong_I
+
+
+def bounded_square(distance_I: Tensor) -> Tensor:
+    """Return the squared distances; beyond 1e18, which only exponential scores reach, they stay finite and constant."""
+    return distance_I.clamp(-MAX_SQUARED, MAX_SQUARED).square()
 
 
 def cross_entropy_of(
