@@ -152,11 +152,15 @@ def aot(answers: AnswerLogprobs, pairs: Pairs, settings: AOTSettings, figures: S
 
     Defaults: b 0.1, e 0. Source: arXiv 2406.05882 (paired).
     """
+    loss_P = _transported(aot_values(answers, pairs, settings), settings, figures.partners)
+    return pair_losses(answers, pairs, settings, loss_P, pair_ratios(answers, pairs, settings))
+
+
+def aot_values(answers: AnswerLogprobs, pairs: Pairs, settings: AOTSettings) -> tuple[Tensor, Tensor]:
+    """Return the policy's and the reference's margins: over all pairs of a step they make `transport_partners`."""
     ratios = pair_ratios(answers, pairs, settings)
     policy_P = ratios.chosen_policy_P - ratios.rejected_policy_P
-    reference_P = (policy_P - ratios.margin_P).detach()
-    loss_P = _transported(policy_P, reference_P, settings, figures.partners)
-    return pair_losses(answers, pairs, settings, loss_P, ratios)
+    return policy_P, (policy_P - ratios.margin_P).detach()
 
 
 def aot_unpaired(
@@ -169,9 +173,16 @@ def aot_unpaired(
 
     Defaults: b 0.1, e 0. Source: arXiv 2406.05882 (unpaired).
     """
+    loss_P = _transported(aot_unpaired_values(answers, pairs, settings), settings, figures.partners)
+    return pair_losses(answers, pairs, settings, loss_P, pair_ratios(answers, pairs, settings))
+
+
+def aot_unpaired_values(
+    answers: AnswerLogprobs, pairs: Pairs, settings: AOTSettings
+) -> tuple[Tensor, Tensor]:
+    """Return the log ratios of chosen and rejected answers, as `aot_values` does for `aot`."""
     ratios = pair_ratios(answers, pairs, settings)
-    loss_P = _transported(ratios.chosen_P, ratios.rejected_P, settings, figures.partners)
-    return pair_losses(answers, pairs, settings, loss_P, ratios)
+    return ratios.chosen_P, ratios.rejected_P
 
 
 def apo_zero(
@@ -285,12 +296,13 @@ def _margin_per_token(answers: AnswerLogprobs, pairs: Pairs, settings: Divergenc
 
 
 def _transported(
-    first_P: Tensor, second_P: Tensor, settings: AOTSettings, partners: TransportPartners | None
+    values: tuple[Tensor, Tensor], settings: AOTSettings, partners: TransportPartners | None
 ) -> Tensor:
     """Return losses per pair whose sum over the step, and its gradient, are those of the sorted comparisons.
 
     Each comparison belongs to two pairs: each takes half of its value, and the gradient of its own side.
     """
+    first_P, second_P = values
     if partners is None:
         partners = transport_partners(first_P, second_P)
 
