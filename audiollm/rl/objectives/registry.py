@@ -8,15 +8,18 @@ from torch import Tensor
 
 from audiollm.rl.objectives.answers import (
     AnswerGroups,
+    AnswerLogprobs,
+    AnswerScores,
     ItemLosses,
     LabelledSteps,
     Lists,
     ObjectiveInputs,
     Pairs,
     Singles,
+    StepScores,
 )
 from audiollm.rl.objectives.audio import opa_dpo
-from audiollm.rl.objectives.catalog import GroupKind, ObjectiveTerm
+from audiollm.rl.objectives.catalog import GroupKind, ObjectiveTerm, WhatIsRead
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.length import ld_dpo, r_dpo, sampo
 from audiollm.rl.objectives.lists import d2o, dpo_plackett_luce, lipo_lambda, pro, rrhf, sppo_soft
@@ -70,6 +73,11 @@ GROUP_KINDS: dict[type, GroupKind] = {
     Singles: "singles",
     LabelledSteps: "steps",
 }
+INPUT_KINDS: dict[type, WhatIsRead] = {
+    AnswerLogprobs: "log_probs",
+    AnswerScores: "scores",
+    StepScores: "step_scores",
+}
 
 
 def mixed_losses(
@@ -86,14 +94,12 @@ def mixed_losses(
         `<name>/<figure>`, and with several terms `<name>/loss` is each one's own loss.
 
     Raises:
-        ValueError: a term that does not take this kind of group, or a field or a figure that it needs is None.
+        ValueError: a term does not take such groups or inputs, or a field or a figure that it needs is None.
     """
-    kind = GROUP_KINDS[type(groups)]
     total: Tensor | None = None
     metrics: dict[str, Tensor] = {}
     for index, term in enumerate(terms):
-        if kind not in term.needs.groups:
-            raise ValueError(f"{term.name} takes {' or '.join(term.needs.groups)}, not {kind}")
+        _check_kinds(term, inputs, groups)
         losses = OBJECTIVES[term.name](inputs, groups, term.settings, figures).weighted(groups.weight_I)
         total = term.weight * losses.loss_I if total is None else total + term.weight * losses.loss_I
         prefix = f"{term.name}/" if index else ""
@@ -103,3 +109,11 @@ def mixed_losses(
     if total is None:
         raise ValueError("mixed_losses needs at least one term")
     return ItemLosses(total, metrics)
+
+
+def _check_kinds(term: ObjectiveTerm, inputs: ObjectiveInputs, groups: AnswerGroups) -> None:
+    needs, kind, read = term.needs, GROUP_KINDS[type(groups)], INPUT_KINDS[type(inputs)]
+    if kind not in needs.groups:
+        raise ValueError(f"{term.name} takes {' or '.join(needs.groups)}, not {kind}")
+    if read != needs.reads:
+        raise ValueError(f"{term.name} reads {needs.reads}, not {read}")
