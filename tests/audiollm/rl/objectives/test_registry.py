@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[4]
 
 def test_a_misspelt_objective_names_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"recipe.yaml:9  loss: no such objective: 'lipo-lambda'\n  did you mean 'lipo_lambda'"
+        ConfigError,
+        match=r"recipe.yaml:9  loss: no such objective: 'lipo-lambda'\n  did you mean 'lipo_lambda'",
     ):
         objective_entry("lipo-lambda", "recipe.yaml:9", "loss")
 
