@@ -126,9 +126,7 @@ def beta_dpo_selection(
     Returns:
         bool `[P]`, at least one of them True.
     """
-    distance_P = (margin_P.detach().double().cpu() - center.double().cpu()) / deviation.double().cpu().clamp(
-        min=1e-9
-    )
+    distance_P = (margin_P.double().cpu() - center.double().cpu()) / deviation.double().cpu().clamp(min=1e-9)
     log_density_P = -0.5 * distance_P.square()
     uniform_P = torch.rand(len(margin_P), dtype=torch.float64, generator=generator).clamp(1e-300, 1 - 1e-16)
     keys_P = log_density_P - torch.log(-torch.log(uniform_P))  # Gumbel: the largest keys are such a draw

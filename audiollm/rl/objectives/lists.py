@@ -32,12 +32,13 @@ def lipo_lambda(
     from 1; a constant to the gradient. Scores are meant to be in [0, 1]. Default: b 0.05. Source: arXiv 2402.01878.
     """
     reward_L = settings.beta * answers.ratios_A[lists.answer_L]
-    weight_LL = _lambda_weights(lists, reward_L.detach())
+    weight_LL = _lambda_weights(lists, reward_L)
     loss_LL = weight_LL * functional.softplus(reward_L[None] - reward_L[:, None])
     return ItemLosses(_per_list(loss_LL, lists.better_LL, lists), list_metrics(answers, lists, reward_L))
 
 
 def _lambda_weights(lists: Lists, reward_L: Tensor) -> Tensor:
+    """Return L_ij. Ranks have no gradient, so neither have these."""
     gain_L = torch.exp2(lists.score_L.to(reward_L)) - 1
     rank_L = lists.ranked_LL(reward_L).sum(0) + 1
     discount_L = 1 / torch.log1p(rank_L.to(reward_L))

@@ -24,6 +24,7 @@ from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import OBJECTIVES, mixed_losses
 from tests.audiollm.rl.objectives.closed_forms import CLOSED_FORMS
 from tests.audiollm.rl.objectives.objective_cases import (
+    CHOSEN,
     LEAVES,
     LENGTHS,
     STEP_ANSWERS,
@@ -49,7 +50,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ipo": [{"length": "sum"}, {"beta": 0.5, "f_divergence": "js_divergence"}],
     "aot": [{"label_smoothing": 0.1}],
     "aot_unpaired": [{"label_smoothing": 0.1, "ld_alpha": 0.5}],
-    "discopop": [{"tau": 0.5}],
+    "discopop": [{"tau": 0.5}, {"tau": 2.0}],
     "dpop": [{"penalty": 3.0, "beta": 0.1}],
     "beta_dpo": [{"level": "pair"}, {"level": "pair", "alpha": 50.0}],
     "slic_hf": [{"margin": 4.0, "sft_weight": 0.1, "sft_average": "sequence"}],
@@ -221,6 +222,18 @@ def test_empty_groups_cost_nothing() -> None:
         )
         == 0
     )
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if entry.groups[0] == "pairs"])
+def test_an_answer_without_tokens_gives_finite_losses(name: str) -> None:
+    """Bad records are set aside before; a loss must not turn a whole step into NaN."""
+    data = numbers()
+    kept = data.answer != CHOSEN[1]
+    shorter = {
+        each: getattr(data, each)[kept] for each in ("policy", "reference", "kl", "contrast", "collision")
+    }
+    data = replace(data, **shorter, draw=data.draw[kept], answer=data.answer[kept])
+    assert torch.isfinite(item_losses(objective_term(name, {}), data)).all()
 
 
 def test_labelled_steps_of_several_answers() -> None:

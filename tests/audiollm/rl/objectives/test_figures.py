@@ -32,6 +32,8 @@ def test_the_running_mean_is_that_of_all_values_whatever_the_steps() -> None:
     assert float(mean.value) == pytest.approx(float(values.mean()), rel=1e-12)
     assert float(mean.count) == 50
     assert float(mean.updated(values[:0]).value) == float(mean.value)
+    assert float(RunningMean.start().updated(values[:0]).value) == 0
+    assert not mean.updated(values.requires_grad_()).value.requires_grad
 
 
 def test_the_moving_mean_starts_at_the_first_step() -> None:

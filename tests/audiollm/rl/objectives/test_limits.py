@@ -313,6 +313,14 @@ def test_lists_that_are_in_order_cost_rrhf_only_its_cross_entropy() -> None:
     assert float(losses.metrics["accuracy"]) == 0
 
 
+def test_d2o_without_samples_pushes_the_negative_down() -> None:
+    answers = inputs_of("log_probs", numbers(14))
+    assert isinstance(answers, AnswerLogprobs)
+    alone = Lists(torch.tensor([3]), torch.tensor([0]), 1, torch.tensor([0.0]))
+    losses = mixed_losses([objective_term("d2o", {"alpha": 0.2})], answers, alone, StepFigures()).loss_I
+    torch.testing.assert_close(losses, -torch.nn.functional.logsigmoid(-0.2 * answers.ratios_A[[3]]))
+
+
 def test_equal_scores_are_compared_with_nothing() -> None:
     data = numbers(14)
     answers = inputs_of("log_probs", data)
