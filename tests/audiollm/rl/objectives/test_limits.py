@@ -313,6 +313,19 @@ def test_lists_that_are_in_order_cost_rrhf_only_its_cross_entropy() -> None:
     assert float(losses.metrics["accuracy"]) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_odds_of_a_certain_answer_are_finite(dtype: torch.dtype) -> None:
+    """A probability of 1, and one that rounds to it, give finite losses and gradients."""
+    for certain in (0.0, -1e-30, -1e-9):
+        policy = torch.tensor([certain, -2.0], dtype=dtype, requires_grad=True)
+        answers = AnswerLogprobs(policy, torch.tensor([0, 1]), 2)
+        for chosen, rejected in ((0, 1), (1, 0)):
+            pair = Pairs(torch.tensor([chosen]), torch.tensor([rejected]))
+            losses = mixed_losses([objective_term("orpo", {})], answers, pair, StepFigures()).loss_I
+            (gradient,) = torch.autograd.grad(losses.sum(), policy)
+            assert torch.isfinite(losses).all() and torch.isfinite(gradient).all()
+
+
 def test_d2o_without_samples_pushes_the_negative_down() -> None:
     answers = inputs_of("log_probs", numbers(14))
     assert isinstance(answers, AnswerLogprobs)
