@@ -50,7 +50,8 @@ class AnswerLogprobs:
     """Log-probabilities of the tokens of all answers in a call, flat: packed and padded policies both make them.
 
     Tokens of an answer stand in their order; answers may be interleaved. Natural logarithms throughout. The fields
-    after `reference_T` are read by the objectives that ask for them (`catalog.ObjectiveEntry`).
+    after `reference_T` are read by the objectives that ask for them (`catalog.ObjectiveEntry`). Sums per answer are
+    computed once and kept, with their graph: losses of one object share one backward pass.
 
     Raises:
         ValueError: fields whose shapes do not fit together.

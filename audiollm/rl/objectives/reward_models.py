@@ -41,7 +41,7 @@ def bradley_terry(
         "score_chosen": chosen_P.detach(),
         "score_rejected": rejected_P.detach(),
         "margin": difference_P.detach(),
-        "accuracy": (difference_P > 0).to(loss_P).detach(),
+        "accuracy": (difference_P > 0).to(loss_P),
     }
     return ItemLosses(loss_P, metrics)
 
@@ -58,7 +58,7 @@ def plackett_luce(
     compared_LL = lists.better_LL.to(score_L)
     right_G = sum_by_index(in_order_LL.sum(1), lists.list_L, lists.num_lists)
     accuracy_G = right_G / sum_by_index(compared_LL.sum(1), lists.list_L, lists.num_lists)
-    return ItemLosses(plackett_luce_losses(score_L, lists), {"accuracy": accuracy_G.detach()})
+    return ItemLosses(plackett_luce_losses(score_L, lists), {"accuracy": accuracy_G})
 
 
 def regression(

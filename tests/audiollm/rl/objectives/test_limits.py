@@ -318,8 +318,8 @@ def test_the_odds_of_a_certain_answer_are_finite(dtype: torch.dtype) -> None:
     """A probability of 1, and one that rounds to it, give finite losses and gradients."""
     for certain in (0.0, -1e-30, -1e-9):
         policy = torch.tensor([certain, -2.0], dtype=dtype, requires_grad=True)
-        answers = AnswerLogprobs(policy, torch.tensor([0, 1]), 2)
         for chosen, rejected in ((0, 1), (1, 0)):
+            answers = AnswerLogprobs(policy, torch.tensor([0, 1]), 2)
             pair = Pairs(torch.tensor([chosen]), torch.tensor([rejected]))
             losses = mixed_losses([objective_term("orpo", {})], answers, pair, StepFigures()).loss_I
             (gradient,) = torch.autograd.grad(losses.sum(), policy)
