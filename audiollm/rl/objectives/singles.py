@@ -20,7 +20,7 @@ def kto(answers: AnswerLogprobs, singles: Singles, settings: KTOSettings, figure
 
     z = max(0, KL of policy to reference), a constant to the gradient. Step figure: `kl`, from mismatched pairs
     (`figures.mismatched_kl`: each answer after another sample's prompt). Defaults: b 0.1, wd = wu = 1. Source:
-    arXiv 2402.01306, equations 7 and 8.
+    arXiv 2402.01306.
     """
     return _anchored(answers, singles, settings, figures.required("kl").detach().clamp(min=0))
 
