@@ -84,5 +84,5 @@ def process(
     right_S = ((scores.score_S > 0) == (label_S > 0.5)).to(label_S)
     accuracy_I = sum_by_index(right_S, scores.answer_S, scores.num_answers) / count_I
     return ItemLosses(
-        sum_by_index(loss_S, scores.answer_S, scores.num_answers) / count_I, {"accuracy": accuracy_I.detach()}
+        sum_by_index(loss_S, scores.answer_S, scores.num_answers) / count_I, {"accuracy": accuracy_I}
     )

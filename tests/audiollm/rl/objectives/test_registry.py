@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from audiollm.errors import ConfigError
-from audiollm.rl.objectives.answers import AnswerLogprobs, AnswerScores, Lists, Pairs, Singles
+from audiollm.rl.objectives.answers import (
+    AnswerLogprobs,
+    AnswerScores,
+    LabelledSteps,
+    Lists,
+    Pairs,
+    Singles,
+    StepScores,
+)
 from audiollm.rl.objectives.catalog import CATALOG, objective_entry, objective_term
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import OBJECTIVES, mixed_losses
@@ -186,6 +194,39 @@ def test_figures_of_dpo_are_the_implicit_rewards() -> None:
     torch.testing.assert_close(metrics["margin"], chosen - rejected)
     torch.testing.assert_close(metrics["accuracy"], (chosen > rejected).double())
     assert metrics["length_chosen"].tolist() == [5, 2, 3, 5]
+
+
+def test_figures_of_reward_models() -> None:
+    """The share of comparisons in order, pair by pair, list by list, step by step."""
+    scores = AnswerScores(torch.tensor([3.0, 1.0, 2.0, -1.0, 4.0]))
+    pairs = Pairs(torch.tensor([0, 3]), torch.tensor([1, 4]))
+    metrics = mixed_losses([objective_term("bradley_terry", {})], scores, pairs, StepFigures()).metrics
+    assert metrics["accuracy"].tolist() == [1, 0]
+    assert metrics["margin"].tolist() == [2, -5]
+    lists = Lists(
+        torch.tensor([0, 1, 2, 3, 4]),
+        torch.tensor([0, 0, 0, 1, 1]),
+        2,
+        torch.tensor([0.9, 0.5, 0.1, 0.2, 0.1]),
+    )
+    metrics = mixed_losses([objective_term("plackett_luce", {})], scores, lists, StepFigures()).metrics
+    assert metrics["accuracy"].tolist() == pytest.approx([2 / 3, 0])
+    singles = Singles(torch.tensor([0, 3]), score_N=torch.tensor([2.5, 1.0]))
+    metrics = mixed_losses([objective_term("regression", {})], scores, singles, StepFigures()).metrics
+    assert metrics["error"].tolist() == [0.5, 2]
+    steps = StepScores(torch.tensor([2.0, -2.0, 1.0]), torch.tensor([0, 0, 1]), 2)
+    labels = LabelledSteps(torch.tensor([1.0, 0.9, 0.2]))
+    metrics = mixed_losses([objective_term("process", {})], steps, labels, StepFigures()).metrics
+    assert metrics["accuracy"].tolist() == [0.5, 0]
+
+
+def test_figures_of_single_answers_keep_the_verdicts_apart() -> None:
+    answers, singles = inputs_of("log_probs", numbers()), groups_of("singles")
+    assert isinstance(answers, AnswerLogprobs) and isinstance(singles, Singles)
+    metrics = mixed_losses([objective_term("kto", {})], answers, singles, outer_figures()).metrics
+    assert metrics["reward_desirable"].isnan().tolist() == [False, True, False, True, True]
+    assert metrics["reward_undesirable"].isnan().tolist() == [True, False, True, False, False]
+    torch.testing.assert_close(metrics["reward"], 0.1 * answers.ratios_A[singles.answer_N])
 
 
 def test_the_wrong_kind_of_group_is_refused() -> None:
