@@ -194,6 +194,20 @@ def test_the_gate_of_cringe_is_a_factor_on_value_and_gradient() -> None:
     assert (shut == 0).all() and (shut_gradient == 0).all()
 
 
+def test_the_gate_of_cringe_is_a_constant_to_the_gradient() -> None:
+    data = numbers(9)
+    data = replace(data, policy=data.policy.requires_grad_())
+    answers, pair = inputs_of("log_probs", data), Pairs(torch.tensor([2]), torch.tensor([5]))
+    losses = [
+        mixed_losses([objective_term("cringe", values)], answers, pair, StepFigures()).loss_I[0]
+        for values in ({"gate_temperature": 3.0}, {})
+    ]
+    gate = float((losses[0] / losses[1]).detach())
+    assert 0.1 < gate < 0.9
+    gated, plain = (torch.autograd.grad(loss, data.policy, retain_graph=True)[0] for loss in losses)
+    torch.testing.assert_close(gated, gate * plain)
+
+
 def test_simpo_does_not_change_with_the_reference() -> None:
     data = numbers(10)
     changed = replace(data, reference=data.reference - 3.0)
