@@ -1,0 +1,1 @@
+"""Alignment of audio language models: objectives on preferences, and reward models."""

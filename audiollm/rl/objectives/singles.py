@@ -1,0 +1,103 @@
+"""Objectives on one answer at a time: KTO, BCO, NPO, DRO.
+
+Notation: r = log policy(y) - log reference(y), summed over the answer's tokens; s the logistic function; b = `beta`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses, Singles
+from audiollm.rl.objectives.figures import StepFigures
+from audiollm.rl.objectives.settings import DROSettings, KTOSettings, NPOSettings, ReferencedSettings
+from audiollm.rl.objectives.terms import cross_entropy_of
+
+
+def kto(answers: AnswerLogprobs, singles: Singles, settings: KTOSettings, figures: StepFigures) -> ItemLosses:
+    """Kahneman-Tversky optimisation: desirable `wd (1 - s(b (r - z)))`, undesirable `wu (1 - s(b (z - r)))`.
+
+    z = max(0, KL of policy to reference), a constant to the gradient. Step figure: `kl`, from mismatched pairs
+    (`figures.mismatched_kl`: each answer after another sample's prompt). Defaults: b 0.1, wd = wu = 1. Source:
+    arXiv 2402.01306.
+    """
+    return _anchored(answers, singles, settings, figures.required("kl").detach().clamp(min=0))
+
+
+def apo_zero_unpaired(
+    answers: AnswerLogprobs, singles: Singles, settings: KTOSettings, figures: StepFigures
+) -> ItemLosses:
+    """Anchored preference optimisation of single answers: `kto` at z = 0, which needs no KL.
+
+    Defaults: b 0.1, weights 1. Source: arXiv 2408.06266; TRL's KTO `loss_type`.
+    """
+    return _anchored(answers, singles, settings, answers.policy_T.new_zeros(()))
+
+
+def _anchored(answers: AnswerLogprobs, singles: Singles, settings: KTOSettings, point: Tensor) -> ItemLosses:
+    desirable_N, reward_N = singles.required("desirable_N"), _rewards(answers, singles, settings.beta)
+    distance_N = reward_N - settings.beta * point.to(reward_N)
+    loss_N = torch.where(
+        desirable_N,
+        settings.desirable_weight * torch.sigmoid(-distance_N),
+        settings.undesirable_weight * torch.sigmoid(distance_N),
+    )
+    return ItemLosses(loss_N, single_metrics(answers, singles, reward_N))
+
+
+def bco(
+    answers: AnswerLogprobs, singles: Singles, settings: ReferencedSettings, figures: StepFigures
+) -> ItemLosses:
+    """Binary classifier optimisation: desirable `-log s(b r - delta)`, undesirable `-log s(-(b r - delta))`.
+
+    delta is the running mean of b r over all answers, a constant to the gradient. Step figure: `running_mean`
+    (`figures.RunningMean`, which the training keeps and saves). Weights that match the two prompt distributions
+    (the paper's UDM) go into `weight_I`. Default: b 0.1. Source: arXiv 2404.04656.
+    """
+    desirable_N, reward_N = singles.required("desirable_N"), _rewards(answers, singles, settings.beta)
+    distance_N = reward_N - figures.required("running_mean").detach().to(reward_N)
+    loss_N = -functional.logsigmoid(torch.where(desirable_N, distance_N, -distance_N))
+    return ItemLosses(loss_N, single_metrics(answers, singles, reward_N))
+
+
+def npo(answers: AnswerLogprobs, singles: Singles, settings: NPOSettings, figures: StepFigures) -> ItemLosses:
+    """Negative preference optimisation: undesirable `(2 / b) log(1 + exp(b r))`, desirable `retain_weight` CE.
+
+    Step figure, with desirable answers: `tokens_per_answer` of these. Items count alike: the share of desirable
+    answers in the data sets the balance together with `retain_weight`. Defaults: b 0.1, `retain_weight` 1. Source:
+    arXiv 2404.05868 (with its retain loss).
+    """
+    desirable_N, reward_N = singles.required("desirable_N"), _rewards(answers, singles, settings.beta)
+    loss_N = torch.where(desirable_N, 0.0, -2 / settings.beta * functional.logsigmoid(-reward_N))
+    kept = torch.nonzero(desirable_N).flatten()
+    if settings.retain_weight and len(kept):
+        entropy = cross_entropy_of(answers, singles.answer_N[kept], settings.sft_average, figures)
+        loss_N = loss_N.index_add(0, kept, settings.retain_weight * entropy)
+    return ItemLosses(loss_N, single_metrics(answers, singles, reward_N))
+
+
+def dro(answers: AnswerLogprobs, singles: Singles, settings: DROSettings, figures: StepFigures) -> ItemLosses:
+    """Direct reward optimisation: `(score - V(x) - tau r)^2 / 2`, for policy and value head together.
+
+    Reads `score_N` (the reward) and `value_A` (V, from a value head on the prompt). Default: tau 1. Source:
+    arXiv 2405.19107 (DRO-V).
+    """
+    reward_N = _rewards(answers, singles, settings.tau)
+    residual_N = singles.required("score_N").to(reward_N) - reward_N
+    residual_N = residual_N - answers.required("value_A")[singles.answer_N]
+    return ItemLosses(residual_N.square() / 2, single_metrics(answers, singles, reward_N))
+
+
+def _rewards(answers: AnswerLogprobs, singles: Singles, beta: float) -> Tensor:
+    return beta * answers.ratios_A[singles.answer_N]
+
+
+def single_metrics(answers: AnswerLogprobs, singles: Singles, reward_N: Tensor) -> dict[str, Tensor]:
+    """Return the figures of single answers: implicit rewards by verdict (NaN for the others), and lengths."""
+    reward_N = reward_N.detach()
+    metrics = {"reward": reward_N, "length": answers.lengths_A[singles.answer_N]}
+    if singles.desirable_N is not None:
+        metrics["reward_desirable"] = reward_N.masked_fill(~singles.desirable_N, torch.nan)
+        metrics["reward_undesirable"] = reward_N.masked_fill(singles.desirable_N, torch.nan)
+    return metrics
