@@ -11,11 +11,13 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Protocol
 
+import librosa
 import numpy as np
 import torch
 from learning_data import Recording
 from rich.console import Console
 from rich.progress import track
+from scipy.signal import lfilter
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from audiollm.evaluate.codec.signal_metrics import MetricError, mel_distance, pesq, stft_distance, stoi
 from audiollm.evaluate.judges.voicing import (
+    RATE,
     close_pitch_share,
     harmonicity,
     periodicity_error,
@@ -37,6 +40,11 @@ SCORED_S = 20.0
 SEGMENTS = 4
 """A clip's frames are averaged over as many equal parts for the probe, so that a digit's order counts."""
 PROBES = ("digit", "speaker", "sound")
+PAUSE_FRAME, PAUSE_DB = 640, 30.0
+"""Samples at 16 kHz, and decibels below the loudest frame, of a pause."""
+WHISPER_FRAME, WHISPER_ORDER, WHISPER_WIDENING = 720, 16, 0.97
+"""Of `whispered`: samples of a frame (30 ms), order of linear prediction, and the factor on the poles' radii, which
+widens the resonances so that none follows a single harmonic."""
 
 
 class Scored(Protocol):
@@ -100,6 +108,12 @@ def _reconstruction(
             metrics |= _voicing_metrics(
                 real_1N, made_1N, codec.sample_rate, "digits" if recording.task == "digit" else "read speech"
             )
+        if recording.kind == "music":
+            metrics |= _voiced_shares(real_1N, made_1N, codec.sample_rate, "music")
+        if recording.task == "speaker":
+            whisper_1N = whispered(real_1N)
+            made_whisper_1N = codec.decode(codec.encode(whisper_1N))[:, : whisper_1N.shape[1]]
+            metrics |= _voiced_shares(whisper_1N, made_whisper_1N, codec.sample_rate, "whispers")
         for name, metric in metrics.items():
             try:
                 found[name][_name(recording)] = metric(real_1N, made_1N, codec.sample_rate)
@@ -122,11 +136,57 @@ def _voicing_metrics(
         name: lambda *_, measure=measure: measure(tracks(False), tracks(True))
         for name, measure in pairs.items()
     }
+    pauses_F = cache(lambda: quiet(tracks(False).samples_N, len(tracks(False).voiced_F)))
+    of_pauses = {
+        "voiced share, pauses, original": lambda *_: _mean(tracks(False).voiced_F[pauses_F()]),
+        "voiced share, pauses": lambda *_: _mean(tracks(True).voiced_F[pauses_F()]),
+    }
     of_one = {
         "periodicity 1 to 4 kHz, original": lambda *_: harmonicity(tracks(False)),
         "periodicity 1 to 4 kHz": lambda *_: harmonicity(tracks(True)),
     }
-    return {f"{name}, {kind}": measure for name, measure in (of_pair | of_one).items()}
+    measures = of_pair | of_one | (of_pauses if kind == "read speech" else {})
+    return {f"{name}, {kind}": measure for name, measure in measures.items()}
+
+
+def quiet(samples_N: np.ndarray, frames: int) -> np.ndarray:
+    """Whether each of pYIN's frames lies `PAUSE_DB` or more below the loudest, `[frames]`."""
+    energy_F = librosa.feature.rms(y=samples_N, frame_length=PAUSE_FRAME, hop_length=RATE // 100)[0][:frames]
+    level_F = 20 * np.log10(np.maximum(energy_F, 1e-9))
+    below_F: np.ndarray = level_F < level_F.max() - PAUSE_DB
+    return below_F
+
+
+def _mean(values_F: np.ndarray) -> float:
+    """Raises: MetricError: there are no values."""
+    if not len(values_F):
+        raise MetricError("no pause")
+    return float(values_F.mean())
+
+
+def _voiced_shares(
+    real_1N: Tensor, made_1N: Tensor, sample_rate: int, kind: str
+) -> dict[str, Callable[[Tensor, Tensor, int], float]]:
+    return {
+        f"voiced share, {kind}, original": lambda *_: track_voicing(real_1N, sample_rate).voiced_share,
+        f"voiced share, {kind}": lambda *_: track_voicing(made_1N, sample_rate).voiced_share,
+    }
+
+
+def whispered(samples_1N: Tensor) -> Tensor:
+    """The speech with its harmonics removed: noise through the filters of linear prediction, frame by frame."""
+    samples_N = samples_1N[0].double().numpy()
+    noise_N = np.random.default_rng(0).standard_normal(len(samples_N))
+    window_W = np.hanning(WHISPER_FRAME + 1)[:-1]
+    whisper_N = np.zeros(len(samples_N))
+    for start in range(0, len(samples_N) - WHISPER_FRAME, WHISPER_FRAME // 2):
+        span = slice(start, start + WHISPER_FRAME)
+        frame_W = samples_N[span] * window_W + 1e-6 * noise_N[span]
+        filter_X = librosa.lpc(frame_W, order=WHISPER_ORDER)
+        filter_X = filter_X * WHISPER_WIDENING ** np.arange(len(filter_X))
+        level = np.sqrt(np.mean(lfilter(filter_X, [1.0], frame_W) ** 2) / np.mean(window_W**2))
+        whisper_N[span] += lfilter([1.0], filter_X, level * noise_N[span]) * window_W
+    return torch.from_numpy(whisper_N).float()[None]
 
 
 def _name(recording: Recording) -> str:

@@ -30,7 +30,8 @@ RANGE_DB = 60
 def main() -> None:
     arguments = _arguments()
     codecs = {
-        name: load_codec(model_folder(Path(folder))) for name, _, folder in (c.partition("=") for c in arguments.codec)
+        name: load_codec(model_folder(Path(folder)))
+        for name, _, folder in (c.partition("=") for c in arguments.codec)
     }
     columns = ["original", *codecs]
     figure, axes = pyplot.subplots(
