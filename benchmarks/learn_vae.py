@@ -140,14 +140,13 @@ def _scored_clips(recordings: list[Recording]) -> dict[str, list[Recording]]:
 
 
 def _measures(real_CN: Tensor, made_CN: Tensor, rate: int, highest_hz: float) -> dict[str, float]:
+    real_1N, made_1N = (x_CN.mean(dim=0, keepdim=True) for x_CN in (real_CN, made_CN))
     figures = {
-        "mel distance": mel_distance(real_CN, made_CN, rate),
-        "stft distance": stft_distance(real_CN, made_CN, rate),
+        "mel distance": mel_distance(real_1N, made_1N, rate),
+        "stft distance": stft_distance(real_1N, made_1N, rate),
     }
     try:
-        real, made = (
-            track_voicing(x.mean(dim=0, keepdim=True), rate, highest_hz) for x in (real_CN, made_CN)
-        )
+        real, made = (track_voicing(x_1N, rate, highest_hz) for x_1N in (real_1N, made_1N))
         figures["voiced share, original"], figures["voiced share"] = real.voiced_share, made.voiced_share
         figures["voicing F1"] = voicing_f1(real, made)
         figures["voiced frames within 50 cents"] = close_pitch_share(real, made)
