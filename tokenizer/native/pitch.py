@@ -110,14 +110,13 @@ class PitchPredictor(nn.Module):
     ) -> None:
         super().__init__()
         self.frames_per_latent = frames_per_latent
-        self.num_classes = num_pitch_classes(highest_hz)
         window = PITCH_PAST_FRAMES + 1 + PITCH_FUTURE_FRAMES
         self.net = nn.Sequential(
             Linear(window * latent_dim, hidden_size),
             nn.GELU(),
             Linear(hidden_size, hidden_size),
             nn.GELU(),
-            Linear(hidden_size, frames_per_latent * (self.num_classes + 1)),
+            Linear(hidden_size, frames_per_latent * (num_pitch_classes(highest_hz) + 1)),
         )
 
     def forward(self, latent_BTD: Tensor) -> PitchLogits:
