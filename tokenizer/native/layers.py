@@ -23,6 +23,10 @@ from tokenizer.native.pitch import PitchSalience
 from tokenizer.native.source import Excitation
 from tokenizer.quantizers.codebooks import at_least_float32
 
+HARMONIC_SLOPE, HARMONIC_BIAS = 2.0, 0.5
+"""Applied to the logits of the harmonic share: the expected share of many like frames is more even than the share of
+each, and sounds hoarse."""
+
 
 def mel_filters(sample_rate: int, n_fft: int, num_mels: int) -> Tensor:
     """librosa's Slaney filterbank, `[F, M]`."""
@@ -206,7 +210,8 @@ class InverseSTFTHead(nn.Module):
         if excitation is None:
             spectrum_BTCF = torch.polar(magnitude_BTCF, phase)
         else:
-            share_BTCF = self.share_logits(x_BTC).detach().sigmoid() @ self.bands_PF
+            logits_BTCP = HARMONIC_SLOPE * self.share_logits(x_BTC).detach() + HARMONIC_BIAS
+            share_BTCF = logits_BTCP.sigmoid() @ self.bands_PF
             voice_BTCF = share_BTCF * excitation.voicing_BF[:, :, None, None]
             source_BTCF = excitation.spectrum_BFK[:, :, None] * (magnitude_BTCF * voice_BTCF)
             spectrum_BTCF = source_BTCF + torch.polar(magnitude_BTCF * (1 - voice_BTCF), phase)
