@@ -43,7 +43,7 @@ PROBES = ("digit", "speaker", "sound")
 PAUSE_FRAME, PAUSE_DB = 640, 30.0
 """Samples at 16 kHz, and decibels below the loudest frame, of a pause."""
 WHISPER_FRAME, WHISPER_ORDER, WHISPER_WIDENING = 720, 16, 0.97
-"""Of `whispered`: samples of a frame (30 ms), order of linear prediction, and the factor on the poles' radii, which
+"""Samples of a frame (30 ms), order of linear prediction, and the factor on the poles' radii, which
 widens the resonances so that none follows a single harmonic."""
 
 

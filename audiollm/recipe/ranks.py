@@ -1,4 +1,4 @@
-"""Who am I among the processes of a run, what all of them sum up to, and how they are started.
+"""The place of a process among those of a run, sums over all of them, and how they are started.
 
 The processes ("ranks") meet in `join_ranks`: each was started by `audiollm run ... --launch N`, by torchrun, or by
 SLURM's srun. Without any of these a process is `ALONE`.
@@ -58,7 +58,7 @@ class Ranks:
         return {key: sum(values) / len(values) for key, values in found.items()}
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank gives (plain data), in their order, on every rank."""
+        """Collect the values of all ranks (plain data), in their order, on every rank."""
         if self.world == 1:
             return [value]
         from torch import distributed
@@ -68,7 +68,7 @@ class Ranks:
         return values
 
     def of_first(self, value: Any) -> Any:
-        """What the first rank gives (plain data), on every rank; the others wait for it, however long."""
+        """Send the first rank's value (plain data) to every rank; the others wait for it, however long."""
         if self.world == 1:
             return value
         from torch import distributed

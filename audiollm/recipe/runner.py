@@ -40,12 +40,12 @@ from audiollm.recipe.stages import Recipe, RecipeStage
 Item = TypeVar("Item")
 
 GRACE_SECONDS = 20.0
-"""What the first rank has to write its report in when the others have failed as well."""
+"""Seconds that the first rank has to write its report when the other ranks have failed as well."""
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What is known of a stage that has run (or failed): the content of its `stage.json`."""
+    """The record of a stage that has run or failed: the content of its `stage.json`."""
 
     name: str
     kind: str
@@ -60,14 +60,14 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage is given beside its settings."""
+    """The surroundings of a running stage: its folder, recipe, console, earlier results and ranks."""
 
     folder: Path
     recipe: Recipe
     console: Console
     results: Mapping[str, StageResult]
     ranks: Ranks = ALONE
-    """Of this process. Stages that do not say `all_ranks` are alone, whatever the run."""
+    """The ranks of the run. A stage that does not declare `all_ranks` runs on one, however many the run has."""
 
     @contextmanager
     def progress(self, description: str, total: float | None) -> Iterator[Progress]:
@@ -140,7 +140,7 @@ def read_result(folder: Path) -> StageResult | None:
 
 
 def _follow(recipe: Recipe, console: Console, ranks: Ranks) -> None:
-    """What the other ranks do: the stages that train, when the first one says so."""
+    """Run on the ranks after the first: carry out the stages that train, when the first rank asks for them."""
     while (name := ranks.of_first(None)) is not None:
         stage = next(stage for stage in recipe.stages if stage.name == name)
         try:
@@ -223,7 +223,7 @@ def _run_stage(stage: RecipeStage, fingerprint: str, context: Context) -> StageR
 
 @contextmanager
 def _plain_errors(folder: Path) -> Iterator[None]:
-    """What the disk does wrong, and files that were damaged on it, end a stage as errors for a person."""
+    """Turn errors of the disk and damaged files into a `StageError` with the file and the remedy."""
     try:
         yield
     except (StageError, ConfigError):

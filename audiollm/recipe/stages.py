@@ -71,14 +71,14 @@ def required(value: Value | None) -> Value:
 
 @dataclass
 class StagePlan:
-    """What `audiollm plan` says of one stage, before anything runs."""
+    """The figures that `audiollm plan` prints for one stage, before anything runs."""
 
     parameters: int = 0
     tokens: float = 0.0
     memory_mb: float = 0.0
-    """Of one device that does the work alone."""
+    """Memory of one device that does the work alone."""
     memory_mb_on: Callable[[int], float] | None = None
-    """Of each of so many devices; None: the stage runs on one."""
+    """Memory of each of several devices, with their number; None: the stage runs on one."""
     disk_mb: float = 0.0
     seconds: float | None = None
     """As measured on CPUs, or the budget; None: by `flops`, or not known."""

@@ -12,8 +12,8 @@ from audiollm.models.decoder import DualFFNConfig
 
 
 def training_flops(config: DualFFNConfig, batch: PackedBatch) -> float:
-    """Of the decoder, forward and backward over a pack: 6 for every weight that a row meets, 12 for every pair that
-    it attends to. An audio encoder comes on top of it (`encoder_flops`).
+    """Count the decoder's operations, forward and backward over a pack: 6 for every weight that a row meets, 12 for
+    every pair that it attends to. An audio encoder comes on top of it (`encoder_flops`).
 
     As PaLM counts (arXiv 2204.02311, appendix B), but for the causal half of the pairs alone, a row's own
     feed-forward, and the heads where there are targets. Recomputed activations do not count.
@@ -32,7 +32,7 @@ def training_flops(config: DualFFNConfig, batch: PackedBatch) -> float:
 def encoder_flops(
     config: AudioEncoderConfig, hidden_size: int, features: PackedFeatures, trained: bool
 ) -> float:
-    """Of an audio encoder over the windows of a pack, and of its projector, counted in the same way.
+    """Count the operations of an audio encoder over the windows of a pack, and of its projector, in the same way.
 
     Every position of a window attends to the whole window.
 
@@ -51,7 +51,7 @@ def encoder_flops(
 
 
 def encoder_multiplications(config: AudioEncoderConfig) -> int:
-    """Of a weight and a value, in the stem and the layers, for one position."""
+    """Count the multiplications of a weight by a value, in the stem and the layers, for one position."""
     width = config.d_model
     layer = width * (4 * width + 2 * config.encoder_ffn_dim)
     stem = stem_multiplications(config.stem, config.num_mel_bins, config.stem_channels, width)

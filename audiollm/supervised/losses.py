@@ -27,7 +27,7 @@ class CrossEntropy(NamedTuple):
     total: Tensor
     """Scalar, with a gradient."""
     by_codebook_K: Tensor
-    """What each codebook adds to it, without."""
+    """Each codebook's part of the total, without a gradient."""
 
 
 def linear_cross_entropy(

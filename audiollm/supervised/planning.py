@@ -1,4 +1,4 @@
-"""What `audiollm plan` says of the stage `train`: parameters, tokens, memory of a device, operations, disk.
+"""The plan of the stage `train`: parameters, tokens, memory of a device, operations, disk.
 
 Parameters are counted on a model without memory; the rest are estimates, each with its rule beside it.
 """
@@ -27,14 +27,15 @@ from audiollm.supervised.settings import TrainConfig
 from audiollm.train.loop.optim import freeze
 
 TEXT_ROWS = 40
-"""Of a sample's text, headers and delay together."""
+"""Assumed rows of a sample's text, headers and delay together."""
 ASSUMED_CLIP_S = 10.0
 """Where the data is not there to be looked at."""
 OWN_MB = 700
 """Python, torch, and the context of a device."""
 STEM_COPIES = 3
-"""Of what a convolution gives, kept for the backward pass: itself, its norm or activation, and without gaps."""
-VALUES_A_ROW = 24
+"""Copies of a convolution's output that are kept for the backward pass: itself, its norm or activation, and the one
+without gaps."""
+VALUES_PER_ROW = 24
 """Kept for the backward pass, in hidden sizes a row and layer: norms, attention, and a feed-forward of 8/3."""
 
 LOOP_PREFIX = "model.model."
@@ -48,13 +49,13 @@ class Counts:
     total: int
     trained: int
     largest_unit: int
-    """What FSDP2 and ZeRO 3 gather at a time: embeddings and heads, and two layers."""
+    """Parameters that FSDP2 and ZeRO 3 gather at a time: embeddings and heads, and two layers."""
     trains_encoder: bool
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on, as far as it can be told beforehand."""
+    """Size of the training data, as far as it is known beforehand."""
 
     samples: float | None
     length: float
@@ -68,7 +69,7 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         ConfigError, StageError: what it starts from is no model, or what is to be trained is not in it.
     """
     shape = planned_shape(config, plans)
-    data = _data(config, plans, _rows_a_second(shape))
+    data = _data(config, plans, _rows_per_second(shape))
     batch = required(config.batch_size)
     steps = config.steps_for(data.samples / batch) if data.samples else config.steps
     tokens = (steps or 0) * batch * data.length
@@ -94,7 +95,9 @@ def plan_training(config: TrainConfig, plans: Mapping[str, StagePlan]) -> StageP
         memory_mb_on=memory,
         disk_mb=_disk_mb(config, counts),
         seconds=seconds,
-        flops=0.0 if seconds else (steps or 0) * batch * _flops_a_sample(config, shape, counts, data.length),
+        flops=0.0
+        if seconds
+        else (steps or 0) * batch * _flops_per_sample(config, shape, counts, data.length),
         note=note,
         model=transformers_config(shape, None),
     )
@@ -132,13 +135,13 @@ def _missing(config: TrainConfig) -> str:
     return str(config.start)
 
 
-def _rows_a_second(shape: DualFFNConfig | None) -> float:
-    """Of audio: those of a codec, or those of what an encoder hears, where the model has one."""
+def _rows_per_second(shape: DualFFNConfig | None) -> float:
+    """Return the rows per second of audio: a codec's, or the audio encoder's where the model has one."""
     heard = None if shape is None else shape.audio_encoder
     return FRAME_RATE if heard is None else heard.features.rows_per_second
 
 
-def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: float) -> Data:
+def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_per_second: float) -> Data:
     """By the counts of shards that are there, or else by the plan of the stage that makes them."""
     samples, frames, known = 0.0, 0.0, True
     for source in config.shards:
@@ -149,8 +152,8 @@ def _data(config: TrainConfig, plans: Mapping[str, StagePlan], rows_a_second: fl
         if counts is not None:
             samples, frames = samples + counts[0], frames + counts[1]
     if not known or not samples:
-        return Data(None, ASSUMED_CLIP_S * rows_a_second + TEXT_ROWS)
-    rows = frames / samples * rows_a_second / FRAME_RATE
+        return Data(None, ASSUMED_CLIP_S * rows_per_second + TEXT_ROWS)
+    rows = frames / samples * rows_per_second / FRAME_RATE
     return Data(samples, min(rows + TEXT_ROWS, required(config.max_length)))
 
 
@@ -168,9 +171,9 @@ def _planned_counts(plan: StagePlan) -> tuple[float, float] | None:
 
 
 def _memory_mb(
-    config: TrainConfig, shape: DualFFNConfig, counts: Counts, rows_a_step: float, devices: int
+    config: TrainConfig, shape: DualFFNConfig, counts: Counts, rows_per_step: float, devices: int
 ) -> float:
-    """Of each of so many devices: weights and Adam's states in fp32, gradients, averages, and one pack's activations.
+    """Estimate a device's memory in MB: weights and Adam's states in fp32, gradients, averages, one pack's activations.
 
     In half precision autocast keeps a copy of the weights; where activations are computed again, of those that are
     trained. FSDP2 and ZeRO 3 hold 1 / devices of all and gather a part at a time; ZeRO 2 holds all weights, in half
@@ -187,7 +190,7 @@ def _memory_mb(
         held = (half or 4) * counts.total + (states + 4 * counts.trained) / devices
     else:
         held = (weights + states) / devices + (half or 4) * counts.largest_unit
-    rows = min(rows_a_step / devices, required(config.max_tokens))
+    rows = min(rows_per_step / devices, required(config.max_tokens))
     value = half or 4
     activations = rows * _kept(shape.num_layers, shape.hidden_size, value, again)
     if shape.audio_encoder is not None:
@@ -203,7 +206,7 @@ def _memory_mb(
 
 def _kept(layers: int, width: int, value_bytes: int, again: bool) -> float:
     """Bytes a row that the backward pass needs: of all layers, or their inputs in fp32 and one layer's."""
-    layer = VALUES_A_ROW * width * value_bytes
+    layer = VALUES_PER_ROW * width * value_bytes
     return layers * width * 4 + layer if again else layers * layer
 
 
@@ -214,7 +217,7 @@ def _disk_mb(config: TrainConfig, counts: Counts) -> float:
     return (3 * checkpoint + models) / 2**20
 
 
-def _flops_a_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, length: float) -> float:
+def _flops_per_sample(config: TrainConfig, shape: DualFFNConfig, counts: Counts, length: float) -> float:
     """Forward, backward to the activations, and the gradients of what is trained: 2 operations a weight each.
 
     A row meets one of the two feed-forwards, and one of the heads, the audio's mostly. Activations that are computed

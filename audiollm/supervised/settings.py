@@ -33,7 +33,7 @@ SourceAddress = Annotated[str, AfterValidator(_check_source)]
 
 @dataclass(frozen=True)
 class DecoderSizeRule:
-    """What follows from `size`. Heads are 64 wide."""
+    """The settings that follow from `size`. Heads are 64 wide."""
 
     hidden_size: int
     num_layers: int
@@ -72,12 +72,12 @@ class AudioEncoderSettings(BaseModel):
     padded: bool | None = None
     """Windows are filled up with silence. None: those of a published encoder, which was trained so."""
     stem: Literal["conv1d", "conv2d"] = "conv1d"
-    """What makes positions of mel frames: Whisper's convolutions over time (50 a second), or 2-D ones (12.5 a second),
-    which learn from few recordings. Published encoders have `conv1d`."""
+    """The layers that turn mel frames into positions: Whisper's convolutions over time (50 per second), or 2-D ones
+    (12.5 per second), which learn from few recordings. Published encoders have `conv1d`."""
     stem_channels: int | None = Field(None, ge=8)
-    """Of the first block of `conv2d`, the later ones have more; None: 32."""
+    """Channels of the first block of `conv2d` (later ones have more); None: 32."""
     stride: int | None = Field(None, ge=1)
-    """So many of its positions become one row of the model; None: 2, and 1 of `conv2d`."""
+    """Positions of the encoder that become one row of the model; None: 2, and 1 for `conv2d`."""
     reduction: Literal["concat", "mean"] = "concat"
     """They are put side by side, or their mean is taken (Qwen2-Audio, Boson)."""
     projector_size: int | None = Field(None, ge=8)
@@ -114,13 +114,13 @@ class ModelConfig(BaseModel):
     audio_ffn_layers: tuple[int, ...] | None = None
     """Layers with norms and a feed-forward of their own for audio, counted from 0; None: all."""
     audio_encoder: AudioEncoderSettings | None = None
-    """Of `audio_in: features`; None: from scratch, or that of `start`."""
+    """The audio encoder, for `audio_in: features`; None: one from scratch, or that of `start`."""
     qk_norm: bool = False
     """Queries and keys are normalised, head by head (Qwen3): attention gets sharp sooner."""
     code_heads: Literal["random", "embeddings"] = "random"
     """How the heads of the codes begin; as their embeddings, where the model is to repeat codes that it is given."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
-    """What computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
+    """The kernel that computes attention in training; `auto`: flash-attn or torch's own on a GPU in half precision."""
 
 
 class ShardsConfig(BaseModel):
@@ -132,11 +132,11 @@ class ShardsConfig(BaseModel):
     weight: float | None = Field(None, ge=0)
     """Its share of the samples of a step, relative to the others'; None: as many as it has."""
     augment: Augmentation | None = None
-    """Of this source, in place of the stage's `augment`."""
+    """Augmentation of this source, in place of the stage's `augment`."""
 
 
 class SourceSettings(LoopSettings):
-    """What is trained on, and the model to begin from."""
+    """The training data, and the model to start from."""
 
     shards: list[ShardsConfig] = Field(min_length=1)
     """A path, or a list of paths and of `{path, weight}`."""
@@ -147,7 +147,7 @@ class SourceSettings(LoopSettings):
     text_tokenizer: InputPath | None = None
     """A folder with a `tokenizer.json` that has the special tokens; None: one is trained on the texts."""
     audio_in: Literal["codes", "features"] = "codes"
-    """What is heard is given to the model as codes, or as features through an audio encoder: then it needs no codes."""
+    """Recordings are given to the model as codes, or as features through an audio encoder, which needs no codes."""
     augment: Augmentation | None = None
     """How what is heard is varied in training (`audio_in: features`): `{}`, or `{shift: 1, ...}`; None: not at all."""
 
@@ -166,7 +166,7 @@ class PackingSettings(LoopSettings):
     max_length: int | None = Field(None, ge=16)
     """Positions of a sample; None: those of a pack."""
     too_long: Literal["cut", "refuse"] = "cut"
-    """What becomes of longer samples: whole turns are left out, or the end of the first; counted either way."""
+    """Longer samples are cut (whole turns are left out, or the end of the first) or refused; counted either way."""
     packing: Literal["packed", "sorted", "in_order"] = "packed"
     """First fit; or samples of similar length together; or one after the other. The objective is the same."""
     normalization: Literal["sequence", "token"] = "sequence"
@@ -263,12 +263,12 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
 
     @property
     def augmentations(self) -> tuple[Augmentation | None, ...]:
-        """Of each source."""
+        """The augmentation of each source."""
         return tuple(source.augment or self.augment for source in self.shards)
 
     @property
     def weights(self) -> list[float] | None:
-        """Of the sources; None: by their sizes."""
+        """The weights of the sources; None: by their sizes."""
         given = [source.weight for source in self.shards if source.weight is not None]
         return given or None
 

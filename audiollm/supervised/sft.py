@@ -124,7 +124,7 @@ class SFTTask:
         return decoder + encoder_flops(shape, hidden, pack.features, trained)
 
     def _counts(self, packs: Sequence[PackedBatch]) -> dict[str, float]:
-        """What the losses are means over, over all ranks."""
+        """Return the denominators of the losses, summed over all ranks."""
         own = torch.tensor([[pack.counts[kind] for kind in KINDS] for pack in packs], dtype=torch.float64)
         total = self._ranks.sum(own.sum(dim=0).to(self.device)).tolist()
         return dict(zip(KINDS, total, strict=True))

@@ -44,7 +44,7 @@ class AdaptationSettings(LoopSettings):
     """The part of a model that is trained."""
 
     trained: Literal["all", "audio_ffn", "adapter"] | list[str] = "all"
-    """What is trained: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
+    """The trained part: `all`, `audio_ffn` (what the audio path adds), `adapter` (LoRA), or patterns of names."""
     lora: LoRASettings = LoRASettings()
     """The adapter of `trained: adapter`."""
 

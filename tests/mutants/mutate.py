@@ -94,7 +94,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests made of a bug."""
+    """Result of the tests for a bug."""
 
     outcome: Outcome
     why: str
@@ -102,13 +102,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of pytest told."""
+    """Result of a run of pytest."""
 
     passed: int
     failures: list[str] = field(default_factory=list)
     """First line of each failure of a test, behind the test's name."""
     errors: list[str] = field(default_factory=list)
-    """What kept tests from running: failed collections, no such test, failures that tell of no program."""
+    """Reasons why tests did not run: failed collections, no such test, failures that tell of no program."""
     crash: str = ""
     seconds: float = 0.0
     timed_out: bool = False
@@ -142,7 +142,7 @@ def stale(mutants: Sequence[Mutant], root: Path) -> list[str]:
 
 
 def judge(run: Run) -> Verdict:
-    """What a run of a bug's tests says about them."""
+    """Judge a run of a bug's tests."""
     if run.timed_out:
         return Verdict("caught", "the tests hang")
     if run.crash:
@@ -353,7 +353,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _told(report: Path, code: int | None, last_line: str, seconds: float) -> Run:
-    """What pytest's report and exit status say."""
+    """Read pytest's report and exit status."""
     if code is None:
         return Run(0, seconds=seconds, timed_out=True)
     if code < 0:

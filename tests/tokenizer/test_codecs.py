@@ -90,7 +90,7 @@ def peer_decode(codec: Any, codes_KT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def peer_latent(codec: Any, codes_KT: Tensor) -> Tensor:
-    """What the package's decoder is given for these codes, `[D, T]`."""
+    """Return the input of the package's decoder for these codes, `[D, T]`."""
     if isinstance(codec, EncodecCodec):
         return codec.model.quantizer.decode(codes_KT[:, None])[0]
     if isinstance(codec, DacCodec):

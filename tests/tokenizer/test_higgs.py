@@ -90,7 +90,7 @@ def peer() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(peer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What transformers saves."""
+    """A folder that transformers has saved."""
     path = tmp_path_factory.mktemp("higgs")
     peer.save_pretrained(path)
     return path

@@ -187,7 +187,7 @@ def test_a_click_moves_the_frame_that_it_is_in(own: SemanticTeacher) -> None:
 
 
 def test_frames_of_a_waveform_model_are_centred(tmp_path: Path) -> None:
-    """What two convolutional frames see of the input lies evenly around the 40 ms that they stand for."""
+    """The input of two convolutional frames lies evenly around the 40 ms that they stand for."""
     config = WavLMConfig(**WAVE, feat_extract_norm="layer", conv_bias=True)
     WavLMModel(config).save_pretrained(tmp_path)
     encoder = load_teacher(tmp_path).encoder
@@ -303,7 +303,7 @@ def test_units_do_not_depend_on_loudness() -> None:
 
 
 def test_hidden_frames_are_not_seen() -> None:
-    """What is under the mask has no way into the logits."""
+    """Masked input has no way into the logits."""
     torch.manual_seed(0)
     encoder = MelUnitEncoder(TINY).eval()
     mel, other = torch.randn(1, 48, 40), torch.randn(1, 48, 40)

@@ -27,7 +27,7 @@ class Excitation(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """What the source keeps of earlier pieces: it is ahead of the spectra that were asked for."""
+    """The source's state after a piece: it is ahead of the spectra that were asked for."""
 
     turns_B: Tensor
     """Phase in turns, float64."""

@@ -60,7 +60,7 @@ class TrainTokenizerConfig(TrainingConfig):
     blocks: tuple[int, int, int, int] | None = None
     """ConvNeXt blocks: encoder at 100 Hz and 25 Hz, decoder at 25 Hz and 100 Hz."""
     harmonic_source: bool = True
-    """Of `native`: the codes carry pitch and voicing, and the decoder makes the harmonics of a voice from them."""
+    """For `native`: the codes carry pitch and voicing, and the decoder makes the harmonics of a voice from them."""
     pitch_weight: float = Field(1.0, gt=0)
     commitment_weight: float = Field(1.0, ge=0)
     semantic_weight: float = Field(1.0, ge=0)

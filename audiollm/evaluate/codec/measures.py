@@ -61,7 +61,7 @@ class ReferenceClip:
 
 @dataclass(frozen=True)
 class DecodedClip:
-    """What a codec made of a clip, `[1, N]` at the comparison rate, with its pitch, tracked once for all metrics."""
+    """A clip as a codec decodes it, `[1, N]` at the comparison rate, with its pitch, tracked once for all metrics."""
 
     samples_1N: Tensor
     sample_rate: int

@@ -80,7 +80,7 @@ class CodecRows:
 
 
 def count_codes(codes_KT: Tensor, codebook_size: int) -> NDArray[np.int64]:
-    """How often each code of each codebook occurs, `[K, V]`."""
+    """Count how often each code of each codebook occurs, `[K, V]`."""
     rows = [torch.bincount(codes_T.long(), minlength=codebook_size) for codes_T in codes_KT]
     counts_KV: NDArray[np.int64] = torch.stack(rows).numpy()
     return counts_KV

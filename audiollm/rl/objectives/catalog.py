@@ -24,7 +24,7 @@ SINGLES: tuple[GroupKind, ...] = ("singles",)
 
 @dataclass(frozen=True)
 class ObjectiveEntry:
-    """What is known of an objective before anything is computed."""
+    """An objective's entry in the catalogue, known before anything is computed."""
 
     settings: type[s.ObjectiveSettings]
     groups: tuple[GroupKind, ...]
@@ -43,7 +43,7 @@ class ObjectiveEntry:
 
 @dataclass(frozen=True)
 class ObjectiveNeeds:
-    """What one objective under given settings needs of the training."""
+    """The inputs that one objective, under given settings, needs from the training."""
 
     groups: tuple[GroupKind, ...]
     reads: WhatIsRead
@@ -159,7 +159,7 @@ class ObjectiveTerm:
 
     @property
     def needs(self) -> ObjectiveNeeds:
-        """What this term needs of the training."""
+        """The inputs that this term needs from the training."""
         return needs_of(self.name, self.settings)
 
 

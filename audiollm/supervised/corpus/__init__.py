@@ -1,1 +1,1 @@
-"""What is trained on: sources, vocabulary, survey, and the batches of a step."""
+"""The corpus of a training: sources, vocabulary, survey, and the batches of a step."""

@@ -1,4 +1,4 @@
-"""What a step trains on: which samples, shown how, in which packs, and the packs of this rank. Made in workers.
+"""The batch of a step: its samples, how they are shown, their packs, and the packs of this rank. Made in workers.
 
 A step is a pure function of its number: nothing here has a state.
 
@@ -33,9 +33,9 @@ from audiollm.train.loop.task import step_generator
 
 ROWS_MULTIPLE = 128
 WINDOW_RUNS = 64
-"""Of 64 samples each are shuffled together: 4,096, a smaller source as a whole."""
+"""Runs of 64 samples that are shuffled together (4,096 samples); a smaller source is shuffled as a whole."""
 KEPT_BYTES = 128 * 2**20
-"""Of features of small data, which are made once and not in every pass; in each worker."""
+"""Bytes of features that each worker keeps: those of small data are computed once and not in every pass."""
 EVALUATED = 256
 """Held-out samples of a task that an evaluation looks at, at most."""
 
@@ -50,7 +50,7 @@ class Batching(PackingSettings):
     max_tokens: int
     max_length: int
     encoder: FeatureShape | None = None
-    """What is heard is given as features for the model's audio encoder; None: as codes."""
+    """The features in which recordings are given to the model's audio encoder; None: they are given as codes."""
     augment: tuple[Augmentation | None, ...] = ()
     """How features are varied in training, for each source; evaluations hear what there is."""
 
@@ -103,7 +103,7 @@ class BatchMaker:
         return StepBatch(packs, bad)
 
     def passes(self, steps: int) -> list[float]:
-        """How often so many steps go through each source."""
+        """Return the number of passes through each source in so many steps."""
         drawn_S = self.mixture.drawn(steps * self._batching.batch_size)
         return [float(n) / max(1, len(used)) for n, used in zip(drawn_S, self._used, strict=True)]
 
@@ -144,7 +144,7 @@ class BatchMaker:
     def _audio(
         self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator
     ) -> list[PartAudio]:
-        """What its parts are given as: features are made once, and varied as the source has it.
+        """Return the codes or features of the audio parts; features are computed once, and varied as the source asks.
 
         Raises:
             BadSample: it can no longer be read.

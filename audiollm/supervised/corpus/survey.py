@@ -54,14 +54,14 @@ class SourceSurvey:
     speakers: tuple[str, ...]
     """Names that the samples to train on give in their metadata."""
     digests: tuple[str, ...]
-    """Of the sources, as they were numbered."""
+    """Digests of the sources, in their order."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
         return np.flatnonzero((self.rows[source] > 0) & (self.held_out[source] == held_out))
 
     def counts(self) -> dict[str, int]:
-        """How many samples fit as they are, how many were cut and how, and how many are refused or bad."""
+        """Count the samples that fit as they are, those that were cut and how, and those that are refused or bad."""
         found = Counter(int(kind) for kinds in self.fittings for kind in kinds)
         return {("bad" if kind < 0 else FITTINGS[kind].value): n for kind, n in sorted(found.items())}
 
@@ -142,7 +142,7 @@ def save_survey(path: Path, found: SourceSurvey) -> None:
 
 
 def load_survey(path: Path) -> SourceSurvey:
-    """What `save_survey` wrote; surveys of earlier versions have no digest to be compared with.
+    """Load what `save_survey` wrote; surveys of earlier versions have no digest to be compared with.
 
     Raises:
         DamagedFile: it is something else.
@@ -189,7 +189,7 @@ def _readable(
 
 
 def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:
-    """Of each audio part: its code frames, or the rows of its features."""
+    """Return the size of each audio part: its code frames, or the rows of its features."""
     frames = frames_of(loaded)
     sizes: list[PartSize] = []
     for number, (clip, heard) in enumerate(zip(loaded.audio, heard_parts(loaded.sample), strict=True)):
@@ -207,7 +207,7 @@ def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: st
 
 
 def _digest_of(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
-    """Of the arrays with their names and types, and of what is written beside them."""
+    """Return the SHA-256 over the arrays with their names and types, and over what is written beside them."""
     digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())

@@ -1,4 +1,4 @@
-"""What of a model is trained: all of it, the audio path, an adapter (LoRA, through PEFT), or names by pattern."""
+"""The trained part of a model: all of it, the audio path, an adapter (LoRA, through PEFT), or names by pattern."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUDIO_PATTERNS = (
     "*embed_audio_tokens.*",
     "*audio_lm_head.*",
 )
-"""What a DualFFN adds to the language model that it is built on."""
+"""Patterns of the parameters that a DualFFN adds to the language model it is built on."""
 ENCODER_PATTERNS = ("audio_tower.*", "audio_encoder_proj.*")
 """And where it has an encoder of what it hears."""
 

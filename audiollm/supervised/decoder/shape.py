@@ -18,7 +18,7 @@ from audiollm.supervised.settings import SIZES, TrainConfig
 def shape_from_settings(
     config: TrainConfig, vocab_size: int, num_codebooks: int, codebook_size: int
 ) -> DualFFNConfig:
-    """Of a model that begins at random; without its audio encoder.
+    """Return the shape of a model that begins at random, without its audio encoder.
 
     Args:
         codebook_size: of one codebook, BOS and EOS included.

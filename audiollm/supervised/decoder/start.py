@@ -1,4 +1,4 @@
-"""What a training begins from: another model, a DualFFN or a plain language model; or the codec's code vectors."""
+"""The start of a training: another model, a DualFFN or a plain language model; or the codec's code vectors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from audiollm.models.pretrained import model_folder
 STYLE_OF_OTHERS = "chatml"
 """The turn marks that a vocabulary gets which has those of no known style."""
 COPIED_STD = 0.05
-"""Of embeddings and heads that begin alike: in a sketch of one layer that is to repeat random codes, 0.02 took three
-times the steps."""
+"""Standard deviation of embeddings and heads that begin alike: in a sketch of one layer that is to repeat random
+codes, 0.02 took three times the steps."""
 
 
 def start_vocabulary(folder: Path) -> Tokenizer:
@@ -161,7 +161,7 @@ def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
 
 
 def _known_words(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """How many ids the model's own vocabulary has; None where its folder has no vocabulary."""
+    """Return the number of ids of the model's own vocabulary; None where its folder has no vocabulary."""
     if not (folder / FILE_NAME).exists():
         return None
     words, given = read_text_tokenizer(folder).get_vocab(), tokenizer.get_vocab()

@@ -21,12 +21,12 @@ DROPPED_PER_SIDE = 2
 
 
 class StepCost(NamedTuple):
-    """What a step takes on average over a whole run."""
+    """Average cost of a step over a whole run."""
 
     seconds: float
     """On the wall clock."""
     cpu_seconds: float
-    """Of this process, all its threads together."""
+    """CPU seconds of this process, all its threads together."""
 
 
 def steps_of_budget(

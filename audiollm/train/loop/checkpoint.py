@@ -200,7 +200,7 @@ class Best:
             save_checkpoint(self.folder, {"modules": modules}, state, self.ranks, keep_before=False)
 
     def settle(self) -> None:
-        """Of a run that is resumed: what is kept is checked, and what a kill left beside it is removed."""
+        """Prepare for a resumed run: check what is kept, and remove what a kill left beside it."""
         self.figures()
         if self.ranks.first:
             for path in _generations(self.folder)[1:]:
@@ -240,7 +240,7 @@ def trained_weights(folder: Path, module: str) -> dict[str, Tensor]:
 
 
 class _Damage(Exception):
-    """What is wrong with which file of a checkpoint."""
+    """A damaged file of a checkpoint; the message names it and says what is wrong."""
 
 
 def _generations(folder: Path) -> tuple[Path, Path, Path]:
@@ -258,7 +258,7 @@ def _close_gaps(folder: Path) -> None:
 
 @contextmanager
 def _all_or_none(temporary: Path, ranks: Ranks) -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """What the block attempts succeeds on every rank, or all raise the first rank's error that the disk gave.
+    """Make the attempts of the block succeed on every rank, or raise the first error of a disk on all of them.
 
     After a failed attempt the block goes on, so that ranks still meet where tensors are gathered.
     """
@@ -327,7 +327,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def _first_damaged(folder: Path, record: Mapping[str, Any], ranks: Ranks = ALONE) -> str:
-    """What is wrong with the first damaged file of this rank's share; empty where all are whole."""
+    """Describe the first damaged file of this rank's share; empty where all are whole."""
     digests = record.get("sha256", {})
     for name in list(record["files"])[ranks.rank :: ranks.world]:
         path, size = folder / name, record["files"][name]
@@ -366,7 +366,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _own_share(readers: Readers, ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-    """What this rank writes, in memory of its own on the CPU, and which of it are pieces of tensors.
+    """Return the tensors that this rank writes, in memory of its own on the CPU, and which of them are pieces.
 
     It writes all of its pieces, also the empty ones (so that each file names every tensor that is in pieces), and every
     N-th of the tensors that all ranks hold.

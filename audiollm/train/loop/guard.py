@@ -19,8 +19,8 @@ from audiollm.recipe.ranks import ALONE, Ranks
 
 SETTLE_STEPS = 50
 """Steps seen before a spike is called one."""
-MEMORY = 0.98
-"""Of the moving mean and variance of the loss: about the last 50 steps."""
+LOSS_EMA_DECAY = 0.98
+"""Decay of the moving mean and variance of the loss: about the last 50 steps."""
 
 
 class BadStep(NamedTuple):
@@ -46,7 +46,7 @@ class RunningLoss:
 
     def add(self, loss: float) -> None:
         self.count += 1
-        share = max(1 - MEMORY, 1 / self.count)  # the first steps weigh the same
+        share = max(1 - LOSS_EMA_DECAY, 1 / self.count)  # the first steps weigh the same
         gap = loss - self.mean
         self.mean += share * gap
         self.variance = (1 - share) * (self.variance + share * gap * gap)

@@ -416,7 +416,7 @@ class _Run:
         }
 
     def _measured_cost(self) -> StepCost:
-        """What a step costs, by trials with optimizers of their own that are forgotten afterwards."""
+        """Measure the cost of a step by trials with optimizers of their own, which are forgotten afterwards."""
         optimizers, scaler = self.strategy.optimizers, self.strategy.scaler_state()
         self.strategy.optimizers = self._build_optimizers()
         cost = step_cost(self._update_all, self.modules, self.device)
@@ -428,7 +428,7 @@ class _Run:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What the set-up refuses lies in the settings: the person is told, without a traceback."""
+    """Turn a `ValueError` of the set-up, which lies in the settings, into a `StageError` without a traceback."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the loop asks of modules that offer it: to checkpoint activations, and to take notice of new weights."""
+"""Requests of the loop to modules that support them: checkpoint activations, and take notice of new weights."""
 
 from __future__ import annotations
 

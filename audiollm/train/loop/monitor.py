@@ -160,7 +160,7 @@ class Speed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done within does not count: evaluations, checkpoints."""
+        """Stop the clock while the block runs: evaluations and checkpoints do not count."""
         began = time.monotonic()
         yield
         seconds = time.monotonic() - began
@@ -174,7 +174,7 @@ class Speed:
         self._flops += flops
 
     def own(self) -> dict[str, float]:
-        """Of this rank since the last call, to be added up over ranks."""
+        """Return this rank's figures since the last call, to be added up over ranks."""
         now = time.monotonic()
         seconds = max(1e-9, now - self._started)
         steps, tokens, flops = self._steps, self._tokens, self._flops

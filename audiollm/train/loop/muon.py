@@ -34,7 +34,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Of both; a closure is called once, before either."""
+        """Make a step of both optimizers; a closure is called once, before either."""
         first, *others = self._parts
         loss = first.step(closure)
         for part in others:

@@ -110,7 +110,7 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
 
 
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """What matrix products are taken in; None for the parameters' own.
+    """Return the dtype of matrix products; None for the parameters' own.
 
     `auto` takes bf16 on a GPU and on CPUs that compute it (AMX, AVX512_BF16).
     """

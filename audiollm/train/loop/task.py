@@ -1,4 +1,4 @@
-"""What is trained: the contract between a task and the loop.
+"""The contract between a task, which is trained, and the loop.
 
 A task may have several optimizers (a GAN has two). Its `updates` is a generator that the loop goes through
 within a step: each loss is computed only when the update before it is done, and its gradient reaches only
@@ -33,11 +33,11 @@ class Update(NamedTuple):
     losses are done. `tokens` and `flops` (of this rank, in this step) become throughput and use of the device."""
     optimizer: str = "main"
     losses: int = 1
-    """How many `loss` gives: the ranks meet in the last one's backward pass, so all must give as many."""
+    """Number of losses in `loss`: the ranks meet in the last one's backward pass, so all must give as many."""
 
 
 class Task(Protocol):
-    """What the loop needs to train something."""
+    """Modules, batches and losses, as the loop needs them to train something."""
 
     def modules(self) -> dict[str, nn.Module]:
         """All that is trained or saved. What changes in training must be a parameter or a persistent buffer.
@@ -73,7 +73,7 @@ class Task(Protocol):
         """Figures on held-out data; called on all ranks, with modules in eval mode and without gradients."""
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
-        """What a person should be warned of: kind -> text. Each kind is told once a run.
+        """Return warnings for a person: kind -> text. Each kind is told once a run.
 
         `figures` is a row of `metrics.jsonl`: a step's figures, or those of an evaluation (`evaluation/...`).
         """

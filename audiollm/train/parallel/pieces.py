@@ -1,4 +1,4 @@
-"""What one rank holds of a tensor: all of it, or one range of its flattened elements.
+"""A rank's part of a tensor: all of it, or one range of its flattened elements.
 
 FSDP2 shards along dimension 0 and ZeRO cuts flattened tensors, so the part that a rank holds is one contiguous range
 under both.

@@ -25,7 +25,7 @@ from audiollm.train.parallel.zero import ZeroStrategy
 
 
 class Strategy(Protocol):
-    """What the loop needs of one. `optimizer` is always a name."""
+    """A way to spread a training over ranks, as the loop uses it. `optimizer` is always a name."""
 
     optimizers: Optimizers
     casts_weights: bool
@@ -51,7 +51,7 @@ class Strategy(Protocol):
         """After forward passes without a backward one: weights go back to where they are kept."""
 
     def held(self, tensor: Tensor) -> Held:
-        """What this rank holds of a parameter or a buffer, in its memory; nothing is sent between ranks."""
+        """Return this rank's part of a parameter or a buffer, in its memory; nothing is sent between ranks."""
 
     def write(self, tensor: Tensor, value: Tensor) -> None:
         """Copy a whole tensor, which every rank gives, into a parameter or a buffer; all ranks must call it."""

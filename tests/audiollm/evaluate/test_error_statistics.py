@@ -10,7 +10,7 @@ from audiollm.evaluate.report.text_errors import choose_form, count_errors, erro
 
 
 def test_an_interval_is_that_of_95_percent() -> None:
-    """Of a share of one half among 400: 1.96 standard errors of 0.025 to either side, as the normal law has it."""
+    """A share of one half among 400: 1.96 standard errors of 0.025 to either side, as the normal law has it."""
     interval = bootstrap_ratio([0.0, 1.0] * 200, [1.0] * 400)
     assert interval is not None
     low, high = interval

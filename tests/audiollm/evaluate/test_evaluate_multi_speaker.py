@@ -53,7 +53,7 @@ def bench(book: Book, store: Path | None = None) -> Bench:
 def dialogue(
     book: Book, folder: Path, spoken: Sequence[tuple[str, str, str, float]], **rest: Any
 ) -> Dialogue:
-    """Of (speaker, text, what is said, voice) turns, a file each."""
+    """Write a file for each turn (speaker, text, what is said, voice)."""
     turns = []
     for place, (speaker, text, said, degrees) in enumerate(spoken):
         path = book.write(folder / f"{rest.get('id', 'd')}-{place}.wav", said, degrees)

@@ -1,4 +1,4 @@
-"""What is trained: by pattern, the audio path, LoRA through PEFT; adapters saved, loaded by PEFT, and merged."""
+"""The trained part of a model: patterns, the audio path, LoRA through PEFT; adapters are saved, loaded and merged."""
 
 from __future__ import annotations
 

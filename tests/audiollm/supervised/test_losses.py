@@ -186,7 +186,7 @@ def losses() -> TokenLosses:
 
 @pytest.fixture(scope="module")
 def streams() -> list[TokenStream]:
-    """Of many lengths; some have text targets alone, some audio alone, most both."""
+    """Streams of many lengths; some have text targets alone, some audio alone, most both."""
     generator = torch.Generator().manual_seed(5)
     shapes = [(int(torch.randint(2, 9, (1,), generator=generator)), 3 + 4 * n, n % 4) for n in range(9)]
     return [make_stream(n, *shape) for n, shape in enumerate([*shapes, (4, 0, 5), (7, 0, 2)])]

@@ -1,4 +1,4 @@
-"""What the stage `train` can begin from: our folders, transformers' Higgs Audio V2, plain language models."""
+"""Starts of the stage `train`: our folders, transformers' Higgs Audio V2, plain language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `train` draws for each sample (encoding, hidden conditions, corruption), and how its loss is weighed."""
+"""The draws of `train` for each sample (encoding, hidden conditions, corruption), and how its loss is weighed."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ HALF: dict[str, Any] = {"text_dropout": 0.5, "speaker_dropout": 0.5}
 def _maker(
     folder: Path, template: Template, samples: int, batch_size: int, seed: int = 0, **changes: Any
 ) -> BatchMaker:
-    """Of samples whose every code is the number of the encoding."""
+    """Shards of samples whose every code is the number of the encoding."""
     shards = folder / str(samples)
     if not shards.exists():
         writer = ShardWriter(shards, samples_per_shard=64)
@@ -153,7 +153,7 @@ def _drawn(maker: BatchMaker, step: int) -> list[int]:
 
 
 def _shown(maker: BatchMaker, template: Template, step: int) -> tuple[int, int]:
-    """How many samples of a step show their text, and how many their speaker."""
+    """Count the samples of a step that show their text, and those that show their speaker."""
     text = "".join(template.tokenizer.decode(pack.text_ids_X.tolist()) for pack in maker(step).packs)
     return text.count("seven"), text.count("theo")
 

@@ -339,7 +339,7 @@ def save_together(folder: Path, step: int, ranks: Ranks) -> None:
 
 
 def two_ranks_meet_damage(folder: Path, ranks: Ranks) -> None:
-    """What one of them meets, both raise: neither waits for the other for ever."""
+    """An error on one rank is raised on both: neither waits for the other for ever."""
     newest = folder / "checkpoint"
     for step in (1, 2):
         save_together(newest, step, ranks)

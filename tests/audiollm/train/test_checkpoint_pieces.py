@@ -107,7 +107,7 @@ class Training:
             load_part(folder / "checkpoint", "ema", self.averages.tensors, self.strategy.write)
 
     def gathered(self) -> dict[str, dict[str, Tensor]]:
-        """What the ranks hold together, by the libraries' own gathering."""
+        """Gather the tensors of all ranks by the libraries' own functions."""
         if self.name in ZERO:
             from deepspeed import zero
             from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state

@@ -1,4 +1,4 @@
-"""Who a process is, under torchrun, SLURM and `--launch`; launched processes share what trains, and fail together."""
+"""Ranks under torchrun, SLURM and `--launch`; launched processes share what trains, and fail together."""
 
 from __future__ import annotations
 

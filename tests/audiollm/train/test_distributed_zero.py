@@ -146,7 +146,7 @@ def decoder_work(folder: Path, ranks: Ranks) -> None:
 
 
 def run_and_note(folder: Path, task: Spoken, ranks: Ranks = ALONE, **changes: object) -> None:
-    """What the modules as they are wrapped gave at the end goes into `logits.json`: the log rounds."""
+    """Write the wrapped modules' outputs at the end to `logits.json`: the log rounds."""
     figures = run(folder, task, ranks, ema_decay=0.0, **changes)
     if ranks.first:
         write_json(folder / "logits.json", {key: value for key, value in figures.items() if "/" in key})

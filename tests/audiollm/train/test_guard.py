@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.train.loop import monitor
-from audiollm.train.loop.guard import MEMORY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
+from audiollm.train.loop.guard import LOSS_EMA_DECAY, SETTLE_STEPS, Guard, LeftOut, RunningLoss
 from audiollm.train.loop.loop import Update, step_generator, train
 from audiollm.train.loop.monitor import Monitor, Speed
 from audiollm.train.options import ParameterRule
@@ -109,7 +109,7 @@ def test_running_loss_is_an_exponential_mean_and_variance() -> None:
     running = RunningLoss()
     for loss in losses:
         running.add(float(loss))
-    weights = MEMORY ** np.arange(400)[::-1]
+    weights = LOSS_EMA_DECAY ** np.arange(400)[::-1]
     mean = (weights * losses).sum() / weights.sum()
     assert running.mean == pytest.approx(mean, rel=1e-2)
     assert math.sqrt(running.variance) == pytest.approx(0.5, rel=0.2)

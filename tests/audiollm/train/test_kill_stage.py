@@ -212,7 +212,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 def assert_none_lost_or_repeated(folder: Path, saved: list[int]) -> None:
-    """What each step was given, in every attempt, and what all steps that count were given together."""
+    """Return the samples of each step in every attempt, and those of all steps that count."""
     whole = {row["step"]: row["samples"] for row in read_jsonl(folder / "whole.jsonl")}
     rows = read_jsonl(folder / "killed.jsonl")
     assert list(whole) == list(range(STEPS))

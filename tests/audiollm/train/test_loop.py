@@ -150,7 +150,7 @@ def test_a_budget_is_divided_by_what_a_step_costs_and_measured_once(tmp_path: Pa
 def test_it_tells_how_good_the_weights_are_that_it_ends_with(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    """Of a run that was killed after its last step, too."""
+    """A run that was killed after its last step is resumed, too."""
     task, folder = Regression(), tmp_path / "run"
     folder.mkdir()
     figures = train(task, config(**changes), folder, context_of(folder), CPU)

@@ -322,7 +322,7 @@ def test_phases_count_by_their_shares_and_what_happens_once_does_not(
 
 
 def budget_of(task: GAN, folder: Path, **values: object) -> int:
-    """What `train` makes of the budget; no step of the run itself is taken."""
+    """Return the number of steps that `train` makes of the budget; no step of the run itself is taken."""
     attempt = loop._Run(task, config(**values), folder, context_of(folder), CPU)
     attempt.restore()
     return attempt.steps

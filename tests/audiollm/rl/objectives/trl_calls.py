@@ -26,7 +26,7 @@ PAIRS = 4
 
 
 class OneProcess:
-    """What the losses ask of an accelerator."""
+    """The members of an accelerator that the losses use."""
 
     device = torch.device("cpu")
     num_processes = 1
