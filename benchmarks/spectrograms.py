@@ -50,7 +50,7 @@ def main() -> None:
     for axis in axes[-1]:
         axis.set_xlabel("s")
     figure.tight_layout()
-    figure.savefig(arguments.output, dpi=90)
+    figure.savefig(arguments.output, dpi=62)
 
 
 def _sounds(path: Path, codecs: dict[str, Codec], seconds: float) -> dict[str, tuple[Tensor, int]]:
