@@ -29,6 +29,7 @@ from tokenizer.higgs.semantic import (
 )
 from tokenizer.native.linear import linear
 from tokenizer.native.model import TokenizerOutput
+from tokenizer.native.pitch import PitchTarget
 
 
 class HiggsTokenizer(nn.Module):
@@ -117,6 +118,7 @@ class HiggsTokenizer(nn.Module):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
+        pitch: PitchTarget | None = None,
     ) -> TokenizerOutput:
         """Reconstruct, for training: straight-through gradients, and the losses that need the inside.
 
@@ -125,6 +127,7 @@ class HiggsTokenizer(nn.Module):
             num_codebooks: how many to use, of all or of each item.
             quantize: False is the plain autoencoder.
             features_BTH: not used: the teacher is a part of this tokenizer, and its features are encoded too.
+            pitch: not used: the published decoder has no harmonic source.
         """
         self._check_length(samples_BN.shape[1])
         teacher_BFD = self._teacher(samples_BN)
