@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from audiollm.errors import ConfigError
-from audiollm.files.json_files import OFFLINE
+from audiollm.files.json_files import OFFLINE, read_json_file
 from audiollm.models.pretrained import REMEDY
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
     Raises:
         ConfigError: the folder holds no such model, holds pickled weights only, or lacks some of its weights.
     """
-    from transformers import AutoConfig, AutoProcessor
+    from transformers import AutoConfig
 
     try:
         if not folder.is_dir():  # else the name would be looked up on the hub
             raise OSError("no such folder")
-        processor = AutoProcessor.from_pretrained(str(folder), **OFFLINE)
+        processor = _load_processor(folder)
         config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
         model, loading = _model_class(config).from_pretrained(
             str(folder),
@@ -62,6 +62,47 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
             f"{len(missing)} weights are missing ({', '.join(missing[:3])})", str(folder), REMEDY
         )
     return AudioLLM(model.eval(), processor)
+
+
+def _load_processor(folder: Path) -> Any:
+    """Load the processor; without torchvision, one that takes text and sound alone.
+
+    Raises:
+        ImportError: another package is missing (`mistral-common` for Voxtral); the message names it.
+    """
+    import transformers
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(str(folder), **OFFLINE)
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            kind = getattr(
+                transformers, str(read_json_file(folder / name, dict).get("processor_class")), None
+            )
+            if kind is not None:
+                return without_vision(kind).from_pretrained(str(folder), **OFFLINE)
+    raise ImportError("the processor needs torchvision: pip install torchvision")
+
+
+def without_vision(kind: Any) -> Any:
+    """Return a subclass of a processor without its parts for images and videos, which need torchvision."""
+    from transformers import ProcessorMixin
+
+    class AudioProcessor(kind):
+        def __init__(self, feature_extractor: Any, tokenizer: Any, chat_template: str | None = None) -> None:
+            ProcessorMixin.__init__(self, feature_extractor, tokenizer, chat_template=chat_template)
+            for sort in ("image", "audio", "video"):
+                for name in (f"{sort}_token", f"{sort}_token_id"):
+                    setattr(self, name, getattr(tokenizer, name, None))
+            for name in ("vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token"):
+                setattr(self, name, getattr(tokenizer, name, None))
+
+    AudioProcessor.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
+    return AudioProcessor
 
 
 def _model_class(config: Any) -> Any:

@@ -174,7 +174,7 @@ class PretrainedChat:
 
         self.name, self._max_tokens = folder.name, max_tokens
         model, self._processor = load_audio_llm(folder)
-        self._model: Any = model.to(default_device())  # type: ignore[arg-type]
+        self._model: Any = model.to(default_device())
 
     def ask(self, parts: Parts) -> str:
         return self.go_on([("user", parts)])
