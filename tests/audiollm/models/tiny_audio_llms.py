@@ -114,9 +114,75 @@ def qwen2_5_omni_thinker() -> tuple[Any, Any]:
     return transformers.Qwen2_5OmniThinkerForConditionalGeneration(config), processor
 
 
+def qwen2_5_omni() -> tuple[Any, Any]:
+    """A whole Qwen2.5-Omni, with talker and vocoder."""
+    processor = _omni_processor(transformers.Qwen2_5OmniProcessor)
+    thinker = omni_thinker_config(processor.tokenizer)
+    talker = {
+        **_text(32),
+        "embedding_size": 16,
+        "head_dim": 8,
+        "rope_parameters": thinker.text_config.rope_parameters,
+    }
+    dit = {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "ff_mult": 1, "emb_dim": 8,
+        "enc_channels": [8, 8, 8], "enc_kernel_sizes": [3, 3, 1], "enc_dilations": [1, 1, 1], "enc_dim": 8,
+        "enc_attention_channels": 4, "enc_res2net_scale": 2, "enc_se_channels": 4, "mel_dim": 8, "num_embeds": 16,
+        "look_ahead_layers": [0], "look_backward_layers": [0], "enc_emb_dim": 8,
+    }  # fmt: skip
+    vocoder = {
+        "mel_dim": 8, "upsample_initial_channel": 8, "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 1, 1]],
+        "upsample_rates": [2], "upsample_kernel_sizes": [4],
+    }  # fmt: skip
+    config = transformers.Qwen2_5OmniConfig(
+        thinker_config=thinker.to_dict(),
+        talker_config=talker,
+        token2wav_config={"dit_config": dit, "bigvgan_config": vocoder},
+        enable_audio_output=True,
+    )
+    return transformers.Qwen2_5OmniForConditionalGeneration(config), processor
+
+
+def audio_flamingo3() -> tuple[Any, Any]:
+    tokenizer = byte_tokenizer(("<sound>",))
+    template = CHATML.replace("AUDIO", "<sound>")
+    processor = transformers.AudioFlamingo3Processor(
+        _extractor(), tokenizer, chat_template=template, max_audio_len=6
+    )
+    config = transformers.AudioFlamingo3Config(
+        audio_config=_encoder(model_type="audioflamingo3_encoder"),
+        text_config=_text(len(tokenizer), model_type="qwen2", attention_dropout=0.3),
+        audio_token_id=tokenizer.convert_tokens_to_ids("<sound>"),
+    )
+    return transformers.AudioFlamingo3ForConditionalGeneration(config), processor
+
+
+def qwen3_omni_moe_thinker() -> tuple[Any, Any]:
+    processor = _omni_processor(transformers.Qwen3OmniMoeProcessor)
+    ids = {key.replace("_index", "_id"): id for key, id in _omni_ids(processor.tokenizer).items()}
+    audio = _encoder(
+        n_window=50, n_window_infer=100, output_dim=16, downsample_hidden_size=4, conv_chunksize=500
+    )
+    rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        audio_config=audio,
+        vision_config={
+            "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16,
+            "deepstack_visual_indexes": [], "num_position_embeddings": 16,
+        },
+        text_config=_text(len(processor.tokenizer), **experts, rope_parameters=rope),
+        **ids,
+    )  # fmt: skip
+    return transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config), processor
+
+
 TINY: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen2_audio": qwen2_audio,
     "qwen2_5_omni_thinker": qwen2_5_omni_thinker,
+    "qwen2_5_omni": qwen2_5_omni,
+    "qwen3_omni_moe_thinker": qwen3_omni_moe_thinker,
+    "audio_flamingo3": audio_flamingo3,
 }
 
 
@@ -126,7 +192,7 @@ def tiny(name: str, seed: int = 0) -> tuple[Any, Any]:
     model, processor = TINY[name]()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.add_(0.15 * torch.randn_like(parameter))
     return model.eval(), processor
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from audiollm.audio import Waveform
 from audiollm.models.processor_inputs import Turn, processor_inputs
 from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.policy.adapting import TrainedPart
 from audiollm.rl.policy.encoding import EncodedAnswer
 from audiollm.rl.policy.protocol import PromptedAnswers
 from audiollm.rl.policy.token_figures import TokenRequest
@@ -23,7 +24,7 @@ from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny
 LORA = LoRASettings(rank=2, alpha=4, dropout=0.5)
 
 
-@pytest.fixture(scope="module", params=sorted(TINY))
+@pytest.fixture(scope="module", params=sorted(set(TINY) - {"qwen2_5_omni"}))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
     save_tiny(request.param, made)
@@ -36,12 +37,32 @@ def sound(seed: int, seconds: float) -> Waveform:
     return Waveform(0.1 * noise, 16_000)
 
 
-def prompts(swapped: int | None = None) -> list[PromptedAnswers]:
-    """Three samples: one recording, two of other lengths, none; `swapped` is the recording that is another one."""
-    clips = [sound(n if n != swapped else 100 + n, seconds) for n, seconds in enumerate((0.7, 1.3, 0.4))]
+def load(
+    folder: Path,
+    trained: TrainedPart = "all",
+    dtype: torch.dtype = torch.float64,
+    needs_reference: bool = True,
+) -> TransformersPolicy:
+    """A policy whose experts, if it has any, are computed in float64, too: fused ones are not."""
+    policy = TransformersPolicy.load(folder, trained, LORA, dtype, needs_reference=needs_reference)
+    for module in (policy.root, *policy.frozen.values()):
+        if dtype == torch.float64 and "moe" in folder.name:
+            module.model.set_experts_implementation("eager")
+    return policy
+
+
+def prompts(folder: Path, swapped: int | None = None) -> list[PromptedAnswers]:
+    """Three samples: one recording, two of other lengths, none; `swapped` is the recording that is another one.
+
+    Audio Flamingo 3's processor takes one recording per prompt. The encoder of Qwen3-Omni pads a recording under 1 s
+    to the longest of its batch before its convolutions, which then differ in its last frames.
+    """
+    lengths_s = (1.1, 1.3, 1.05) if "qwen3" in folder.name else (0.7, 1.3, 0.4)
+    clips = [sound(n if n != swapped else 100 + n, seconds) for n, seconds in enumerate(lengths_s)]
+    num_clips = 0 if "flamingo" in folder.name else 1
     turns: list[list[Turn]] = [
         [("user", ["What is said?", clips[0]])],
-        [("system", ["Be brief."]), ("user", [clips[1], "or", clips[2], "?"])],
+        [("system", ["Be brief."]), ("user", [clips[1], "or", *clips[2 : 2 + num_clips], "?"])],
         [("user", ["Hello."])],
     ]
     answers = (["yes", "no, never"], ["the first", "b"], ["hi there", "go"])
@@ -81,31 +102,33 @@ def own_logprobs(model: Any, processor: Any, prompted: PromptedAnswers, answer: 
 def test_log_probabilities_are_those_of_transformers(
     folder: Path, dtype: torch.dtype, tolerance: float
 ) -> None:
-    policy = TransformersPolicy.load(folder, dtype=dtype)
+    policy = load(folder, dtype=dtype)
     policy.root.train()  # dropout stays off
-    found = logprobs(policy, prompts())
+    found = logprobs(policy, prompts(folder))
     assert found.policy_T.dtype == dtype and found.reference_T is not None
-    torch.testing.assert_close(found.policy_T.detach(), found.reference_T, rtol=0, atol=tolerance)
+    torch.testing.assert_close(found.policy_T.detach(), found.reference_T, rtol=tolerance, atol=tolerance)
     answer = 0
-    for prompted in prompts():
+    for prompted in prompts(folder):
         for text in prompted.answers:
             with torch.no_grad():
                 own_T = own_logprobs(policy.root.model, policy._processor, prompted, text)
             mine_T = found.policy_T.detach()[found.answer_T == answer]
-            torch.testing.assert_close(mine_T, own_T, rtol=0, atol=tolerance)
+            torch.testing.assert_close(mine_T, own_T, rtol=tolerance, atol=tolerance)
             answer += 1
     assert answer == found.num_answers
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
-def test_a_swapped_recording_changes_its_own_answers_and_no_others(folder: Path, trained: str) -> None:
-    policy = TransformersPolicy.load(folder, trained, LORA, torch.float64)
+def test_a_swapped_recording_changes_its_own_answers_and_no_others(
+    folder: Path, trained: TrainedPart
+) -> None:
+    policy = load(folder, trained)
     disturb(policy)
-    before = logprobs(policy, prompts())
+    before = logprobs(policy, prompts(folder))
     assert before.reference_T is not None
     assert (before.policy_T - before.reference_T).abs().min() > 0
-    for recording, sample in ((0, 0), (1, 1), (2, 1)):
-        after = logprobs(policy, prompts(swapped=recording))
+    for recording, sample in ((0, 0), (1, 1), (2, 1))[: 2 if "flamingo" in folder.name else 3]:
+        after = logprobs(policy, prompts(folder, recording))
         assert after.reference_T is not None
         its_T = torch.isin(before.answer_T, torch.tensor([2 * sample, 2 * sample + 1]))
         for old_T, new_T in (
@@ -117,8 +140,8 @@ def test_a_swapped_recording_changes_its_own_answers_and_no_others(folder: Path,
 
 
 def test_order_and_padding_change_nothing(folder: Path) -> None:
-    policy = TransformersPolicy.load(folder, dtype=torch.float64, needs_reference=False)
-    encoded = encode(policy, prompts())
+    policy = load(folder, needs_reference=False)
+    encoded = encode(policy, prompts(folder))
     request = TokenRequest(reference=False)
     whole = policy.answer_logprobs(policy.root, policy.batch(encoded), request)
     order = [3, 0, 5, 1, 4, 2]
@@ -132,9 +155,9 @@ def test_order_and_padding_change_nothing(folder: Path) -> None:
 
 
 def test_gradients_are_those_of_single_samples_and_reach_what_hears(folder: Path) -> None:
-    policy = TransformersPolicy.load(folder, dtype=torch.float64, needs_reference=False)
+    policy = load(folder, needs_reference=False)
     model, request = policy.root.model, TokenRequest(reference=False)
-    found = policy.answer_logprobs(policy.root, policy.batch(encode(policy, prompts())), request)
+    found = policy.answer_logprobs(policy.root, policy.batch(encode(policy, prompts(folder))), request)
     weights_A = torch.arange(1.0, 7.0, dtype=torch.float64)
     (found.sums_A * weights_A).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -145,7 +168,7 @@ def test_gradients_are_those_of_single_samples_and_reach_what_hears(folder: Path
         for name, g in gradients.items()
     )
     model.zero_grad()
-    answers = [(prompted, text) for prompted in prompts() for text in prompted.answers]
+    answers = [(prompted, text) for prompted in prompts(folder) for text in prompted.answers]
     for weight, (prompted, text) in zip(weights_A, answers, strict=True):
         (weight * own_logprobs(model, policy._processor, prompted, text).sum()).backward()
     for name, parameter in model.named_parameters():
@@ -154,41 +177,42 @@ def test_gradients_are_those_of_single_samples_and_reach_what_hears(folder: Path
 
 
 def test_parts_are_trained_by_pattern(folder: Path) -> None:
-    pattern = "*multi_modal_projector.*" if "qwen2_audio" in folder.name else "*audio_tower.proj.*"
-    policy = TransformersPolicy.load(folder, [pattern], needs_reference=False)
+    pattern = "*audio_tower.proj*" if "omni" in folder.name else "*multi_modal_projector.*"
+    policy = load(folder, [pattern], needs_reference=False)
     named = dict(policy.root.named_parameters())
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
     assert trained and all(pattern.strip("*") in name for name in trained)
     found = policy.answer_logprobs(
-        policy.root, policy.batch(encode(policy, prompts())), TokenRequest(reference=False)
+        policy.root, policy.batch(encode(policy, prompts(folder))), TokenRequest(reference=False)
     )
     found.policy_T.sum().backward()
     assert {name for name, parameter in named.items() if parameter.grad is not None} == trained
 
 
 def test_the_reference_of_an_adapter_is_the_model_without_it(folder: Path) -> None:
-    adapted, plain = (TransformersPolicy.load(folder, t, LORA, torch.float64) for t in ("adapter", "all"))
+    adapted, plain = (load(folder, t) for t in ("adapter", "all"))
     disturb(adapted)
     trained = {name for name, p in adapted.root.named_parameters() if p.requires_grad}
     assert trained and all(".lora_" in name for name in trained) and not adapted.frozen
     adapted.root.train()
-    found, expected = logprobs(adapted, prompts()), logprobs(plain, prompts())
+    found, expected = logprobs(adapted, prompts(folder)), logprobs(plain, prompts(folder))
     assert found.reference_T is not None and expected.reference_T is not None
     torch.testing.assert_close(found.reference_T, expected.reference_T, rtol=0, atol=1e-12)
     found.ratios_A.sum().backward()
     reached = {name for name, p in adapted.root.named_parameters() if p.grad is not None}
     assert reached == trained == {name for name, p in adapted.root.named_parameters() if p.requires_grad}
-    again = logprobs(adapted, prompts())
+    again = logprobs(adapted, prompts(folder))
     torch.testing.assert_close(again.policy_T.detach(), found.policy_T.detach(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
 def test_a_saved_policy_loads_with_the_classes_of_transformers(
-    folder: Path, tmp_path: Path, trained: str
+    folder: Path, tmp_path: Path, trained: TrainedPart
 ) -> None:
-    policy = TransformersPolicy.load(folder, trained, LORA, torch.float64)
+    tmp_path = tmp_path / folder.name
+    policy = load(folder, trained)
     disturb(policy)
-    expected = logprobs(policy, prompts())
+    expected = logprobs(policy, prompts(folder))
     weights = {name: value.clone() for name, value in policy.root.state_dict().items()}
     policy.save(tmp_path)
     for name, value in policy.root.state_dict().items():
@@ -197,34 +221,38 @@ def test_a_saved_policy_loads_with_the_classes_of_transformers(
     loaded, problems = type(base).from_pretrained(
         tmp_path / "model", dtype=torch.float64, output_loading_info=True
     )
+    if "moe" in folder.name:
+        loaded.set_experts_implementation("eager")
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
-    answers = [(prompted, text) for prompted in prompts() for text in prompted.answers]
+    answers = [(prompted, text) for prompted in prompts(folder) for text in prompted.answers]
     for number, (prompted, text) in enumerate(answers):
         with torch.no_grad():
             own_T = own_logprobs(loaded.eval(), policy._processor, prompted, text)
         mine_T = expected.policy_T.detach()[expected.answer_T == number]
         torch.testing.assert_close(own_T, mine_T, rtol=0, atol=1e-9)
-    again = TransformersPolicy.load(tmp_path, dtype=torch.float64)
+    again = load(tmp_path)
     torch.testing.assert_close(
-        logprobs(again, prompts()).policy_T.detach(), expected.policy_T.detach(), rtol=0, atol=1e-9
+        logprobs(again, prompts(folder)).policy_T.detach(), expected.policy_T.detach(), rtol=0, atol=1e-9
     )
     if trained == "adapter":
         from peft import PeftModel
 
-        fresh = type(base).from_pretrained(folder, dtype=torch.float64)
+        fresh = load(folder, needs_reference=False).root.model
         worn: Any = PeftModel.from_pretrained(fresh, str(tmp_path / "adapter")).eval()
         with torch.no_grad():
             own_T = own_logprobs(worn, policy._processor, *answers[0])
-        torch.testing.assert_close(own_T, expected.policy_T.detach()[expected.answer_T == 0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            own_T, expected.policy_T.detach()[expected.answer_T == 0], rtol=0, atol=1e-9
+        )
 
 
 def test_answers_are_scored_as_they_are_generated(folder: Path) -> None:
     """What `generate` writes with a cache is encoded to the same tokens, with the same log-probabilities."""
-    policy = TransformersPolicy.load(folder, dtype=torch.float64, needs_reference=False)
+    policy = load(folder, needs_reference=False)
     model, processor = policy.root.model, policy._processor
     letters = {processor.tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefgh"}
     others = [id for id in range(len(processor.tokenizer)) if id not in letters]
-    for prompted in prompts():
+    for prompted in prompts(folder):
         inputs = processor_inputs(processor, prompted.prompt, True)
         inputs = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in inputs.items()}
         made = model.generate(
@@ -238,15 +266,16 @@ def test_answers_are_scored_as_they_are_generated(folder: Path) -> None:
         assert encoded.tokens["input_ids"].tolist() == [*made.sequences[0].tolist(), end]
         batch = policy.batch([encoded])
         found = policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False)).policy_T.detach()
+        # `generate` keeps its logits in float32
         generated = [row[0].log_softmax(-1)[id] for row, id in zip(made.logits, ids, strict=True)]
-        torch.testing.assert_close(found[:-1], torch.stack(generated), rtol=0, atol=1e-9)
+        torch.testing.assert_close(found[:-1].float(), torch.stack(generated), rtol=0, atol=1e-5)
 
 
 def test_every_input_of_the_processor_reaches_every_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = TransformersPolicy.load(folder)
-    made = processor_inputs(policy._processor, prompts()[0].prompt, True)
+    policy = load(folder)
+    made = processor_inputs(policy._processor, prompts(folder)[0].prompt, True)
     reference = policy.frozen["reference"]
     passes: list[tuple[Any, set[str]]] = []
 
@@ -255,31 +284,30 @@ def test_every_input_of_the_processor_reaches_every_pass(
 
     for module in (policy.root.model, reference.model):
         module.register_forward_pre_hook(note, with_kwargs=True)
-    logprobs(policy, prompts())
+    logprobs(policy, prompts(folder))
     assert [module for module, _ in passes] == [reference.model, policy.root.model]
     assert all(given == {*made, "use_cache"} for _, given in passes)
 
 
 def test_a_batch_without_recordings(folder: Path) -> None:
-    policy = TransformersPolicy.load(folder)
-    batch = policy.batch(policy.encode(prompts()[2]))
+    policy = load(folder)
+    batch = policy.batch(policy.encode(prompts(folder)[2]))
     assert set(batch.inputs) == {"input_ids", "attention_mask"}
     found = policy.answer_logprobs(policy.root, batch, TokenRequest())
     assert found.num_answers == 2 and torch.isfinite(found.policy_T).all()
 
 
 def test_further_figures_per_token(folder: Path) -> None:
-    policy = TransformersPolicy.load(folder, dtype=torch.float64)
+    policy = load(folder)
     disturb(policy)
-    batch = policy.batch(encode(policy, prompts()))
+    batch = policy.batch(encode(policy, prompts(folder)))
     draw_T = torch.rand(len(batch.target_T), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     request = TokenRequest(temperature=0.7, kl=True, collision=True, contrast_k=3, entropy=True)
     found = policy.answer_logprobs(policy.root, batch, request, draw_T)
-    figures = policy.root(
-        batch, request, reference_TV=policy.frozen["reference"](batch, None), draw_T=draw_T
-    )
+    figures = policy.root(batch, request, reference_TV=policy.frozen["reference"](batch, None), draw_T=draw_T)
     ours_TV, theirs_TV = (
-        (module(batch, None) / 0.7).log_softmax(1).detach() for module in (policy.root, policy.frozen["reference"])
+        (module(batch, None) / 0.7).log_softmax(1).detach()
+        for module in (policy.root, policy.frozen["reference"])
     )
     rows = torch.arange(len(batch.target_T))
     for value, expected in (
