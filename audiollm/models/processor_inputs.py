@@ -6,6 +6,7 @@ taken whole, in the windows that the processor makes, or refused with its name, 
 
 from __future__ import annotations
 
+import base64
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from audiollm.audio import Waveform, resample
+from audiollm.audio import Waveform, encode_bytes, resample
 from audiollm.data.records.sample import Message, TextPart
 
 Parts = Sequence[str | Waveform]
@@ -65,6 +66,14 @@ def longest_recording_s(processor: Any) -> float | None:
     return cut_at / sampling_rate(processor) if cut_at else None
 
 
+def writes_mistral_turns(processor: Any) -> bool:
+    """Return whether mistral-common makes the prompts (Voxtral) in place of a chat template.
+
+    It takes recordings as files alone, and no conversation that an assistant's turn ends.
+    """
+    return any(kind.__name__ == "MistralCommonBackend" for kind in type(processor.tokenizer).__mro__)
+
+
 def turns_of(messages: Sequence[Message], recordings: Sequence[Waveform]) -> list[Turn]:
     """Return the messages of a sample with `recordings` in the places of their audio parts, in order.
 
@@ -108,7 +117,8 @@ def processor_inputs(
     _check_recordings(processor, recordings, names)
     _check_texts(processor, turns)
     rate = sampling_rate(processor)
-    messages = [{"role": role, "content": [_content(part, rate) for part in parts]} for role, parts in turns]
+    content = _mistral_content if writes_mistral_turns(processor) else _content
+    messages = [{"role": role, "content": [content(part, rate) for part in parts]} for role, parts in turns]
     try:
         made = processor.apply_chat_template(
             messages,
@@ -139,8 +149,18 @@ def _audio_defaults(processor: Any) -> dict[str, Any]:
 def _content(part: str | Waveform, rate: int) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    mono_1N = resample(part.samples_CN.mean(dim=0, keepdim=True), part.sample_rate, rate)
-    return {"type": "audio", "audio": mono_1N[0].numpy()}
+    return {"type": "audio", "audio": _mono(part, rate)[0].numpy()}
+
+
+def _mistral_content(part: str | Waveform, rate: int) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    content = encode_bytes(_mono(part, rate).clamp(-1.0, 1.0), rate, "wav")
+    return {"type": "audio", "base64": base64.b64encode(content).decode()}
+
+
+def _mono(recording: Waveform, rate: int) -> Tensor:
+    return resample(recording.samples_CN.mean(dim=0, keepdim=True), recording.sample_rate, rate)
 
 
 def _check_recordings(processor: Any, recordings: Sequence[Waveform], names: Sequence[str]) -> None:

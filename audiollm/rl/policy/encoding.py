@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from audiollm.audio import Waveform
 from audiollm.errors import BadSample
-from audiollm.models.processor_inputs import InputsError, processor_inputs
+from audiollm.models.processor_inputs import (
+    InputsError,
+    processor_inputs,
+    sampling_rate,
+    writes_mistral_turns,
+)
 from audiollm.rl.policy.protocol import PromptedAnswers
 
 
@@ -43,7 +49,8 @@ class PaddedAnswers:
     """A batch of answers, padded behind: positions are those of a single sample."""
 
     inputs: Mapping[str, Tensor]
-    """Every key of the processor; tokens are `[A, L]`, features go over the recordings of all answers in order."""
+    """Every key of the processor; tokens are `[A, L]` (and a row for silence, if any), features go over the recordings
+    of all answers in order."""
     row_T: Tensor
     """int64: the place, in the flattened `[A * L]`, whose logits predict each answer token."""
     target_T: Tensor
@@ -82,23 +89,38 @@ def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnsw
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
 
-def pad_answers(encoded: Sequence[EncodedAnswer], pad_id: int) -> PaddedAnswers:
+def encode_silence(processor: Any) -> EncodedAnswer:
+    """Encode a second of silence without an answer: see `filler` of `pad_answers`."""
+    rate = sampling_rate(processor)
+    inputs = processor_inputs(processor, [("user", [Waveform(torch.zeros(1, rate), rate)])], True)
+    return _split(inputs, inputs, inputs["input_ids"].shape[1], 0)
+
+
+def pad_answers(
+    encoded: Sequence[EncodedAnswer], pad_id: int, filler: EncodedAnswer | None = None
+) -> PaddedAnswers:
     """Join answers in the order given; token keys are padded behind with 0, ids with `pad_id`.
 
     Answers without recordings may stand beside answers with several. Features of other lengths (Qwen3-Omni pads to
     the longest recording of a prompt) are padded with 0, which their masks leave out.
+
+    Args:
+        filler: a row without answer tokens that is added where no answer has a recording. The audio encoder then runs
+            on every rank and has a gradient, of exactly 0: DDP and FSDP2 wait for ranks whose encoder does not run.
 
     Raises:
         ValueError: no answers.
     """
     if not encoded:
         raise ValueError("a batch needs at least one answer")
-    longest = max(answer.num_tokens for answer in encoded)
+    silent = filler is not None and not any(answer.features for answer in encoded)
+    padded = [*encoded, filler] if filler is not None and silent else encoded
+    longest = max(answer.num_tokens for answer in padded)
     inputs = {
-        key: _pad_tokens([a.tokens[key] for a in encoded], longest, key, pad_id) for key in encoded[0].tokens
+        key: _pad_tokens([a.tokens[key] for a in padded], longest, key, pad_id) for key in encoded[0].tokens
     }
-    for key in dict.fromkeys(key for answer in encoded for key in answer.features):
-        inputs[key] = _join_features([answer.features[key] for answer in encoded if key in answer.features])
+    for key in dict.fromkeys(key for answer in padded for key in answer.features):
+        inputs[key] = _join_features([answer.features[key] for answer in padded if key in answer.features])
     rows, targets, answers = [], [], []
     for number, answer in enumerate(encoded):
         first = answer.num_tokens - answer.num_answer_tokens
@@ -140,8 +162,11 @@ def _encode_answer(
 ) -> EncodedAnswer:
     if not answer.strip():
         raise InputsError("an answer is empty", "empty answer")
-    turns = [*prompted.prompt, ("assistant", [answer])]
-    whole = processor_inputs(processor, turns, False, prompted.recordings)
+    if writes_mistral_turns(processor):
+        whole = _followed_by_answer(processor, prompt, answer)
+    else:
+        turns = [*prompted.prompt, ("assistant", [answer])]
+        whole = processor_inputs(processor, turns, False, prompted.recordings)
     prompt_ids, ids = prompt["input_ids"][0], whole["input_ids"][0]
     start = len(prompt_ids)
     if len(ids) <= start or not torch.equal(ids[:start], prompt_ids):
@@ -161,12 +186,31 @@ def _encode_answer(
     stop = found[0] + 1
     if stop == start + 1:
         raise InputsError("an answer has no tokens", "empty answer")
-    per_token = [key for key, value in whole.items() if value.shape == (1, len(ids))]
+    return _split(whole, prompt, stop, stop - start)
+
+
+def _split(
+    whole: Mapping[str, Tensor], prompt: Mapping[str, Tensor], stop: int, num_answer_tokens: int
+) -> EncodedAnswer:
+    """Part inputs into those per token, up to `stop`, and the prompt's features."""
+    per_token = [key for key, value in whole.items() if value.shape == whole["input_ids"].shape]
     return EncodedAnswer(
         {key: whole[key][0, :stop] for key in per_token},
         {key: value for key, value in prompt.items() if key not in per_token},
-        stop - start,
+        num_answer_tokens,
     )
+
+
+def _followed_by_answer(processor: Any, prompt: Mapping[str, Tensor], answer: str) -> dict[str, Tensor]:
+    """Return the prompt's inputs with the answer's tokens behind, as mistral-common writes an assistant's turn."""
+    tokenizer = processor.tokenizer
+    ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+    answer_1L = torch.tensor([ids])
+    return {
+        **prompt,
+        "input_ids": torch.cat([prompt["input_ids"], answer_1L], dim=1),
+        "attention_mask": torch.cat([prompt["attention_mask"], torch.ones_like(answer_1L)], dim=1),
+    }
 
 
 def _pad_tokens(values: Sequence[Tensor], longest: int, key: str, pad_id: int) -> Tensor:

@@ -122,8 +122,8 @@ def _log_softmax(logits_RV: Tensor, temperature: float) -> Tensor:
 
 def _expected(log_probs_RV: Tensor, values_RV: Tensor) -> Tensor:
     """Return the mean of the values under the distribution; impossible tokens (-inf) count as 0."""
-    terms_RV = log_probs_RV.exp() * values_RV
-    return torch.where(log_probs_RV == -torch.inf, 0, terms_RV).sum(1)
+    possible_RV = log_probs_RV > -torch.inf
+    return (log_probs_RV.exp() * values_RV.where(possible_RV, torch.zeros_like(values_RV))).sum(1)
 
 
 def _contrast(log_probs_RV: Tensor, target_R: Tensor, k: int, draw_R: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,13 @@ from audiollm.models.audio_llm import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import TrainedPart, adapt_model, merged_weights
-from audiollm.rl.policy.encoding import EncodedAnswer, PaddedAnswers, encode_answers, pad_answers
+from audiollm.rl.policy.encoding import (
+    EncodedAnswer,
+    PaddedAnswers,
+    encode_answers,
+    encode_silence,
+    pad_answers,
+)
 from audiollm.rl.policy.protocol import Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
@@ -109,11 +116,13 @@ class TransformersPolicy:
         return encode_answers(self._processor, self._ends, prompted)
 
     def batch(self, encoded: Sequence[EncodedAnswer]) -> PaddedAnswers:
-        """See `pad_answers`."""
-        tokenizer = self._processor.tokenizer
-        return pad_answers(
-            encoded, min(self._ends) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        )
+        """Pad answers; in a batch without recordings, a row of silence keeps the audio encoder in the step.
+
+        Raises:
+            ValueError: no answers.
+        """
+        pad_id = self._processor.tokenizer.pad_token_id
+        return pad_answers(encoded, min(self._ends) if pad_id is None else pad_id, self._silence)
 
     def answer_logprobs(
         self, root: nn.Module, batch: PaddedAnswers, request: TokenRequest, draw_T: Tensor | None = None
@@ -155,6 +164,10 @@ class TransformersPolicy:
         else:
             model.save_pretrained(str(target))
         _copy_processor(self._folder, target)
+
+    @cached_property
+    def _silence(self) -> EncodedAnswer:
+        return encode_silence(self._processor)
 
     @property
     def _has_adapter(self) -> bool:

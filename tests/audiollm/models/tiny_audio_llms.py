@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from audiollm.audio import load_bytes
 from audiollm.models.audio_llm import without_vision
 
 CHATML = (
@@ -131,8 +133,8 @@ def qwen2_5_omni() -> tuple[Any, Any]:
         "look_ahead_layers": [0], "look_backward_layers": [0], "enc_emb_dim": 8,
     }  # fmt: skip
     vocoder = {
-        "mel_dim": 8, "upsample_initial_channel": 8, "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 1, 1]],
-        "upsample_rates": [2], "upsample_kernel_sizes": [4],
+        "mel_dim": 8, "upsample_initial_channel": 8, "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 1, 1]], "upsample_rates": [2], "upsample_kernel_sizes": [4],
     }  # fmt: skip
     config = transformers.Qwen2_5OmniConfig(
         thinker_config=thinker.to_dict(),
@@ -175,6 +177,48 @@ def qwen3_omni_moe_thinker() -> tuple[Any, Any]:
         **ids,
     )  # fmt: skip
     return transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config), processor
+
+
+class MistralCommonBackend(transformers.PreTrainedTokenizerFast):
+    """A stand-in for the tokenizer of mistral-common (its own package): the same calls, tokens of one byte each."""
+
+    def apply_chat_template(self, conversations: Any, **_: Any) -> Any:
+        rows, sounds = [], []
+        for conversation in conversations:
+            assert conversation[-1]["role"] == "user", "mistral-common refuses others"
+            text = ""
+            for message in conversation:
+                said = "<inst>" if message["role"] == "user" else ""
+                for part in message["content"]:
+                    if part["type"] == "audio":
+                        wave = load_bytes(base64.b64decode(part["base64"]), "test")
+                        sounds.append(wave.samples_CN[0].numpy())
+                        said += "<begin>" + "<audio>" * (375 * -(-wave.num_samples // 480_000))
+                    else:
+                        said += part["text"]
+                text += said + ("</inst>" if message["role"] == "user" else "<|im_end|>")
+            rows.append(self.encode(text, add_special_tokens=False))
+        made = {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+        return {**made, **({"audio": sounds} if sounds else {})}
+
+
+def voxtral() -> tuple[Any, Any]:
+    """Windows of 30 s, as its processor has them."""
+    plain = byte_tokenizer(("<inst>", "</inst>", "<begin>", "<audio>"))
+    tokenizer = MistralCommonBackend(
+        tokenizer_object=plain.backend_tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>"
+    )
+    processor = transformers.VoxtralProcessor(
+        transformers.WhisperFeatureExtractor(feature_size=MEL_BINS), tokenizer
+    )
+    processor.audio_token = "<audio>"
+    audio = {**_encoder(model_type="voxtral_encoder"), "max_source_positions": 1500, "encoder_ffn_dim": 64}
+    config = transformers.VoxtralConfig(
+        audio_config=audio,
+        text_config=_text(len(tokenizer), model_type="llama", attention_dropout=0.3, head_dim=8),
+        audio_token_id=tokenizer.convert_tokens_to_ids("<audio>"),
+    )
+    return transformers.VoxtralForConditionalGeneration(config), processor
 
 
 TINY: dict[str, Callable[[], tuple[Any, Any]]] = {

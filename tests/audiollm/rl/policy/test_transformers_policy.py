@@ -289,12 +289,20 @@ def test_every_input_of_the_processor_reaches_every_pass(
     assert all(given == {*made, "use_cache"} for _, given in passes)
 
 
-def test_a_batch_without_recordings(folder: Path) -> None:
+def test_a_batch_without_recordings_gives_the_encoder_a_gradient_of_zero(folder: Path) -> None:
     policy = load(folder)
-    batch = policy.batch(policy.encode(prompts(folder)[2]))
-    assert set(batch.inputs) == {"input_ids", "attention_mask"}
+    prompted = prompts(folder)[2]
+    batch = policy.batch(policy.encode(prompted))
     found = policy.answer_logprobs(policy.root, batch, TokenRequest())
-    assert found.num_answers == 2 and torch.isfinite(found.policy_T).all()
+    assert found.num_answers == 2 and len(batch.inputs["input_ids"]) == 3
+    for number, text in enumerate(prompted.answers):
+        own_T = own_logprobs(policy.root.model, policy._processor, prompted, text)
+        torch.testing.assert_close(found.policy_T[found.answer_T == number], own_T, rtol=0, atol=1e-9)
+    found.policy_T.sum().backward()
+    for name, parameter in policy.root.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad
+        if parameter.grad is not None:
+            assert bool(parameter.grad.any()) == ("audio_tower" not in name and "projector" not in name)
 
 
 def test_further_figures_per_token(folder: Path) -> None:
