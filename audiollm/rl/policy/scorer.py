@@ -36,12 +36,23 @@ class AnswerScorer(nn.Module):
             raise ConfigError(
                 f"{type(model).__name__} has no output head", "", "give a model that generates text"
             )
-        self.model.eval()
+        self._layers = _layers_without_dropout(model)
+        for part in model.modules():  # transformers' own lists name parts inside one another
+            if getattr(part, "_no_split_modules", None):
+                part._no_split_modules = []  # type: ignore[assignment]
+        self._no_split_modules = sorted({type(layer).__name__ for layer in self._layers})
+        self.train(False)
 
     def train(self, mode: bool = True) -> AnswerScorer:
-        """Switch this module's mode; the model inside stays in eval mode, so that no pass has dropout."""
+        """Switch this module's mode; the model inside stays in eval mode, so that no pass has dropout.
+
+        Its layers alone follow, not their parts: by their mode transformers decides whether activations that are
+        checkpointed are computed again.
+        """
         super().train(mode)
         self.model.eval()
+        for layer in self._layers:
+            layer.training = mode
         return self
 
     def forward(
@@ -81,6 +92,18 @@ class AnswerScorer(nn.Module):
     def _head(self) -> nn.Module | None:
         head: nn.Module | None = self.model.get_output_embeddings()
         return head
+
+
+def _layers_without_dropout(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of encoder and decoder, after setting the dropout of their own forward passes to 0."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    for layer in layers:
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
+    return layers
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from audiollm.rl.policy.encoding import EncodedAnswer
 from audiollm.rl.policy.protocol import PromptedAnswers
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from audiollm.train.loop.modules import checkpoint_activations
 from audiollm.train.options import LoRASettings
 from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny
 
@@ -331,3 +332,30 @@ def test_further_figures_per_token(folder: Path) -> None:
     for row, (value, target) in enumerate(zip(found.contrast_T.detach(), batch.target_T, strict=True)):
         likeliest = [n for n in ours_TV[row].argsort(descending=True).tolist() if n != int(target)][:3]
         assert any(torch.isclose(value, ours_TV[row, n], rtol=0, atol=1e-9) for n in likeliest)
+
+
+@pytest.mark.parametrize("trained", ["all", "adapter"])
+def test_checkpointed_activations_change_nothing(folder: Path, trained: TrainedPart) -> None:
+    """With dropout of 0.3 in the models' configs: the layers are computed twice, and not at random."""
+    results = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)  # an adapter begins at random
+        policy = load(folder, trained, needs_reference=False)
+        policy.root.train()
+        if checkpointed:
+            checkpoint_activations({"model": policy.root})
+        calls: list[int] = []
+        for layer in policy.root._layers:
+            norm = next(part for part in layer.modules() if "Norm" in type(part).__name__)
+            norm.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        batch = policy.batch(encode(policy, prompts(folder)))
+        found = policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False))
+        found.policy_T.sum().backward()
+        gradients = [p.grad for p in policy.root.parameters() if p.requires_grad]
+        assert all(gradient is not None for gradient in gradients)
+        results.append((found.policy_T.detach(), gradients, len(calls)))
+    (plain_T, plain, once), (checkpointed_T, again, twice) = results
+    assert twice == 2 * once
+    torch.testing.assert_close(checkpointed_T, plain_T, rtol=0, atol=0)
+    for one, other in zip(plain, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
