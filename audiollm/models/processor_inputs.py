@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ class InputsError(Exception):
 
 
 def sampling_rate(processor: Any) -> int:
-    """Return the rate, in Hz, at which the processor takes recordings."""
-    return int(processor.feature_extractor.sampling_rate)
+    """Return the rate, in Hz, at which the processor takes recordings; 16 kHz where it tells none, as transformers."""
+    return int(getattr(_extractor(processor), "sampling_rate", 16_000))
 
 
 def longest_recording_s(processor: Any) -> float | None:
@@ -51,7 +52,7 @@ def longest_recording_s(processor: Any) -> float | None:
     Audio Flamingo 3 splits a recording into windows up to a limit of its own, Voxtral and Qwen3-Omni split without a
     limit; Qwen2-Audio and Qwen2.5-Omni would cut what is longer than the window of their feature extractor.
     """
-    extractor = processor.feature_extractor
+    extractor = _extractor(processor)
     split_up_to = getattr(processor, "max_audio_len", None)
     if split_up_to is not None:
         window_s = float(extractor.chunk_length)
@@ -119,7 +120,7 @@ def processor_inputs(
     rate = sampling_rate(processor)
     content = _mistral_content if writes_mistral_turns(processor) else _content
     messages = [{"role": role, "content": [content(part, rate) for part in parts]} for role, parts in turns]
-    try:
+    with _refusals():
         made = processor.apply_chat_template(
             messages,
             add_generation_prompt=generation_prompt,
@@ -127,17 +128,57 @@ def processor_inputs(
             return_dict=True,
             return_tensors="pt",
         )
-    except Exception as error:  # templates raise what they like
-        said = " ".join(str(error).split())[:200]
-        raise InputsError(
-            f"the processor refuses it: {type(error).__name__}: {said}", "refused by processor"
-        ) from error
     inputs = {str(key): value for key, value in made.items()}
     for key, value in inputs.items():
         if not isinstance(value, Tensor):
             raise InputsError(f"the processor's {key} is no tensor", "refused by processor")
     _check_whole(processor, inputs, recordings)
     return inputs
+
+
+def template_text(processor: Any, turns: Sequence[Turn], generation_prompt: bool) -> str:
+    """Return a conversation as the chat template writes it, with placeholders for recordings.
+
+    Raises:
+        InputsError: the template refuses the turns.
+    """
+    messages = [
+        {
+            "role": role,
+            "content": [
+                {"type": "text", "text": p} if isinstance(p, str) else {"type": "audio"} for p in parts
+            ],
+        }
+        for role, parts in turns
+    ]
+    with _refusals():
+        return str(
+            processor.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=False)
+        )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Report whatever a processor or its template raises as `InputsError`."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputsError(
+            f"the processor refuses it: {type(error).__name__}: {said}", "refused by processor"
+        ) from error
+
+
+def _extractor(processor: Any) -> Any:
+    """Return what makes features of recordings; Granite Speech has it under another name.
+
+    Raises:
+        InputsError: the processor takes no recordings.
+    """
+    for name in ("feature_extractor", "audio_processor"):
+        if (found := getattr(processor, name, None)) is not None:
+            return found
+    raise InputsError(f"{type(processor).__name__} takes no recordings", "refused by processor")
 
 
 def _audio_defaults(processor: Any) -> dict[str, Any]:
@@ -199,7 +240,7 @@ def _check_whole(processor: Any, inputs: dict[str, Tensor], recordings: Sequence
     """
     from transformers import WhisperFeatureExtractor
 
-    extractor = processor.feature_extractor
+    extractor = _extractor(processor)
     if not recordings or not isinstance(extractor, WhisperFeatureExtractor):
         return
     masks = [inputs[key] for key in ("feature_attention_mask", "input_features_mask") if key in inputs]

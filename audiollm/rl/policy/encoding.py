@@ -20,8 +20,10 @@ from audiollm.audio import Waveform
 from audiollm.errors import BadSample
 from audiollm.models.processor_inputs import (
     InputsError,
+    Turn,
     processor_inputs,
     sampling_rate,
+    template_text,
     writes_mistral_turns,
 )
 from audiollm.rl.policy.protocol import PromptedAnswers
@@ -71,7 +73,7 @@ class PaddedAnswers:
 
 
 def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnswers) -> list[EncodedAnswer]:
-    """Encode the answers to a prompt.
+    """Encode the answers to a prompt; its recordings are resampled and analysed once.
 
     Args:
         ends: ids of the tokens at which the model stops to generate.
@@ -83,8 +85,11 @@ def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnsw
     try:
         if not prompted.answers:
             raise InputsError("there is no answer", "no answer")
-        prompt = processor_inputs(processor, prompted.prompt, True, prompted.recordings)
-        return [_encode_answer(processor, ends, prompted, prompt, answer) for answer in prompted.answers]
+        prompt = _split(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
+        return [
+            _with_answer(prompt, _answer_ids(processor, ends, prompted.prompt, answer))
+            for answer in prompted.answers
+        ]
     except InputsError as error:
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
@@ -93,7 +98,7 @@ def encode_silence(processor: Any) -> EncodedAnswer:
     """Encode a second of silence without an answer: see `filler` of `pad_answers`."""
     rate = sampling_rate(processor)
     inputs = processor_inputs(processor, [("user", [Waveform(torch.zeros(1, rate), rate)])], True)
-    return _split(inputs, inputs, inputs["input_ids"].shape[1], 0)
+    return _split(inputs)
 
 
 def pad_answers(
@@ -153,29 +158,30 @@ def batches_by_length(groups: Sequence[Sequence[EncodedAnswer]], max_tokens: int
     return batches
 
 
-def _encode_answer(
-    processor: Any,
-    ends: Collection[int],
-    prompted: PromptedAnswers,
-    prompt: Mapping[str, Tensor],
-    answer: str,
-) -> EncodedAnswer:
+def _with_answer(prompt: EncodedAnswer, answer_ids: Sequence[int]) -> EncodedAnswer:
+    """Put an answer's tokens behind a prompt: attended to, and of the kind 0 (text) in all other keys per token."""
+    answer_L = torch.tensor(answer_ids)
+    behind = {"input_ids": answer_L, "attention_mask": torch.ones_like(answer_L)}
+    return EncodedAnswer(
+        {
+            key: torch.cat([value, behind.get(key, torch.zeros_like(answer_L)).to(value.dtype)])
+            for key, value in prompt.tokens.items()
+        },
+        prompt.features,
+        len(answer_ids),
+    )
+
+
+def _answer_ids(processor: Any, ends: Collection[int], turns: Sequence[Turn], answer: str) -> list[int]:
+    """Return the tokens of an answer, as the model would write them, with the one that ends its turn."""
     if not answer.strip():
         raise InputsError("an answer is empty", "empty answer")
+    tokenizer = processor.tokenizer
     if writes_mistral_turns(processor):
-        whole = _followed_by_answer(processor, prompt, answer)
+        behind = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     else:
-        turns = [*prompted.prompt, ("assistant", [answer])]
-        whole = processor_inputs(processor, turns, False, prompted.recordings)
-    prompt_ids, ids = prompt["input_ids"][0], whole["input_ids"][0]
-    start = len(prompt_ids)
-    if len(ids) <= start or not torch.equal(ids[:start], prompt_ids):
-        raise InputsError(
-            "the chat template writes the prompt in another way once it is answered: the whole conversation does not "
-            "begin with the tokens that the model would answer to",
-            "prompt is no prefix",
-        )
-    found = [place for place in range(start, len(ids)) if int(ids[place]) in ends]
+        behind = _behind_prompt(processor, turns, answer)
+    found = [place for place, id in enumerate(behind) if id in ends]
     if not found:
         raise InputsError(
             f"the chat template ends the answer with none of the tokens {sorted(ends)} at which the model stops",
@@ -183,34 +189,35 @@ def _encode_answer(
         )
     if len(found) > 1:
         raise InputsError("an answer contains the token that ends a turn", "end of turn in answer")
-    stop = found[0] + 1
-    if stop == start + 1:
+    if found[0] == 0:
         raise InputsError("an answer has no tokens", "empty answer")
-    return _split(whole, prompt, stop, stop - start)
+    return behind[: found[0] + 1]
 
 
-def _split(
-    whole: Mapping[str, Tensor], prompt: Mapping[str, Tensor], stop: int, num_answer_tokens: int
-) -> EncodedAnswer:
-    """Part inputs into those per token, up to `stop`, and the prompt's features."""
-    per_token = [key for key, value in whole.items() if value.shape == whole["input_ids"].shape]
-    return EncodedAnswer(
-        {key: whole[key][0, :stop] for key in per_token},
-        {key: value for key, value in prompt.items() if key not in per_token},
-        num_answer_tokens,
+def _behind_prompt(processor: Any, turns: Sequence[Turn], answer: str) -> list[int]:
+    """Return the tokens that the chat template writes behind the prompt; recordings stand as their placeholders."""
+    prompt = template_text(processor, turns, True)
+    whole = template_text(processor, [*turns, ("assistant", [answer])], False)
+    prompt_ids, ids = (
+        processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, whole)
     )
+    if ids[: len(prompt_ids)] != prompt_ids:
+        raise InputsError(
+            "the chat template writes the prompt in another way once it is answered: the whole conversation does not "
+            "begin with the tokens that the model would answer to",
+            "prompt is no prefix",
+        )
+    return list(ids[len(prompt_ids) :])
 
 
-def _followed_by_answer(processor: Any, prompt: Mapping[str, Tensor], answer: str) -> dict[str, Tensor]:
-    """Return the prompt's inputs with the answer's tokens behind, as mistral-common writes an assistant's turn."""
-    tokenizer = processor.tokenizer
-    ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
-    answer_1L = torch.tensor([ids])
-    return {
-        **prompt,
-        "input_ids": torch.cat([prompt["input_ids"], answer_1L], dim=1),
-        "attention_mask": torch.cat([prompt["attention_mask"], torch.ones_like(answer_1L)], dim=1),
-    }
+def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
+    """Part a prompt's inputs into those per token and the features of its recordings."""
+    per_token = [key for key, value in inputs.items() if value.shape == inputs["input_ids"].shape]
+    return EncodedAnswer(
+        {key: inputs[key][0] for key in per_token},
+        {key: value for key, value in inputs.items() if key not in per_token},
+        0,
+    )
 
 
 def _pad_tokens(values: Sequence[Tensor], longest: int, key: str, pad_id: int) -> Tensor:

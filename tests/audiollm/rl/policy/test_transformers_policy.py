@@ -140,6 +140,22 @@ def test_a_swapped_recording_changes_its_own_answers_and_no_others(
             torch.testing.assert_close(old_T[~its_T], new_T[~its_T], rtol=0, atol=1e-12)
 
 
+def test_tokens_are_those_of_the_whole_conversation(folder: Path) -> None:
+    policy = load(folder, needs_reference=False)
+    for prompted in prompts(folder):
+        for text, encoded in zip(prompted.answers, policy.encode(prompted), strict=True):
+            whole = processor_inputs(policy._processor, [*prompted.prompt, ("assistant", [text])], False)
+            assert {*encoded.tokens, *encoded.features} == set(whole)
+            for key, value in whole.items():
+                if key in encoded.tokens:
+                    assert torch.equal(value[0, : encoded.num_tokens], encoded.tokens[key])
+                    assert value.shape[1] - encoded.num_tokens == 1, (
+                        "the line break behind the end of the turn"
+                    )
+                else:
+                    assert torch.equal(value, encoded.features[key])
+
+
 def test_order_and_padding_change_nothing(folder: Path) -> None:
     policy = load(folder, needs_reference=False)
     encoded = encode(policy, prompts(folder))
