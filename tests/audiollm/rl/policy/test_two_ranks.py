@@ -54,6 +54,7 @@ def train_steps(folder: Path, ranks: Ranks, strategy: StrategyName, trained: str
     term = objective_term("dpo", {"beta": 0.5}, 1.0)
     losses = []
     for _ in range(STEPS):
+        chosen.optimizers["main"].zero_grad(set_to_none=True)
         encoded = [answer for one in prompts()[ranks.rank :: ranks.world] for answer in policy.encode(one)]
         answers = policy.answer_logprobs(root, policy.batch(encoded), TokenRequest())
         pairs = Pairs(torch.arange(0, len(encoded), 2), torch.arange(1, len(encoded), 2))
@@ -66,11 +67,21 @@ def train_steps(folder: Path, ranks: Ranks, strategy: StrategyName, trained: str
         write_json(folder / f"{strategy}-{trained}-{ranks.world}.json", losses)
 
 
-@pytest.mark.parametrize("trained", ["all", "adapter"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_ranks_train_as_one(tmp_path: Path, strategy: StrategyName, trained: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "trained", "tolerance"),
+    [
+        ("ddp", "adapter", 1e-9),
+        ("fsdp2", "all", 1e-9),
+        ("fsdp2", "adapter", 1e-9),
+        ("zero2", "all", 1e-6),  # DeepSpeed updates in float32
+        ("zero3", "adapter", 1e-6),
+    ],
+)
+def test_two_ranks_train_as_one(
+    tmp_path: Path, strategy: StrategyName, trained: str, tolerance: float
+) -> None:
     save_tiny("qwen2_audio", tmp_path / "llm")
     train_steps(tmp_path, ALONE, strategy, trained)
     on_two_ranks(partial(train_steps, strategy=strategy, trained=trained), tmp_path)
     one, two = (read_json(tmp_path / f"{strategy}-{trained}-{world}.json") for world in (1, 2))
-    assert one == pytest.approx(two, rel=1e-9) and one[-1] < one[0]
+    assert one == pytest.approx(two, rel=tolerance) and one[-1] < one[0]
