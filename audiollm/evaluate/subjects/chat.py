@@ -18,7 +18,7 @@ from audiollm.data.records.sample import Message
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer
-from audiollm.models.processor_inputs import InputsError, Parts, Turn, processor_inputs, turns_of
+from audiollm.models.audio_llms.inputs import InputsError, Parts, Turn, processor_inputs, turns_of
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
@@ -170,7 +170,7 @@ class PretrainedChat:
 
     def __init__(self, folder: Path, max_tokens: int) -> None:
         from audiollm.devices import default_device
-        from audiollm.models.audio_llm import load_audio_llm
+        from audiollm.models.audio_llms.loading import load_audio_llm
 
         self.name, self._max_tokens = folder.name, max_tokens
         model, self._processor = load_audio_llm(folder)

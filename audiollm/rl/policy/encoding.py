@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from audiollm.audio import Waveform
 from audiollm.errors import BadSample
-from audiollm.models.processor_inputs import (
+from audiollm.models.audio_llms.inputs import (
     InputsError,
     Turn,
     processor_inputs,

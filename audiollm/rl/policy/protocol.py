@@ -14,18 +14,20 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 
 from audiollm.audio import Waveform
-from audiollm.data.records.sample import Message, Sample
-from audiollm.models.processor_inputs import Turn, turns_of
+from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
+from audiollm.errors import BadSample
+from audiollm.models.audio_llms.inputs import Turn, turns_of
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.token_figures import TokenRequest
 
+Prompted = TypeVar("Prompted", contravariant=True)
 Encoded = TypeVar("Encoded")
 Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
 class PromptedAnswers:
-    """A prompt, and the answers to it whose log-probabilities are asked for."""
+    """A prompt, and the answers to it in text whose log-probabilities are asked for."""
 
     id: str
     """Of the sample, for errors."""
@@ -39,20 +41,39 @@ class PromptedAnswers:
 
     @classmethod
     def of(
-        cls, sample: Sample, prompt: Sequence[Message], recordings: Sequence[Waveform], answers: Sequence[str]
+        cls,
+        sample: Sample,
+        recordings: Sequence[Waveform],
+        answers: Sequence[Sequence[Part]],
+        place: str = "",
     ) -> PromptedAnswers:
-        """Make it of a sample's leading messages and of the recordings of their audio parts, in order.
+        """Make it of a conversation that is to be answered.
+
+        Args:
+            sample: the prompt.
+            recordings: those of its audio parts, in order.
+            answers: contents of the answers, in text.
+            place: where the sample was read.
 
         Raises:
+            BadSample: an answer with sound.
             ValueError: another number of recordings than of audio parts.
         """
-        parts = [part for message in prompt for part in message.content if part.type == "audio"]
-        names = [part.path for part in parts]
-        return cls(sample.id, turns_of(prompt, recordings), answers, names)
+        texts = []
+        for answer in answers:
+            if any(isinstance(part, AudioPart) for part in answer):
+                raise BadSample(
+                    place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
+                )
+            texts.append("".join(part.text for part in answer if isinstance(part, TextPart)))
+        names = [part.path for part in sample.audio_parts()]
+        return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place)
 
 
-class Policy(Protocol[Encoded, Batch]):
+class Policy(Protocol[Prompted, Encoded, Batch]):
     """A model that is trained on answers.
+
+    `Prompted` is what it takes for a prompt with its answers: `PromptedAnswers` where answers are text.
 
     `encode` and `batch` run on the CPU, in worker processes too. Dropout is off in every pass, and every input reaches
     the pass of the policy and that of the reference alike.
@@ -66,7 +87,7 @@ class Policy(Protocol[Encoded, Batch]):
     def frozen(self) -> Mapping[str, nn.Module]:
         """Models beside the root that are not trained, by name; the training places them on its device."""
 
-    def encode(self, prompted: PromptedAnswers) -> list[Encoded]:
+    def encode(self, prompted: Prompted) -> list[Encoded]:
         """Return one encoded answer per answer, in order.
 
         Raises:

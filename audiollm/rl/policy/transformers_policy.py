@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
-from audiollm.models.audio_llm import AudioLLM, load_audio_llm
+from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import TrainedPart, adapt_model, merged_weights
@@ -225,4 +225,4 @@ def _copy_processor(source: Path, target: Path) -> None:
                 shutil.copyfile(path, target / path.name)
 
 
-_: type[Policy[EncodedAnswer, PaddedAnswers]] = TransformersPolicy
+_: type[Policy[PromptedAnswers, EncodedAnswer, PaddedAnswers]] = TransformersPolicy

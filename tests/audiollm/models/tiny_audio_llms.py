@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from audiollm.audio import load_bytes
-from audiollm.models.audio_llm import without_vision
+from audiollm.models.audio_llms.loading import without_vision
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"

@@ -15,7 +15,7 @@ from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.subjects.chat import ChatError, PretrainedChat
-from audiollm.models.processor_inputs import Turn, longest_recording_s, processor_inputs
+from audiollm.models.audio_llms.inputs import Turn, longest_recording_s, processor_inputs
 from audiollm.rl.policy.encoding import EncodedAnswer, batches_by_length, encode_answers, pad_answers
 from audiollm.rl.policy.protocol import PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
@@ -101,24 +101,23 @@ def test_long_recordings_are_split_as_the_model_does_it() -> None:
 
 def test_a_processor_that_cuts_on_its_own_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     _, processor = tiny("qwen2_audio")
-    monkeypatch.setattr("audiollm.models.processor_inputs.longest_recording_s", lambda processor: None)
+    monkeypatch.setattr("audiollm.models.audio_llms.inputs.longest_recording_s", lambda processor: None)
     with pytest.raises(Exception, match=r"the processor kept 2\.\d\d s of 2\.50 s"):
         processor_inputs(processor, [("user", [sound(2.5)])], True)
 
 
 def test_samples_become_prompts() -> None:
     content: list[Any] = [TextPart(text="what?"), AudioPart(path="a.wav"), AudioPart(path="b.wav")]
-    messages = [
-        Message(role="user", content=content),
-        Message(role="assistant", content=[TextPart(text="hm")]),
-    ]
-    sample = Sample(id="s1", messages=messages, task="qa")
+    sample = Sample(id="s1", messages=[Message(role="user", content=content)], task="qa")
+    answers: list[list[Any]] = [[TextPart(text="yes"), TextPart(text=", sir")], [TextPart(text="no")]]
     clips = [sound(0.2), sound(0.3)]
-    prompted = PromptedAnswers.of(sample, messages[:1], clips, ["yes", "no"])
+    prompted = PromptedAnswers.of(sample, clips, answers, "list.jsonl:7")
     turns: list[Turn] = [("user", ["what?", *clips])]
-    assert prompted == PromptedAnswers("s1", turns, ["yes", "no"], ["a.wav", "b.wav"])
+    assert prompted == PromptedAnswers("s1", turns, ["yes, sir", "no"], ["a.wav", "b.wav"], "list.jsonl:7")
     with pytest.raises(ValueError, match="1 recordings for 2 audio parts"):
-        PromptedAnswers.of(sample, messages[:1], clips[:1], ["yes"])
+        PromptedAnswers.of(sample, clips[:1], answers)
+    with pytest.raises(BadSample, match="an answer is speech, and this policy writes text"):
+        PromptedAnswers.of(sample, clips, [[AudioPart(path="spoken.wav")]])
 
 
 def test_only_the_thinker_of_a_whole_omni_is_loaded(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from audiollm.audio import Waveform
-from audiollm.models.processor_inputs import Turn, processor_inputs
+from audiollm.models.audio_llms.inputs import Turn, processor_inputs
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import TrainedPart
 from audiollm.rl.policy.encoding import EncodedAnswer
