@@ -120,7 +120,7 @@ def processor_inputs(
     rate = sampling_rate(processor)
     content = _mistral_content if writes_mistral_turns(processor) else _content
     messages = [{"role": role, "content": [content(part, rate) for part in parts]} for role, parts in turns]
-    with _refusals():
+    with _refusals(), torch.autocast("cpu", enabled=False):  # of a training: features are made in float32
         made = processor.apply_chat_template(
             messages,
             add_generation_prompt=generation_prompt,

@@ -137,7 +137,8 @@ class TransformersPolicy:
             reference_TV = self._reference_logits(root, batch)
             plain = TokenRequest(temperature=request.temperature)
             reference_T = token_figures(reference_TV, batch.target_T, plain).logprob_T
-        figures = root(batch, request, reference_TV=reference_TV if request.kl else None, draw_T=draw_T)
+            reference_TV = reference_TV if request.kl else None  # not kept through the policy's pass
+        figures = root(batch, request, reference_TV=reference_TV, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
         return AnswerLogprobs(
             figures.logprob_T,

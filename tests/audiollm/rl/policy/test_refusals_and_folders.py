@@ -136,6 +136,8 @@ def test_only_the_thinker_of_a_whole_omni_is_loaded(tmp_path: Path) -> None:
     )
     for name, value in again.root.model.state_dict().items():
         assert torch.equal(value, policy.root.model.state_dict()[name])
+    said = PretrainedChat(tmp_path / "omni", 4).ask(["what?", sound(1.0)])
+    assert said == PretrainedChat(tmp_path / "saved/model", 4).ask(["what?", sound(1.0)])
     del processor
 
 

@@ -375,3 +375,16 @@ def test_checkpointed_activations_change_nothing(folder: Path, trained: TrainedP
     torch.testing.assert_close(checkpointed_T, plain_T, rtol=0, atol=0)
     for one, other in zip(plain, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision(folder: Path) -> None:
+    """bfloat16 weights, and float32 weights whose products are taken in bfloat16; figures are float32."""
+    expected = logprobs(load(folder, dtype=torch.float32), prompts(folder)).policy_T.detach()
+    half = logprobs(load(folder, dtype=torch.bfloat16), prompts(folder))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = logprobs(load(folder, dtype=torch.float32), prompts(folder))
+    for found in (half, mixed):
+        assert found.policy_T.dtype == torch.float32 and found.reference_T is not None
+        torch.testing.assert_close(found.policy_T.detach(), found.reference_T, rtol=0, atol=0)
+        assert 0 < (found.policy_T.detach() - expected).abs().max() < 0.5
+        found.policy_T.sum().backward()
