@@ -22,7 +22,7 @@ from audiollm.rl.policy.scorer import AnswerScorer
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.train.options import LoRASettings
-from tests.audiollm.models.tiny_audio_llms import save_tiny, tiny, voxtral
+from tests.audiollm.models.tiny_audio_llms import save_processor, save_tiny, tiny, voxtral
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +225,32 @@ def test_features_of_other_lengths_are_padded() -> None:
     assert joined.shape == (3, 2, 6) and float(joined[0, :, 4:].sum()) == 0 and float(joined.sum()) == 32
     with pytest.raises(ValueError, match="at least one"):
         pad_answers([], 0)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_trained_beside_an_adapter_are_saved_with_it(tmp_path: Path, tied: bool) -> None:
+    """Also where the output head is the table of embeddings."""
+    model, processor = tiny("qwen2_5_omni_thinker")
+    if tied:
+        model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
+        model = type(model)(model.config)
+    model.save_pretrained(tmp_path / "llm")
+    save_processor(processor, tmp_path / "llm")
+    beside = LoRASettings(rank=2, trained_beside=("audio_tower.proj",))
+    policy = TransformersPolicy.load(tmp_path / "llm", "adapter", beside, torch.float64)
+    trained = [(name, p) for name, p in policy.root.named_parameters() if p.requires_grad]
+    assert any("audio_tower.proj.modules_to_save" in name for name, _ in trained)
+    batch = policy.batch(policy.encode(heard("what?", sound(1.0), answers=("yes", "no"))))
+    base = policy.answer_logprobs(policy.root, batch, TokenRequest())
+    assert base.reference_T is not None and torch.equal(base.policy_T.detach(), base.reference_T)
+    with torch.no_grad():
+        for _, parameter in trained:
+            parameter.add_(0.1 * torch.randn(parameter.shape, dtype=parameter.dtype))
+    found = policy.answer_logprobs(policy.root, batch, TokenRequest())
+    assert found.reference_T is not None and torch.equal(found.reference_T, base.reference_T)
+    policy.save(tmp_path / "saved")
+    again = TransformersPolicy.load(tmp_path / "saved", dtype=torch.float64, needs_reference=False)
+    loaded_T = again.answer_logprobs(again.root, batch, TokenRequest(reference=False)).policy_T
+    torch.testing.assert_close(loaded_T, found.policy_T, rtol=0, atol=1e-9)
+    weights = again.root.model
+    assert (weights.get_output_embeddings().weight is weights.get_input_embeddings().weight) == tied
