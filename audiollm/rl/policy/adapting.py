@@ -25,19 +25,27 @@ def adapt_model(model: nn.Module, trained: TrainedPart, lora: LoRASettings | Non
         The model; with `adapter`, the `PeftModel` around it.
 
     Raises:
-        ConfigError: a pattern that fits no parameter, or an adapter for layers that the model lacks.
+        ConfigError: another word than `all` and `adapter`, a pattern that fits no parameter, or an adapter for layers
+            that the model lacks.
     """
     if trained == "adapter":
         return _with_adapter(model, lora or LoRASettings())
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in [] if isinstance(trained, str) else trained:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    if isinstance(trained, str) and trained != "all":
+        raise ConfigError(
+            f"trained: {trained!r}", "", f"{suggestion(trained, ['all', 'adapter'])} Or list patterns"
+        )
+    patterns = ("*",) if trained == "all" else tuple(trained)
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
             raise ConfigError(
-                f"trained: no parameter is named like {pattern!r}", "", suggestion(pattern.strip("*"), names)
+                f"trained: no parameter is named like {pattern!r}", "", suggestion(pattern.strip("*"), named)
             )
-    for name, parameter in model.named_parameters():
-        chosen = parameter.requires_grad if trained == "all" else _fits(name, trained)
-        parameter.requires_grad_(chosen and not _fits(name, UNREACHED))
+    for name, parameter in named.items():
+        kept = (
+            trained == "all" and not parameter.requires_grad
+        )  # constants of the model: positions of encoders
+        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, UNREACHED))
     return model
 
 
@@ -89,5 +97,5 @@ def _outside_answers(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", UNREACHED)]
 
 
-def _fits(name: str, patterns: str | Sequence[str]) -> bool:
+def _fits(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -89,9 +89,8 @@ class AnswerScorer(nn.Module):
             )
         return logits_1TV[0]
 
-    def _head(self) -> nn.Module | None:
-        head: nn.Module | None = self.model.get_output_embeddings()
-        return head
+    def _head(self) -> Any:
+        return self.model.get_output_embeddings()
 
 
 def _layers_without_dropout(model: nn.Module) -> list[nn.Module]:
@@ -107,11 +106,8 @@ def _layers_without_dropout(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _head_rows(head: nn.Module | None, row_T: Tensor) -> Iterator[None]:
+def _head_rows(head: nn.Module, row_T: Tensor) -> Iterator[None]:
     """Within, the output head sees `[1, T, D]`: the hidden states at `row_T` of the flattened `[A * L]`."""
-    if head is None:
-        yield
-        return
 
     def select(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden_ALD, *others = inputs

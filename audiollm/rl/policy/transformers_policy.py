@@ -107,6 +107,11 @@ class TransformersPolicy:
         return self._root
 
     @property
+    def processor(self) -> Any:
+        """The model's processor: feature extractor, tokenizer and chat template."""
+        return self._processor
+
+    @property
     def frozen(self) -> Mapping[str, nn.Module]:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}

@@ -174,6 +174,8 @@ def test_folders_and_settings_that_do_not_fit(folder: Path, tmp_path: Path) -> N
         TransformersPolicy.load(tmp_path)
     with pytest.raises(ConfigError, match=r"no parameter is named like '\*projektor\*'"):
         TransformersPolicy.load(folder, ["*projektor*"])
+    with pytest.raises(ConfigError, match="trained: 'adaptor'\n  did you mean 'adapter'"):
+        TransformersPolicy.load(folder, "adaptor")
     with pytest.raises(ConfigError, match="lora"):
         TransformersPolicy.load(folder, "adapter", LoRASettings(target_modules=("wq",)))
     model, processor = save_tiny("audio_flamingo3", tmp_path / "other")

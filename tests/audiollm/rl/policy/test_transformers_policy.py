@@ -112,7 +112,7 @@ def test_log_probabilities_are_those_of_transformers(
     for prompted in prompts(folder):
         for text in prompted.answers:
             with torch.no_grad():
-                own_T = own_logprobs(policy.root.model, policy._processor, prompted, text)
+                own_T = own_logprobs(policy.root.model, policy.processor, prompted, text)
             mine_T = found.policy_T.detach()[found.answer_T == answer]
             torch.testing.assert_close(mine_T, own_T, rtol=tolerance, atol=tolerance)
             answer += 1
@@ -144,7 +144,7 @@ def test_tokens_are_those_of_the_whole_conversation(folder: Path) -> None:
     policy = load(folder, needs_reference=False)
     for prompted in prompts(folder):
         for text, encoded in zip(prompted.answers, policy.encode(prompted), strict=True):
-            whole = processor_inputs(policy._processor, [*prompted.prompt, ("assistant", [text])], False)
+            whole = processor_inputs(policy.processor, [*prompted.prompt, ("assistant", [text])], False)
             assert {*encoded.tokens, *encoded.features} == set(whole)
             for key, value in whole.items():
                 if key in encoded.tokens:
@@ -187,7 +187,7 @@ def test_gradients_are_those_of_single_samples_and_reach_what_hears(folder: Path
     model.zero_grad()
     answers = [(prompted, text) for prompted in prompts(folder) for text in prompted.answers]
     for weight, (prompted, text) in zip(weights_A, answers, strict=True):
-        (weight * own_logprobs(model, policy._processor, prompted, text).sum()).backward()
+        (weight * own_logprobs(model, policy.processor, prompted, text).sum()).backward()
     for name, parameter in model.named_parameters():
         if name in gradients:
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-9)
@@ -244,7 +244,7 @@ def test_a_saved_policy_loads_with_the_classes_of_transformers(
     answers = [(prompted, text) for prompted in prompts(folder) for text in prompted.answers]
     for number, (prompted, text) in enumerate(answers):
         with torch.no_grad():
-            own_T = own_logprobs(loaded.eval(), policy._processor, prompted, text)
+            own_T = own_logprobs(loaded.eval(), policy.processor, prompted, text)
         mine_T = expected.policy_T.detach()[expected.answer_T == number]
         torch.testing.assert_close(own_T, mine_T, rtol=0, atol=1e-9)
     again = load(tmp_path)
@@ -257,7 +257,7 @@ def test_a_saved_policy_loads_with_the_classes_of_transformers(
         fresh = load(folder, needs_reference=False).root.model
         worn: Any = PeftModel.from_pretrained(fresh, str(tmp_path / "adapter")).eval()
         with torch.no_grad():
-            own_T = own_logprobs(worn, policy._processor, *answers[0])
+            own_T = own_logprobs(worn, policy.processor, *answers[0])
         torch.testing.assert_close(
             own_T, expected.policy_T.detach()[expected.answer_T == 0], rtol=0, atol=1e-9
         )
@@ -266,7 +266,7 @@ def test_a_saved_policy_loads_with_the_classes_of_transformers(
 def test_answers_are_scored_as_they_are_generated(folder: Path) -> None:
     """What `generate` writes with a cache is encoded to the same tokens, with the same log-probabilities."""
     policy = load(folder, needs_reference=False)
-    model, processor = policy.root.model, policy._processor
+    model, processor = policy.root.model, policy.processor
     letters = {processor.tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefgh"}
     others = [id for id in range(len(processor.tokenizer)) if id not in letters]
     for prompted in prompts(folder):
@@ -292,7 +292,7 @@ def test_every_input_of_the_processor_reaches_every_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = load(folder)
-    made = processor_inputs(policy._processor, prompts(folder)[0].prompt, True)
+    made = processor_inputs(policy.processor, prompts(folder)[0].prompt, True)
     reference = policy.frozen["reference"]
     passes: list[tuple[Any, set[str]]] = []
 
@@ -313,7 +313,7 @@ def test_a_batch_without_recordings_gives_the_encoder_a_gradient_of_zero(folder:
     found = policy.answer_logprobs(policy.root, batch, TokenRequest())
     assert found.num_answers == 2 and len(batch.inputs["input_ids"]) == 3
     for number, text in enumerate(prompted.answers):
-        own_T = own_logprobs(policy.root.model, policy._processor, prompted, text)
+        own_T = own_logprobs(policy.root.model, policy.processor, prompted, text)
         torch.testing.assert_close(found.policy_T[found.answer_T == number], own_T, rtol=0, atol=1e-9)
     found.policy_T.sum().backward()
     for name, parameter in policy.root.named_parameters():
