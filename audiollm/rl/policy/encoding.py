@@ -27,6 +27,7 @@ from audiollm.models.audio_llms.inputs import (
     writes_mistral_turns,
 )
 from audiollm.rl.policy.protocol import PromptedAnswers
+from audiollm.rl.policy.shared_recordings import SharedRecordings, shared_recordings
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class PaddedAnswers:
     answer_T: Tensor
     """int64: the answer of each token, as the answers were given."""
     num_answers: int
+    shared: SharedRecordings
+    """Rows that have the recordings of another one."""
 
     def to(self, device: torch.device) -> PaddedAnswers:
         """Return the batch on a device."""
@@ -69,6 +72,7 @@ class PaddedAnswers:
             self.target_T.to(device),
             self.answer_T.to(device),
             self.num_answers,
+            self.shared,
         )
 
 
@@ -132,7 +136,14 @@ def pad_answers(
         rows.append(torch.arange(first - 1, answer.num_tokens - 1) + number * longest)
         targets.append(answer.tokens["input_ids"][first:])
         answers.append(torch.full((answer.num_answer_tokens,), number))
-    return PaddedAnswers(inputs, torch.cat(rows), torch.cat(targets), torch.cat(answers), len(encoded))
+    return PaddedAnswers(
+        inputs,
+        torch.cat(rows),
+        torch.cat(targets),
+        torch.cat(answers),
+        len(encoded),
+        shared_recordings([answer.features for answer in padded]),
+    )
 
 
 def batches_by_length(groups: Sequence[Sequence[EncodedAnswer]], max_tokens: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
 from audiollm.rl.policy.encoding import PaddedAnswers
+from audiollm.rl.policy.shared_recordings import encoded_once
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
 
 
@@ -81,7 +82,8 @@ class AnswerScorer(nn.Module):
             key: value.to(dtype) if value.is_floating_point() else value
             for key, value in batch.inputs.items()
         }
-        with _head_rows(self._head(), batch.row_T):
+        once = encoded_once(self.model, batch.shared, batch.inputs["input_ids"])
+        with once, _head_rows(self._head(), batch.row_T):
             logits_1TV: Tensor = self.model(**inputs, use_cache=False).logits
         if logits_1TV.shape[:2] != (1, len(batch.row_T)):
             raise RuntimeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,3 +389,30 @@ def test_half_precision(folder: Path) -> None:
         torch.testing.assert_close(found.policy_T.detach(), found.reference_T, rtol=0, atol=0)
         assert 0 < (found.policy_T.detach() - expected).abs().max() < 0.5
         found.policy_T.sum().backward()
+
+
+def test_recordings_that_answers_share_are_encoded_once(folder: Path) -> None:
+    """Half the work of the encoder for pairs, and the values and gradients of encoding them for each answer."""
+    results = []
+    for shared in (True, False):
+        policy = load(folder, needs_reference=False)
+        encoded = encode(policy, prompts(folder))
+        if not shared:
+            encoded = [replace(answer, features=dict(answer.features)) for answer in encoded]
+        order = [2, 0, 4, 1, 3, 5]
+        work: list[int] = []
+        tower = next(part for name, part in policy.root.named_modules() if name.endswith("audio_tower"))
+        attention = next(part for name, part in tower.named_modules() if name.endswith("layers.0"))
+        attention.register_forward_pre_hook(
+            lambda _, given, work=work: work.append(given[0].shape[:-1].numel())
+        )
+        batch = policy.batch([encoded[n] for n in order])
+        found = policy.answer_logprobs(policy.root, batch, TokenRequest(reference=False)).policy_T
+        (found * found.detach().sin()).sum().backward()
+        gradients = [p.grad for p in policy.root.parameters() if p.requires_grad]
+        results.append((found.detach(), gradients, work[0]))
+    (once_T, once, work), (twice_T, twice, more) = results
+    assert more == 2 * work
+    torch.testing.assert_close(once_T, twice_T, rtol=0, atol=1e-11)
+    for one, other in zip(once, twice, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
