@@ -11,6 +11,7 @@ import pytest
 
 LOADERS = {
     "chat": "from audiollm.evaluate.subjects.chat import PretrainedChat; PretrainedChat(folder, 9)",
+    "policy": "from audiollm.rl.policy.transformers_policy import TransformersPolicy as P; P.load(folder)",
     "recognizer": "from audiollm.evaluate.judges.pretrained import PretrainedRecognizer as R; R(folder)",
     "speaker judge": "from audiollm.evaluate.judges.pretrained import PretrainedSpeakerJudge as J; J(folder)",
     "emotion judge": "from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge as J; J(folder)",

@@ -11,21 +11,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from audiollm.audio import Waveform, encode_bytes, resample
-from audiollm.data.records.sample import Message, TextPart
+from audiollm.audio import Waveform, encode_bytes
+from audiollm.data.records.sample import Message
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer
-from audiollm.files.json_files import OFFLINE
+from audiollm.models.audio_llms.inputs import InputsError, Parts, Turn, processor_inputs, turns_of
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
-
-
-Parts = Sequence[str | Waveform]
-Turn = tuple[str, Parts]
-"""A role (system, user, assistant), and its texts and recordings."""
 
 
 class ChatError(Exception):
@@ -66,12 +62,7 @@ class ChatAnswerer:
         return self.chat.ask([audio, question])
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
-        return self.chat.go_on(
-            [
-                (m.role, [part.text if isinstance(part, TextPart) else audio for part in m.content])
-                for m in messages
-            ]
-        )
+        return self.chat.go_on(turns_of(messages, [audio]))
 
 
 @dataclass(frozen=True)
@@ -178,52 +169,28 @@ class PretrainedChat:
     """
 
     def __init__(self, folder: Path, max_tokens: int) -> None:
-        from transformers import AutoModelForMultimodalLM, AutoProcessor
-
         from audiollm.devices import default_device
+        from audiollm.models.audio_llms.loading import load_audio_llm
 
         self.name, self._max_tokens = folder.name, max_tokens
-        try:
-            if not folder.is_dir():  # else the name would be looked up on the hub
-                raise OSError("no such folder")
-            self._processor = AutoProcessor.from_pretrained(str(folder), **OFFLINE)
-            self._model = AutoModelForMultimodalLM.from_pretrained(
-                str(folder),
-                **OFFLINE,
-                use_safetensors=True,
-                dtype="auto",
-            )
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"no audio LLM loads from {folder}: {said}",
-                str(folder),
-                "give a folder that transformers' from_pretrained reads, with safetensors weights",
-            ) from error
-        self._model = self._model.eval().to(default_device())
-        self._rate = int(self._processor.feature_extractor.sampling_rate)
+        model, self._processor = load_audio_llm(folder)
+        self._model: Any = model.to(default_device())
 
     def ask(self, parts: Parts) -> str:
         return self.go_on([("user", parts)])
 
     @torch.inference_mode()
     def go_on(self, turns: Sequence[Turn]) -> str:
-        messages = [
-            {"role": role, "content": [self._content(part) for part in parts]} for role, parts in turns
-        ]
         try:
-            inputs = self._processor.apply_chat_template(
-                messages,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-            ).to(self._model.device)
-            inputs = {
-                key: value.to(self._model.dtype) if torch.is_floating_point(value) else value
-                for key, value in inputs.items()
-            }
-            made = self._model.generate(**inputs, max_new_tokens=self._max_tokens, do_sample=False)
+            inputs = processor_inputs(self._processor, turns, generation_prompt=True)
+        except InputsError as error:
+            raise ChatError(f"{self.name}: {error}") from error
+        try:
+            made = self._model.generate(
+                **{key: self._moved(value) for key, value in inputs.items()},
+                max_new_tokens=self._max_tokens,
+                do_sample=False,
+            )
         except Exception as error:
             said = " ".join(str(error).split())[:200]
             raise ChatError(f"{self.name} failed: {type(error).__name__}: {said}") from error
@@ -231,8 +198,6 @@ class PretrainedChat:
         text: str = self._processor.tokenizer.decode(new, skip_special_tokens=True)
         return text.strip()
 
-    def _content(self, part: str | Waveform) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"type": "text", "text": part}
-        mono_1N = resample(part.samples_CN.mean(dim=0, keepdim=True), part.sample_rate, self._rate)
-        return {"type": "audio", "audio": mono_1N[0].numpy()}
+    def _moved(self, value: Tensor) -> Tensor:
+        moved = value.to(self._model.device)
+        return moved.to(self._model.dtype) if torch.is_floating_point(moved) else moved

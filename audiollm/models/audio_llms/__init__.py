@@ -1,0 +1,1 @@
+"""Audio LLMs of transformers: loaded from local folders, and the inputs that their processors make."""

@@ -1,0 +1,126 @@
+"""Audio LLMs of transformers in a local folder: the model that answers in words, and its processor.
+
+From the folder of a whole Qwen-Omni only the `thinker` is loaded: the talker and its vocoder take no part in text
+answers. Nothing is downloaded, nothing of the folder is run, and only safetensors are opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from audiollm.errors import ConfigError
+from audiollm.files.json_files import OFFLINE, read_json_file
+from audiollm.models.pretrained import REMEDY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class AudioLLM(NamedTuple):
+    """A model of transformers and what makes its inputs."""
+
+    model: PreTrainedModel
+    processor: Any
+    """A `ProcessorMixin`: feature extractor, tokenizer and chat template."""
+
+
+def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
+    """Load an audio LLM (Qwen2-Audio, Qwen-Omni, Audio Flamingo 3, Voxtral, ...) in eval mode, on the CPU.
+
+    Args:
+        dtype: of the weights; None: as they are stored.
+
+    Raises:
+        ConfigError: the folder holds no such model, holds pickled weights only, or lacks some of its weights.
+    """
+    from transformers import AutoConfig
+
+    try:
+        if not folder.is_dir():  # else the name would be looked up on the hub
+            raise OSError("no such folder")
+        processor = _load_processor(folder)
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        model, loading = _model_class(config).from_pretrained(
+            str(folder),
+            **OFFLINE,
+            use_safetensors=True,
+            dtype="auto" if dtype is None else dtype,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"no audio LLM loads from {folder}: {said}",
+            str(folder),
+            "give a folder that transformers' from_pretrained reads, with safetensors weights",
+        ) from error
+    if missing := sorted(loading["missing_keys"]):
+        raise ConfigError(
+            f"{len(missing)} weights are missing ({', '.join(missing[:3])})", str(folder), REMEDY
+        )
+    return AudioLLM(model.eval(), processor)
+
+
+def _load_processor(folder: Path) -> Any:
+    """Load the processor; without torchvision, one that takes text and sound alone.
+
+    Raises:
+        ImportError: another package is missing (`mistral-common` for Voxtral); the message names it.
+    """
+    import transformers
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(str(folder), **OFFLINE)
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            kind = getattr(
+                transformers, str(read_json_file(folder / name, dict).get("processor_class")), None
+            )
+            if kind is not None:
+                return without_vision(kind).from_pretrained(str(folder), **OFFLINE)
+    raise ImportError("the processor needs torchvision: pip install torchvision")
+
+
+def without_vision(kind: Any) -> Any:
+    """Return a subclass of a processor without its parts for images and videos, which need torchvision."""
+    from transformers import ProcessorMixin
+
+    class AudioProcessor(kind):
+        def __init__(self, feature_extractor: Any, tokenizer: Any, chat_template: str | None = None) -> None:
+            ProcessorMixin.__init__(self, feature_extractor, tokenizer, chat_template=chat_template)
+            for sort in ("image", "audio", "video"):
+                for name in (f"{sort}_token", f"{sort}_token_id"):
+                    setattr(self, name, getattr(tokenizer, name, None))
+            for name in ("vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token"):
+                setattr(self, name, getattr(tokenizer, name, None))
+
+    AudioProcessor.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
+    return AudioProcessor
+
+
+def _model_class(config: Any) -> Any:
+    """Return the class of the part that answers in words.
+
+    Raises:
+        ValueError: transformers knows no such class.
+    """
+    import transformers
+    from transformers import AutoModelForMultimodalLM
+
+    thinker = getattr(config, "thinker_config", None)
+    mapping = AutoModelForMultimodalLM._model_mapping
+    config_type = type(thinker if thinker is not None else config)
+    if config_type in mapping:
+        return mapping[config_type]
+    for name in config.architectures or ():  # Audio Flamingo 3 is in no mapping of models that generate text
+        found = getattr(transformers, name, None)
+        if found is not None and callable(getattr(found, "generate", None)):
+            return found
+    raise ValueError(f"model_type {config.model_type!r} is no audio LLM that transformers knows")

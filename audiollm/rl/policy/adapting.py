@@ -1,0 +1,101 @@
+"""What of a transformers model is trained: all of it, parameters by name, or an adapter (LoRA, through PEFT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from audiollm.errors import ConfigError, suggestion
+from audiollm.train.options import LoRASettings
+
+TrainedPart = Literal["all", "adapter"] | Sequence[str]
+"""All parameters, an adapter alone, or the parameters whose names fit one of these patterns (`*`, `?`)."""
+UNREACHED = ("*visual.*", "*vision_tower.*", "*audio_bos_eos_token.*")
+"""Parameters that text answers about recordings never reach: towers for images, and a table of Qwen2.5-Omni's encoder
+that its forward pass does not read."""
+
+
+def adapt_model(model: nn.Module, trained: TrainedPart, lora: LoRASettings | None = None) -> nn.Module:
+    """Leave trainable what is asked for, without the parameters in `UNREACHED`, and freeze the rest.
+
+    Returns:
+        The model; with `adapter`, the `PeftModel` around it.
+
+    Raises:
+        ConfigError: another word than `all` and `adapter`, a pattern that fits no parameter, or an adapter for layers
+            that the model lacks.
+    """
+    if trained == "adapter":
+        return _with_adapter(model, lora or LoRASettings())
+    if isinstance(trained, str) and trained != "all":
+        raise ConfigError(
+            f"trained: {trained!r}", "", f"{suggestion(trained, ['all', 'adapter'])} Or list patterns"
+        )
+    patterns = ("*",) if trained == "all" else tuple(trained)
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ConfigError(
+                f"trained: no parameter is named like {pattern!r}", "", suggestion(pattern.strip("*"), named)
+            )
+    for name, parameter in named.items():
+        kept = (
+            trained == "all" and not parameter.requires_grad
+        )  # constants of the model: positions of encoders
+        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, UNREACHED))
+    return model
+
+
+def merged_weights(model: Any) -> dict[str, Tensor]:
+    """Return the weights of a `PeftModel` with the adapter added, by the names of the model without one.
+
+    The model itself stays as it is: taking an adapter out again would leave rounding errors in its weights.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model()
+    deltas = {
+        f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]
+        for name, module in base.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    weights: dict[str, Tensor] = {}
+    for key, value in base.state_dict().items():
+        if ".lora_" in key or ".original_module." in key:
+            continue
+        name = key.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+        delta = deltas.get(name)
+        weights[name] = value if delta is None else value + delta.to(value.dtype)
+    return weights
+
+
+def _with_adapter(model: nn.Module, settings: LoRASettings) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=list(settings.target_modules),
+        modules_to_save=list(settings.trained_beside) or None,
+        exclude_modules=list(_outside_answers(model)) or None,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"lora: {said}", "", "name linear layers of the model in lora.target_modules"
+        ) from error
+
+
+def _outside_answers(model: nn.Module) -> list[str]:
+    """Return the names of the modules whose parameters are in `UNREACHED`."""
+    return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", UNREACHED)]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

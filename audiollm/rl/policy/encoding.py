@@ -1,0 +1,247 @@
+"""Answers as tokens behind their prompts, and padded batches of them, for models of transformers.
+
+The tokens of prompt and answer are exactly those that the model reads and would write: the chat template's prompt with
+the header of the assistant's turn, the answer, and the token that ends the turn.
+
+Shapes: A answers, L tokens of the longest, T answer tokens of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from audiollm.audio import Waveform
+from audiollm.errors import BadSample
+from audiollm.models.audio_llms.inputs import (
+    InputsError,
+    Turn,
+    processor_inputs,
+    sampling_rate,
+    template_text,
+    writes_mistral_turns,
+)
+from audiollm.rl.policy.protocol import PromptedAnswers
+from audiollm.rl.policy.shared_recordings import SharedRecordings, shared_recordings
+
+
+@dataclass(frozen=True)
+class EncodedAnswer:
+    """One answer behind its prompt."""
+
+    tokens: Mapping[str, Tensor]
+    """`[tokens]` each, by the processor's keys: `input_ids`, `attention_mask`, ..."""
+    features: Mapping[str, Tensor]
+    """What the processor makes of the recordings, by its keys; the first dimension goes over recordings or windows.
+    The answers to one prompt share the tensors."""
+    num_answer_tokens: int
+    """Tokens at the end of `tokens` that are the answer's, with the end of the turn."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens["input_ids"])
+
+
+@dataclass(frozen=True)
+class PaddedAnswers:
+    """A batch of answers, padded behind: positions are those of a single sample."""
+
+    inputs: Mapping[str, Tensor]
+    """Every key of the processor; tokens are `[A, L]` (and a row for silence, if any), features go over the recordings
+    of all answers in order."""
+    row_T: Tensor
+    """int64: the place, in the flattened `[A * L]`, whose logits predict each answer token."""
+    target_T: Tensor
+    """int64: the answer tokens, answer after answer."""
+    answer_T: Tensor
+    """int64: the answer of each token, as the answers were given."""
+    num_answers: int
+    shared: SharedRecordings
+    """Rows that have the recordings of another one."""
+
+    def to(self, device: torch.device) -> PaddedAnswers:
+        """Return the batch on a device."""
+        return PaddedAnswers(
+            {key: value.to(device, non_blocking=True) for key, value in self.inputs.items()},
+            self.row_T.to(device),
+            self.target_T.to(device),
+            self.answer_T.to(device),
+            self.num_answers,
+            self.shared,
+        )
+
+
+def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnswers) -> list[EncodedAnswer]:
+    """Encode the answers to a prompt; its recordings are resampled and analysed once.
+
+    Args:
+        ends: ids of the tokens at which the model stops to generate.
+
+    Raises:
+        BadSample: a recording or text that the model cannot take, no answers, an empty answer, an answer that holds
+            an end of turn, or a chat template whose whole conversation does not begin with its prompt.
+    """
+    try:
+        if not prompted.answers:
+            raise InputsError("there is no answer", "no answer")
+        prompt = _split(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
+        return [
+            _with_answer(prompt, _answer_ids(processor, ends, prompted.prompt, answer))
+            for answer in prompted.answers
+        ]
+    except InputsError as error:
+        raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
+
+
+def encode_silence(processor: Any) -> EncodedAnswer:
+    """Encode a second of silence without an answer: see `filler` of `pad_answers`."""
+    rate = sampling_rate(processor)
+    inputs = processor_inputs(processor, [("user", [Waveform(torch.zeros(1, rate), rate)])], True)
+    return _split(inputs)
+
+
+def pad_answers(
+    encoded: Sequence[EncodedAnswer], pad_id: int, filler: EncodedAnswer | None = None
+) -> PaddedAnswers:
+    """Join answers in the order given; token keys are padded behind with 0, ids with `pad_id`.
+
+    Answers without recordings may stand beside answers with several. Features of other lengths (Qwen3-Omni pads to
+    the longest recording of a prompt) are padded with 0, which their masks leave out.
+
+    Args:
+        filler: a row without answer tokens that is added where no answer has a recording. The audio encoder then runs
+            on every rank and has a gradient, of exactly 0: DDP and FSDP2 wait for ranks whose encoder does not run.
+
+    Raises:
+        ValueError: no answers.
+    """
+    if not encoded:
+        raise ValueError("a batch needs at least one answer")
+    silent = filler is not None and not any(answer.features for answer in encoded)
+    padded = [*encoded, filler] if filler is not None and silent else encoded
+    longest = max(answer.num_tokens for answer in padded)
+    inputs = {
+        key: _pad_tokens([a.tokens[key] for a in padded], longest, key, pad_id) for key in encoded[0].tokens
+    }
+    for key in dict.fromkeys(key for answer in padded for key in answer.features):
+        inputs[key] = _join_features([answer.features[key] for answer in padded if key in answer.features])
+    rows, targets, answers = [], [], []
+    for number, answer in enumerate(encoded):
+        first = answer.num_tokens - answer.num_answer_tokens
+        rows.append(torch.arange(first - 1, answer.num_tokens - 1) + number * longest)
+        targets.append(answer.tokens["input_ids"][first:])
+        answers.append(torch.full((answer.num_answer_tokens,), number))
+    return PaddedAnswers(
+        inputs,
+        torch.cat(rows),
+        torch.cat(targets),
+        torch.cat(answers),
+        len(encoded),
+        shared_recordings([answer.features for answer in padded]),
+    )
+
+
+def batches_by_length(groups: Sequence[Sequence[EncodedAnswer]], max_tokens: int) -> list[list[int]]:
+    """Plan batches of whole groups (a pair, a list), sorted by length, so that little is padded.
+
+    Args:
+        groups: answers that stay in one batch.
+        max_tokens: padded tokens per batch (answers times the longest); a larger group has a batch of its own.
+
+    Returns:
+        Numbers of the groups of each batch, longest groups first; each group is in one batch.
+    """
+    lengths = [max(answer.num_tokens for answer in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda number: -lengths[number])
+    batches: list[list[int]] = []
+    longest = answers = 0
+    for number in order:
+        answers += len(groups[number])
+        if not batches or answers * longest > max_tokens:
+            batches.append([])
+            longest, answers = lengths[number], len(groups[number])
+        batches[-1].append(number)
+    return batches
+
+
+def _with_answer(prompt: EncodedAnswer, answer_ids: Sequence[int]) -> EncodedAnswer:
+    """Put an answer's tokens behind a prompt: attended to, and of the kind 0 (text) in all other keys per token."""
+    answer_L = torch.tensor(answer_ids)
+    behind = {"input_ids": answer_L, "attention_mask": torch.ones_like(answer_L)}
+    return EncodedAnswer(
+        {
+            key: torch.cat([value, behind.get(key, torch.zeros_like(answer_L)).to(value.dtype)])
+            for key, value in prompt.tokens.items()
+        },
+        prompt.features,
+        len(answer_ids),
+    )
+
+
+def _answer_ids(processor: Any, ends: Collection[int], turns: Sequence[Turn], answer: str) -> list[int]:
+    """Return the tokens of an answer, as the model would write them, with the one that ends its turn."""
+    if not answer.strip():
+        raise InputsError("an answer is empty", "empty answer")
+    tokenizer = processor.tokenizer
+    if writes_mistral_turns(processor):
+        behind = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+    else:
+        behind = _behind_prompt(processor, turns, answer)
+    found = [place for place, id in enumerate(behind) if id in ends]
+    if not found:
+        raise InputsError(
+            f"the chat template ends the answer with none of the tokens {sorted(ends)} at which the model stops",
+            "no end of turn",
+        )
+    if len(found) > 1:
+        raise InputsError("an answer contains the token that ends a turn", "end of turn in answer")
+    if found[0] == 0:
+        raise InputsError("an answer has no tokens", "empty answer")
+    return behind[: found[0] + 1]
+
+
+def _behind_prompt(processor: Any, turns: Sequence[Turn], answer: str) -> list[int]:
+    """Return the tokens that the chat template writes behind the prompt; recordings stand as their placeholders."""
+    prompt = template_text(processor, turns, True)
+    whole = template_text(processor, [*turns, ("assistant", [answer])], False)
+    prompt_ids, ids = (
+        processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, whole)
+    )
+    if ids[: len(prompt_ids)] != prompt_ids:
+        raise InputsError(
+            "the chat template writes the prompt in another way once it is answered: the whole conversation does not "
+            "begin with the tokens that the model would answer to",
+            "prompt is no prefix",
+        )
+    return list(ids[len(prompt_ids) :])
+
+
+def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
+    """Part a prompt's inputs into those per token and the features of its recordings."""
+    per_token = [key for key, value in inputs.items() if value.shape == inputs["input_ids"].shape]
+    return EncodedAnswer(
+        {key: inputs[key][0] for key in per_token},
+        {key: value for key, value in inputs.items() if key not in per_token},
+        0,
+    )
+
+
+def _pad_tokens(values: Sequence[Tensor], longest: int, key: str, pad_id: int) -> Tensor:
+    fill = pad_id if key == "input_ids" else 0
+    return torch.stack([functional.pad(value, (0, longest - len(value)), value=fill) for value in values])
+
+
+def _join_features(values: Sequence[Tensor]) -> Tensor:
+    """Join along the first dimension, the others padded behind to their largest size."""
+    sizes = [max(value.shape[axis] for value in values) for axis in range(1, values[0].ndim)]
+    padded = []
+    for value in values:
+        missing = [size - have for size, have in zip(sizes, value.shape[1:], strict=True)]
+        padding = [amount for size in reversed(missing) for amount in (0, size)]
+        padded.append(functional.pad(value, padding) if any(missing) else value)
+    return torch.cat(padded)

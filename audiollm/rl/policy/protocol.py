@@ -1,0 +1,113 @@
+"""The protocol of policies: what a training on preferences asks of a model, whatever the model is.
+
+A policy turns prompts and answers into batches, and batches into `AnswerLogprobs`. The training owns the rest: which
+answers belong together, the objective, the loop and its strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from audiollm.audio import Waveform
+from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
+from audiollm.errors import BadSample
+from audiollm.models.audio_llms.inputs import Turn, turns_of
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.policy.token_figures import TokenRequest
+
+Prompted = TypeVar("Prompted", contravariant=True)
+Encoded = TypeVar("Encoded")
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class PromptedAnswers:
+    """A prompt, and the answers to it in text whose log-probabilities are asked for."""
+
+    id: str
+    """Of the sample, for errors."""
+    prompt: Sequence[Turn]
+    """All turns before the assistant's answer: roles, texts and recordings."""
+    answers: Sequence[str]
+    recordings: Sequence[str] = ()
+    """Names of the recordings in their order, for errors (paths)."""
+    place: str = ""
+    """Where the sample was read, for errors."""
+
+    @classmethod
+    def of(
+        cls,
+        sample: Sample,
+        recordings: Sequence[Waveform],
+        answers: Sequence[Sequence[Part]],
+        place: str = "",
+    ) -> PromptedAnswers:
+        """Make it of a conversation that is to be answered.
+
+        Args:
+            sample: the prompt.
+            recordings: those of its audio parts, in order.
+            answers: contents of the answers, in text.
+            place: where the sample was read.
+
+        Raises:
+            BadSample: an answer with sound.
+            ValueError: another number of recordings than of audio parts.
+        """
+        texts = []
+        for answer in answers:
+            if any(isinstance(part, AudioPart) for part in answer):
+                raise BadSample(
+                    place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
+                )
+            texts.append("".join(part.text for part in answer if isinstance(part, TextPart)))
+        names = [part.path for part in sample.audio_parts()]
+        return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place)
+
+
+class Policy(Protocol[Prompted, Encoded, Batch]):
+    """A model that is trained on answers.
+
+    `Prompted` is what it takes for a prompt with its answers: `PromptedAnswers` where answers are text.
+
+    `encode` and `batch` run on the CPU, in worker processes too. Dropout is off in every pass, and every input reaches
+    the pass of the policy and that of the reference alike.
+    """
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that a strategy wraps, and whose trainable parameters are trained."""
+
+    @property
+    def frozen(self) -> Mapping[str, nn.Module]:
+        """Models beside the root that are not trained, by name; the training places them on its device."""
+
+    def encode(self, prompted: Prompted) -> list[Encoded]:
+        """Return one encoded answer per answer, in order.
+
+        Raises:
+            BadSample: the prompt or an answer cannot be used; place, sample and reason are named.
+        """
+
+    def batch(self, encoded: Sequence[Encoded]) -> Batch:
+        """Join encoded answers; the answers of the batch are numbered as they are given here."""
+
+    def answer_logprobs(
+        self, root: nn.Module, batch: Batch, request: TokenRequest, draw_T: Tensor | None = None
+    ) -> AnswerLogprobs:
+        """Compute the log-probabilities of a batch's answers, with gradient to the root's parameters.
+
+        Args:
+            root: `self.root` as the strategy wrapped it.
+            batch: on the root's device.
+            request: which figures per token are computed.
+            draw_T: a random number per token (`length.answer_draws`), for SamPO and for `contrast_T`.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write the policy in the layout that its own classes load."""

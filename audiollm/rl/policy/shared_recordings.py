@@ -1,0 +1,115 @@
+"""Recordings that several answers share go through the audio encoder once.
+
+transformers' models take the recordings of every row of a batch. Within `encoded_once` the audio tower gets those of
+one row per prompt, and what it makes of them is repeated behind it, with its gradient summed.
+
+Shapes: G rows of the batch that have recordings, R rows of features (recordings or windows), F frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SharedRecordings:
+    """Which of the G rows with recordings have the same ones."""
+
+    source_G: tuple[int, ...]
+    """The first row, counted among the G, that has the same recordings."""
+    num_features_G: tuple[int, ...]
+    """Rows of features of each."""
+
+    @property
+    def firsts(self) -> list[int]:
+        """The rows whose recordings are encoded."""
+        return sorted(set(self.source_G))
+
+
+def shared_recordings(features: Sequence[Mapping[str, Tensor]]) -> SharedRecordings:
+    """Find the rows that share one mapping of features; rows without any are left out."""
+    heard = [row for row in features if row]
+    places = {id(row): place for place, row in reversed(list(enumerate(heard)))}
+    return SharedRecordings(
+        tuple(places[id(row)] for row in heard), tuple(len(next(iter(row.values()))) for row in heard)
+    )
+
+
+@contextmanager
+def encoded_once(model: Any, shared: SharedRecordings, input_ids_AL: Tensor) -> Iterator[None]:
+    """Let the model's audio tower see shared recordings once, within.
+
+    Nothing changes where none are shared, or where the model has no `audio_tower` of the two known kinds: one that
+    takes features `[R, mels, F]` (Qwen2-Audio, Audio Flamingo 3, Voxtral), or frames end to end with their lengths
+    (Qwen-Omni).
+    """
+    tower = next((part for name, part in model.named_modules() if name.endswith("audio_tower")), None)
+    tokens_A = (input_ids_AL == getattr(model.config, "audio_token_id", -1)).sum(1)
+    tokens_G = [int(count) for count in tokens_A if count > 0]
+    if tower is None or len(shared.firsts) == len(shared.source_G) or len(tokens_G) != len(shared.source_G):
+        yield
+        return
+    handles = _hook(tower, shared, tokens_G)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(tower: nn.Module, shared: SharedRecordings, tokens_G: Sequence[int]) -> list[Any]:
+    rows_U = _places(shared.num_features_G, shared.firsts)
+    total = sum(shared.num_features_G)
+    flat = False
+
+    def select(
+        _tower: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        nonlocal flat
+        lengths_R = given.get("feature_lens")
+        flat = lengths_R is not None
+        if lengths_R is None:
+            return tuple(map(pick, args)), {key: pick(value) for key, value in given.items()}
+        frames_G = [int(part.sum()) for part in lengths_R.split(list(shared.num_features_G))]
+        frames = _places(frames_G, shared.firsts)
+        picked = {key: pick(value) for key, value in given.items() if key != "input_features"}
+        if args:
+            return (args[0][:, frames], *args[1:]), picked
+        return args, {**picked, "input_features": given["input_features"][:, frames]}
+
+    def pick(value: Any) -> Any:
+        return value[rows_U] if isinstance(value, Tensor) and value.shape[:1] == (total,) else value
+
+    def repeat(_tower: nn.Module, _args: Any, made: Any) -> Any:
+        lengths_G = tokens_G if flat else shared.num_features_G
+        encoded = sum(lengths_G[first] for first in shared.firsts)
+        copies = _copies(lengths_G, shared)
+        for key, value in made.items():
+            if isinstance(value, Tensor) and len(value) == encoded:
+                made[key] = value[copies]
+        return made
+
+    return [
+        tower.register_forward_pre_hook(select, with_kwargs=True),
+        tower.register_forward_hook(repeat),
+    ]
+
+
+def _places(lengths_G: Sequence[int], chosen: Sequence[int]) -> Tensor:
+    """Return the places of the chosen segments, where segments of these lengths lie end to end."""
+    parts = torch.arange(sum(lengths_G)).split(list(lengths_G))
+    return torch.cat([parts[g] for g in chosen])
+
+
+def _copies(lengths_G: Sequence[int], shared: SharedRecordings) -> Tensor:
+    """Return, for each row's segment, its places among the segments that were encoded."""
+    firsts = shared.firsts
+    parts = torch.arange(sum(lengths_G[g] for g in firsts)).split([lengths_G[g] for g in firsts])
+    found = dict(zip(firsts, parts, strict=True))
+    return torch.cat([found[source] for source in shared.source_G])

@@ -1,0 +1,234 @@
+"""Policies from audio LLMs of transformers: Qwen2-Audio, Qwen-Omni thinkers, Audio Flamingo 3, Voxtral and their like.
+
+Shapes: T answer tokens, V entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.errors import ConfigError
+from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
+from audiollm.models.pretrained import model_folder
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.policy.adapting import TrainedPart, adapt_model, merged_weights
+from audiollm.rl.policy.encoding import (
+    EncodedAnswer,
+    PaddedAnswers,
+    encode_answers,
+    encode_silence,
+    pad_answers,
+)
+from audiollm.rl.policy.protocol import Policy, PromptedAnswers
+from audiollm.rl.policy.scorer import AnswerScorer
+from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
+from audiollm.train.options import LoRASettings
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+MODEL_FILES = ("config.json", "generation_config.json", "*.index.json", "adapter_config.json")
+"""Files of a model's folder that are written anew, and not copied with the processor's."""
+
+
+class TransformersPolicy:
+    """A `Policy` of an audio LLM of transformers; `load` makes one from a folder.
+
+    Batches are padded; `batches_by_length` plans them. With an adapter, the reference is the model with its adapter
+    off; otherwise it is a second, frozen model in `frozen`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        processor: Any,
+        root: AnswerScorer,
+        ends: frozenset[int],
+        reference: AnswerScorer | None = None,
+    ) -> None:
+        """Join loaded parts; `reference` is None where the root has an adapter, or no reference is needed."""
+        self._folder, self._processor, self._root = folder, processor, root
+        self._ends, self._reference = ends, reference
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        trained: TrainedPart = "all",
+        lora: LoRASettings | None = None,
+        dtype: torch.dtype = torch.float32,
+        reference: Path | None = None,
+        needs_reference: bool = True,
+    ) -> TransformersPolicy:
+        """Load the model that is trained, and its reference, on the CPU.
+
+        Args:
+            folder: config, processor and safetensors in Hugging Face layout, or the stage's folder around its `model`.
+                Of a whole Qwen-Omni, the thinker is loaded.
+            trained: `all`, `adapter` (LoRA), or patterns of parameter names.
+            dtype: of the weights of both models: float32, bfloat16 or float64.
+            reference: folder of another model to begin from; None: `folder`.
+            needs_reference: False where no objective reads a reference; none is loaded then.
+
+        Raises:
+            ConfigError: a folder that does not load, another reference beside an adapter, a reference with another
+                vocabulary, or `trained` and `lora` that do not fit the model.
+        """
+        folder = model_folder(folder)
+        reference = None if reference is None else model_folder(reference)
+        loaded = load_audio_llm(folder, dtype)
+        if trained == "adapter" and reference is not None and reference.resolve() != folder.resolve():
+            raise ConfigError(
+                "reference: with trained: adapter, the reference is the model without its adapter",
+                str(reference),
+                "leave reference out, or train all weights",
+            )
+        frozen = None
+        if needs_reference and trained != "adapter":
+            other = load_audio_llm(reference or folder, dtype)
+            _check_vocabulary(loaded, other, reference or folder)
+            other.model.requires_grad_(False)
+            frozen = AnswerScorer(other.model)
+        ends = _end_tokens(loaded, folder)
+        root = AnswerScorer(adapt_model(loaded.model, trained, lora))
+        return cls(folder, loaded.processor, root, ends, frozen)
+
+    @property
+    def root(self) -> AnswerScorer:
+        """The module that a strategy wraps."""
+        return self._root
+
+    @property
+    def processor(self) -> Any:
+        """The model's processor: feature extractor, tokenizer and chat template."""
+        return self._processor
+
+    @property
+    def frozen(self) -> Mapping[str, nn.Module]:
+        """The reference, where it is a model of its own."""
+        return {} if self._reference is None else {"reference": self._reference}
+
+    def encode(self, prompted: PromptedAnswers) -> list[EncodedAnswer]:
+        """See `encode_answers`."""
+        return encode_answers(self._processor, self._ends, prompted)
+
+    def batch(self, encoded: Sequence[EncodedAnswer]) -> PaddedAnswers:
+        """Pad answers; in a batch without recordings, a row of silence keeps the audio encoder in the step.
+
+        Raises:
+            ValueError: no answers.
+        """
+        pad_id = self._processor.tokenizer.pad_token_id
+        return pad_answers(encoded, min(self._ends) if pad_id is None else pad_id, self._silence)
+
+    def answer_logprobs(
+        self, root: nn.Module, batch: PaddedAnswers, request: TokenRequest, draw_T: Tensor | None = None
+    ) -> AnswerLogprobs:
+        """See `Policy.answer_logprobs`.
+
+        Raises:
+            ValueError: the request needs a reference, and none was loaded.
+        """
+        reference_T = reference_TV = None
+        if request.reference or request.kl:
+            reference_TV = self._reference_logits(root, batch)
+            plain = TokenRequest(temperature=request.temperature)
+            reference_T = token_figures(reference_TV, batch.target_T, plain).logprob_T
+            reference_TV = reference_TV if request.kl else None  # not kept through the policy's pass
+        figures = root(batch, request, reference_TV=reference_TV, draw_T=draw_T)
+        assert isinstance(figures, TokenFigures)
+        return AnswerLogprobs(
+            figures.logprob_T,
+            batch.answer_T,
+            batch.num_answers,
+            reference_T,
+            kl_T=figures.kl_T,
+            contrast_T=figures.contrast_T,
+            log_collision_T=figures.log_collision_T,
+            draw_T=draw_T,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the whole model with its processor to `folder/model`, and an adapter alone to `folder/adapter`.
+
+        The adapter is added into the weights of `folder/model`, which loads with transformers' own classes. The root
+        must hold its weights whole: after a run on several ranks, load them into a policy made anew.
+        """
+        target, model = folder / "model", self._root.model
+        target.mkdir(parents=True, exist_ok=True)
+        if self._has_adapter:
+            _save_adapter(model, folder / "adapter")
+            model.get_base_model().save_pretrained(str(target), state_dict=merged_weights(model))
+        else:
+            model.save_pretrained(str(target))
+        _copy_processor(self._folder, target)
+
+    @cached_property
+    def _silence(self) -> EncodedAnswer:
+        return encode_silence(self._processor)
+
+    @property
+    def _has_adapter(self) -> bool:
+        return hasattr(self._root.model, "disable_adapter")
+
+    @torch.no_grad()
+    def _reference_logits(self, root: nn.Module, batch: PaddedAnswers) -> Tensor:
+        if self._reference is not None:
+            logits_TV = self._reference(batch, None)
+        elif self._has_adapter:
+            logits_TV = root(batch, None, adapter=False)
+        else:
+            raise ValueError("the policy was loaded without a reference (needs_reference=False)")
+        assert isinstance(logits_TV, Tensor)
+        return logits_TV
+
+
+def _end_tokens(loaded: AudioLLM, folder: Path) -> frozenset[int]:
+    """Return the ids at which `generate` stops, and the tokenizer's end of a sequence.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    told = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ids = told if isinstance(told, list | tuple) else [told]
+    ends = frozenset(int(id) for id in (*ids, loaded.processor.tokenizer.eos_token_id) if id is not None)
+    if not ends:
+        raise ConfigError(
+            "neither generation_config.json nor the tokenizer names a token that ends an answer",
+            str(folder),
+            "set eos_token_id in generation_config.json",
+        )
+    return ends
+
+
+def _check_vocabulary(policy: AudioLLM, reference: AudioLLM, folder: Path) -> None:
+    ours, theirs = (loaded.processor.tokenizer.get_vocab() for loaded in (policy, reference))
+    if ours != theirs:
+        raise ConfigError(
+            f"reference: its vocabulary of {len(theirs)} tokens is not the policy's of {len(ours)}",
+            str(folder),
+            "give the model that the policy begins from",
+        )
+
+
+def _save_adapter(model: PeftModel, folder: Path) -> None:
+    model.save_pretrained(str(folder), safe_serialization=True)
+
+
+def _copy_processor(source: Path, target: Path) -> None:
+    """Copy the processor's files as they are; weights, code and the model's config are not among them."""
+    for pattern in PROCESSOR_FILES:
+        for path in sorted(source.glob(pattern)):
+            if not any(path.match(name) for name in MODEL_FILES):
+                shutil.copyfile(path, target / path.name)
+
+
+_: type[Policy[PromptedAnswers, EncodedAnswer, PaddedAnswers]] = TransformersPolicy
