@@ -243,12 +243,13 @@ def part_audio(
 
 def heard_parts(sample: Sample) -> list[bool]:
     """Return for each audio part whether it is heard, and not said by the assistant."""
-    return [
+    asked = [
         message.role != "assistant"
         for message in sample.messages
         for part in message.content
         if isinstance(part, AudioPart)
     ]
+    return asked + [False for answer in sample.answers for _ in answer.audio_parts()]
 
 
 def no_codes(clip: AudioClip) -> BadSample:

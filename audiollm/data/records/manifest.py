@@ -138,5 +138,4 @@ def _with_addresses(sample: Sample, folder: Path) -> Sample:
             return part
         return part.model_copy(update={"path": audio_address(str(folder), part.path)})
 
-    messages = [m.model_copy(update={"content": [moved(p) for p in m.content]}) for m in sample.messages]
-    return sample.model_copy(update={"messages": messages})
+    return sample.with_parts(moved)

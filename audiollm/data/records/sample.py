@@ -1,20 +1,30 @@
 """Sample: the one record that every dataset holds, and JSONL files of them.
 
-A sample is a chat: messages of text and audio parts. A bad record is named where it enters, never silently
-dropped.
+A sample is a chat: messages of text and audio parts, and for preferences answers to choose among, each with a score, a
+rank, a verdict or scores of its steps. A bad record is named where it enters, never silently dropped.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from audiollm.errors import BadSample
 from audiollm.files.atomic import write_jsonl
+
+_KINDS = {
+    "empty_answer": "empty answer",
+    "wrong_steps": "wrong scores of steps",
+    "answered_twice": "two answers in one",
+    "finite_number": "no finite score",
+}
+"""Types of pydantic's errors, and the kinds of bad samples that they are counted by."""
+_REMEDIES = {"finite_number": "; leave it out where there is no score"}
 
 
 class _Record(BaseModel):
@@ -50,11 +60,83 @@ class Message(_Record):
     content: list[Part] = Field(min_length=1)
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_empty(value: Sized) -> bool:
+    return not value
+
+
+Score = Annotated[float, Field(allow_inf_nan=False)]
+Verdict = Literal["desirable", "undesirable"]
+
+
+class RatedAnswer(_Record):
+    """One of the answers to choose among, and how it was judged; what nobody judged is left out of the JSON."""
+
+    content: list[Part] = Field(min_length=1)
+    score: Score | None = Field(default=None, exclude_if=_is_none)
+    """A rating, a reward or a win rate; higher is better."""
+    rank: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    """Place among the answers: 1 is the best; equally good answers share a rank."""
+    verdict: Verdict | None = Field(default=None, exclude_if=_is_none)
+    """A judgement of this answer alone, such as thumbs up or down."""
+    steps: list[Score | None] | None = Field(default=None, exclude_if=_is_none)
+    """A score for each part of the content, where it is the end of a step; None where the step goes on."""
+    origin: str | None = Field(default=None, exclude_if=_is_none)
+    """Name of the model or the person that gave the answer."""
+    metadata: dict[str, Any] = Field(default_factory=dict, exclude_if=_is_empty)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> RatedAnswer:
+        if not any(isinstance(part, AudioPart) or part.text.strip() for part in self.content):
+            raise PydanticCustomError("empty_answer", "the answer is empty: leave it out, or give its text")
+        if self.steps is None:
+            return self
+        if len(self.steps) != len(self.content):
+            raise PydanticCustomError(
+                "wrong_steps",
+                "{scores} scores of steps for {parts} parts: give one for each part, null where the step goes on",
+                {"scores": len(self.steps), "parts": len(self.content)},
+            )
+        if self.steps[-1] is None:
+            raise PydanticCustomError("wrong_steps", "the last step has no score: give the last part one")
+        return self
+
+    def audio_parts(self) -> list[AudioPart]:
+        """The audio parts of the content, in order."""
+        return [part for part in self.content if isinstance(part, AudioPart)]
+
+    def says(self) -> tuple[str | tuple[str, float, float | None], ...]:
+        """The texts without the spaces around them, and file and span of each recording: equal for equal answers."""
+        said: list[str | tuple[str, float, float | None]] = []
+        for part in self.content:
+            if isinstance(part, AudioPart):
+                said.append((part.path, part.start_s, part.end_s))
+            elif said and isinstance(said[-1], str):
+                said[-1] += part.text
+            else:
+                said.append(part.text)
+        return tuple(piece.strip() if isinstance(piece, str) else piece for piece in said if piece != "")
+
+
 class Sample(_Record):
     id: str = Field(min_length=1)
     messages: list[Message] = Field(min_length=1)
     task: str = Field(min_length=1)
     metadata: dict[str, Any] = Field(default_factory=dict)
+    answers: list[RatedAnswer] = Field(default_factory=list, exclude_if=_is_empty)
+    """Answers to the messages, to choose among; none where the messages hold the answer."""
+
+    @model_validator(mode="after")
+    def _is_unanswered(self) -> Sample:
+        if self.answers and self.messages[-1].role == "assistant":
+            raise PydanticCustomError(
+                "answered_twice",
+                "the last message is the assistant's, and there are answers: move it to the answers",
+            )
+        return self
 
     def texts(self, role: str) -> list[str]:
         """The text parts of all messages of `role`, in order."""
@@ -65,8 +147,41 @@ class Sample(_Record):
         return [p for m in self.messages if m.role == role for p in m.content if isinstance(p, AudioPart)]
 
     def audio_parts(self) -> list[AudioPart]:
-        """All audio parts in order of appearance, the order of a sample's codes."""
-        return [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
+        """All audio parts in order of appearance, those of the messages before those of the answers.
+
+        This is the order of a sample's codes.
+        """
+        asked = [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
+        return asked + [part for answer in self.answers for part in answer.audio_parts()]
+
+    def answered(self, index: int) -> Sample:
+        """The conversation with answer `index` as its last message, as an ordinary sample.
+
+        Raises:
+            IndexError: there is no such answer.
+        """
+        last = Message(role="assistant", content=self.answers[index].content)
+        return self.model_copy(update={"messages": [*self.messages, last], "answers": []})
+
+    def with_parts(self, change: Callable[[Part], Part]) -> Sample:
+        """The sample with every part, of messages and answers in order of appearance, replaced by `change(part)`."""
+        messages = [
+            m.model_copy(update={"content": [change(part) for part in m.content]}) for m in self.messages
+        ]
+        answers = [
+            a.model_copy(update={"content": [change(part) for part in a.content]}) for a in self.answers
+        ]
+        return self.model_copy(update={"messages": messages, "answers": answers})
+
+
+def find_equal(answers: Sequence[RatedAnswer]) -> tuple[int, int] | None:
+    """Indices of the first two answers that say the same; None where all differ."""
+    seen: dict[object, int] = {}
+    for index, answer in enumerate(answers):
+        first = seen.setdefault(answer.says(), index)
+        if first != index:
+            return first, index
+    return None
 
 
 def parse_sample(content: bytes, place: str) -> Sample:
@@ -89,7 +204,8 @@ def parse_sample(content: bytes, place: str) -> Sample:
         raise BadSample(place, "", f"wrong JSON: {error}", "wrong JSON") from None
     except ValidationError as error:
         known = str(record.get("id", "")) if isinstance(record, dict) else ""
-        raise BadSample(place, known, f"no sample: {_first_problem(error)}", "invalid record") from None
+        kind = _KINDS.get(error.errors()[0]["type"], "invalid record")
+        raise BadSample(place, known, f"no sample: {first_problem(error)}", kind) from None
     except RecursionError:
         raise BadSample(place, "", "wrong JSON: nested too deep", "wrong JSON") from None
 
@@ -99,7 +215,9 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     write_jsonl(path, (sample.model_dump(mode="json") for sample in samples))
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """The first of a record's problems: its place in the record, what is wrong, and a remedy where there is one."""
     problem = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in problem["loc"])
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+    text = f"{problem['msg']}{_REMEDIES.get(problem['type'], '')}"
+    return f"{place}: {text}" if place else text

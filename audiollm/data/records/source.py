@@ -80,6 +80,20 @@ class LoadedSample:
     def frames(self) -> int:
         return sum(codes_KT.shape[1] for encoding in self.encodings[:1] for codes_KT in encoding)
 
+    def answered(self, index: int) -> LoadedSample:
+        """The conversation with answer `index` as its last message, with the codes and clips of these parts alone.
+
+        Raises:
+            IndexError: there is no such answer.
+        """
+        sizes = [len(answer.audio_parts()) for answer in self.sample.answers]
+        asked = len(self.sample.audio_parts()) - sum(sizes)
+        first = asked + sum(sizes[:index])
+        kept = [*range(asked), *range(first, first + sizes[index])]
+        encodings = [[encoding[part] for part in kept] for encoding in self.encodings]
+        audio = tuple(self.audio[part] for part in kept) if self.audio else ()
+        return LoadedSample(self.sample.answered(index), encodings, audio)
+
     def __reduce__(self) -> tuple[object, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
         arrays = [[codes_KT.numpy() for codes_KT in encoding] for encoding in self.encodings]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, parse_sample, write_samples
+from audiollm.data.records.sample import (
+    AudioPart,
+    Message,
+    RatedAnswer,
+    Sample,
+    TextPart,
+    find_equal,
+    parse_sample,
+    write_samples,
+)
 from audiollm.errors import BadSample, ConfigError
 
 _text = st.builds(TextPart, text=st.text())
@@ -28,6 +37,36 @@ _message = st.builds(
     role=st.sampled_from(["system", "user", "assistant"]),
     content=st.lists(_text | _audio, min_size=1, max_size=3),
 )
+_asked = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user"]),
+    content=st.lists(_text | _audio, min_size=1, max_size=2),
+)
+
+
+@st.composite
+def _answers(draw: st.DrawFn) -> RatedAnswer:
+    content = [*draw(st.lists(_text | _audio, max_size=2)), draw(_audio | st.just(TextPart(text="yes")))]
+    scores = st.floats(allow_nan=False, allow_infinity=False)
+    steps = [*(draw(st.none() | scores) for _ in content[1:]), draw(scores)]
+    return RatedAnswer(
+        content=content,
+        score=draw(st.none() | scores),
+        rank=draw(st.none() | st.integers(1, 9)),
+        verdict=draw(st.sampled_from([None, "desirable", "undesirable"])),
+        steps=draw(st.sampled_from([None, steps])),
+        origin=draw(st.none() | st.text()),
+        metadata=draw(st.dictionaries(st.text(), st.integers(), max_size=2)),
+    )
+
+
+_preference = st.builds(
+    Sample,
+    id=st.text(min_size=1),
+    messages=st.lists(_asked, min_size=1, max_size=2),
+    task=st.text(min_size=1),
+    answers=st.lists(_answers(), min_size=1, max_size=3),
+)
 _sample = st.builds(
     Sample,
     id=st.text(min_size=1),
@@ -38,7 +77,7 @@ _sample = st.builds(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-@given(st.lists(_sample, max_size=4, unique_by=lambda sample: sample.id))
+@given(st.lists(_sample | _preference, max_size=4, unique_by=lambda sample: sample.id))
 def test_round_trip(tmp_path: Path, samples: list[Sample]) -> None:
     path = tmp_path / "samples.jsonl"
     write_samples(path, samples)
@@ -107,6 +146,79 @@ def test_a_file_that_is_not_there() -> None:
 def test_a_span_of_no_length_is_refused() -> None:
     with pytest.raises(ValidationError, match="not after its start"):
         AudioPart(path="a.wav", start_s=1.0, end_s=1.0)
+
+
+@given(_preference)
+def test_a_preference_is_parsed_as_it_was_written(sample: Sample) -> None:
+    assert parse_sample(sample.model_dump_json().encode(), "here") == sample
+    for index, answer in enumerate(sample.answers):
+        answered = sample.answered(index)
+        assert answered.messages[:-1] == sample.messages and answered.messages[-1].content == answer.content
+        assert not answered.answers and answered.messages[-1].role == "assistant"
+    spoken = [
+        part for index in range(len(sample.answers)) for part in sample.answered(index).audio("assistant")
+    ]
+    asked = sample.model_copy(update={"answers": []}).audio_parts()
+    assert sample.audio_parts() == asked + spoken
+    assert sample.with_parts(lambda part: part) == sample
+
+
+def test_what_was_not_judged_is_not_written() -> None:
+    """Ordinary samples are written as they were before there were answers, byte for byte."""
+    record = json.loads(_row(metadata={"speaker": "a"}))
+    line = '{"id":"a","messages":[{"role":"user","content":[{"type":"text","text":"hello"}]}],"task":"tts",'
+    written = Sample.model_validate(record).model_dump_json()
+    assert written == line + '"metadata":{"speaker":"a"}}'
+    record["answers"] = [{"content": [{"type": "text", "text": "x"}], "rank": 1}]
+    assert Sample.model_validate(record).model_dump(mode="json") == record
+
+
+def _answer(text: str = "x", **changes: object) -> dict[str, object]:
+    return {"content": [{"type": "text", "text": text}], **changes}
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "reason"),
+    [
+        ([_answer(), _answer(" \n")], "empty answer", "answers.1: the answer is empty: leave it out"),
+        (
+            [_answer(score=float("nan"))],
+            "no finite score",
+            "answers.0.score: Input should be a finite number; leave",
+        ),
+        ([_answer(score=float("inf"))], "no finite score", "answers.0.score"),
+        ([_answer(steps=[float("nan")])], "no finite score", "answers.0.steps.0"),
+        ([_answer(steps=[1, 0])], "wrong scores of steps", "2 scores of steps for 1 parts"),
+        ([_answer(steps=[None])], "wrong scores of steps", "the last step has no score"),
+        ([_answer(content=[])], "invalid record", "answers.0.content"),
+        ([_answer(rank=0)], "invalid record", "answers.0.rank"),
+        ([_answer(verdict="good")], "invalid record", "'desirable' or 'undesirable'"),
+        ([_answer(scores=1)], "invalid record", "answers.0.scores: Extra inputs"),
+        ("x", "invalid record", "answers"),
+    ],
+)
+def test_a_bad_answer_is_named_and_counted(answers: object, kind: str, reason: str) -> None:
+    with pytest.raises(BadSample) as caught:
+        parse_sample(_row(answers=answers).encode(), "p.jsonl:1")
+    assert (caught.value.id, caught.value.kind) == ("a", kind) and reason in caught.value.reason
+
+
+def test_answers_follow_a_question() -> None:
+    chat = [{"role": "assistant", "content": [{"type": "text", "text": "hello"}]}]
+    with pytest.raises(BadSample, match="move it to the answers"):
+        parse_sample(_row(messages=chat, answers=[_answer()]).encode(), "p.jsonl:1")
+
+
+def test_answers_that_say_the_same() -> None:
+    text, clip = TextPart(text="a "), AudioPart(path="a.wav", speaker="x")
+    answers = [
+        RatedAnswer(content=[text, TextPart(text="b")]),
+        RatedAnswer(content=[clip]),
+        RatedAnswer(content=[AudioPart(path="a.wav", end_s=1.0)]),
+        RatedAnswer(content=[TextPart(text=" a b\n")], score=1),
+    ]
+    assert find_equal(answers[:3]) is None and find_equal(answers) == (0, 3)
+    assert find_equal([*answers[1:3], RatedAnswer(content=[AudioPart(path="a.wav")])]) == (0, 2)
 
 
 @given(_sample)
