@@ -252,9 +252,8 @@ class _Judgements:
 
     def _complete(self, name: str) -> list[float] | None:
         """The values of all answers; None where an answer has none."""
-        values = [getattr(answer, name) for answer in self._answers]
-        known = [float(value) for value in values if value is not None]
-        return known if len(known) == len(values) else None
+        known = [float(v) for answer in self._answers if (v := getattr(answer, name)) is not None]
+        return known if len(known) == len(self._answers) else None
 
     def _need_all(self, name: str, what: str) -> None:
         missing = [index for index, answer in enumerate(self._answers) if getattr(answer, name) is None]
@@ -269,8 +268,9 @@ class _Judgements:
         if one is not None and other is not None:
             return one - other
         known = self._sample.metadata.get(MARGIN)
-        is_number = isinstance(known, int | float) and not isinstance(known, bool)
-        return float(known) if is_number and len(self._answers) == 2 else None
+        if isinstance(known, bool) or not isinstance(known, int | float) or len(self._answers) != 2:
+            return None
+        return float(known)
 
     def _bad(self, reason: str, kind: str) -> BadSample:
         return BadSample(self._place, self._sample.id, reason, kind)

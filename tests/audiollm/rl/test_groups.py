@@ -78,9 +78,10 @@ def test_single_answers() -> None:
     )
     several = scored(3, 1, 2)
     assert groups_of(several, "singles") == [JudgedAnswer(0, True, 3.0), JudgedAnswer(1, False, 1.0)]
-    assert [group.answer for group in groups_of(several, "singles", needs, "all")] == [0, 1], (
-        "answer 2 is chosen in one pair and rejected in another"
-    )
+    assert groups_of(several, "singles", needs, "all") == [
+        JudgedAnswer(0, True, 3.0),
+        JudgedAnswer(1, False, 1.0),
+    ], "answer 2 is chosen in one pair and rejected in another"
 
 
 def test_labelled_steps() -> None:
