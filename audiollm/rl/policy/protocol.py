@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
 from audiollm.models.audio_llms.inputs import Turn, turns_of
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.token_figures import TokenRequest
 
-Prompted = TypeVar("Prompted", contravariant=True)
+Prompted = TypeVar("Prompted")
 Encoded = TypeVar("Encoded")
 Batch = TypeVar("Batch")
 
@@ -66,7 +67,7 @@ class PromptedAnswers:
                     place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
                 )
             texts.append("".join(part.text for part in answer if isinstance(part, TextPart)))
-        names = [part.path for part in sample.audio_parts()]
+        names = [part.path for message in sample.messages for part in message.content if isinstance(part, AudioPart)]
         return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place)
 
 
@@ -87,6 +88,23 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
     def frozen(self) -> Mapping[str, nn.Module]:
         """Models beside the root that are not trained, by name; the training places them on its device."""
 
+    def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> Prompted:
+        """Make what `encode` takes of a record.
+
+        Args:
+            loaded: a sample with answers to choose among.
+            answers: numbers of those that are used.
+            place: where the sample was read, for errors.
+
+        Raises:
+            BadSample: a recording cannot be read, or an answer is of a kind that the policy does not give.
+        """
+
+    def take_beside(
+        self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
+    ) -> Prompted:
+        """As `take`, with the answers of `loaded` behind the messages of another sample (KTO's mismatched pairs)."""
+
     def encode(self, prompted: Prompted) -> list[Encoded]:
         """Return one encoded answer per answer, in order.
 
@@ -94,8 +112,21 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
             BadSample: the prompt or an answer cannot be used; place, sample and reason are named.
         """
 
+    def num_answer_tokens(self, encoded: Encoded) -> int:
+        """Return the number of log-probabilities that the answer has."""
+
+    def plan(self, groups: Sequence[Sequence[Encoded]], max_tokens: int) -> list[list[int]]:
+        """Plan batches of whole groups of at most so many tokens; a larger group has a batch of its own.
+
+        Returns:
+            Numbers of the groups of each batch; each group is in one batch.
+        """
+
     def batch(self, encoded: Sequence[Encoded]) -> Batch:
         """Join encoded answers; the answers of the batch are numbered as they are given here."""
+
+    def idle_batch(self) -> Batch:
+        """A batch without answer tokens, through which every trained weight has a gradient of 0."""
 
     def answer_logprobs(
         self, root: nn.Module, batch: Batch, request: TokenRequest, draw_T: Tensor | None = None

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.data.records.sample import AudioPart
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
@@ -22,6 +24,7 @@ from audiollm.rl.policy.adapting import TrainedPart, adapt_model, merged_weights
 from audiollm.rl.policy.encoding import (
     EncodedAnswer,
     PaddedAnswers,
+    batches_by_length,
     encode_answers,
     encode_silence,
     pad_answers,
@@ -116,9 +119,34 @@ class TransformersPolicy:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}
 
+    def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedAnswers:
+        """See `Policy.take`."""
+        return self.take_beside(loaded, loaded, answers, place)
+
+    def take_beside(
+        self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
+    ) -> PromptedAnswers:
+        """See `Policy.take_beside`."""
+        asked = sum(isinstance(part, AudioPart) for message in prompt.sample.messages for part in message.content)
+        recordings = [clip.load() for clip in prompt.audio[:asked]]
+        contents = [loaded.sample.answers[number].content for number in answers]
+        return PromptedAnswers.of(prompt.sample, recordings, contents, place)
+
     def encode(self, prompted: PromptedAnswers) -> list[EncodedAnswer]:
         """See `encode_answers`."""
         return encode_answers(self._processor, self._ends, prompted)
+
+    def num_answer_tokens(self, encoded: EncodedAnswer) -> int:
+        """See `Policy.num_answer_tokens`."""
+        return encoded.num_answer_tokens
+
+    def plan(self, groups: Sequence[Sequence[EncodedAnswer]], max_tokens: int) -> list[list[int]]:
+        """See `batches_by_length`."""
+        return batches_by_length(groups, max_tokens)
+
+    def idle_batch(self) -> PaddedAnswers:
+        """A row of silence without answer tokens."""
+        return self.batch([self._silence])
 
     def batch(self, encoded: Sequence[EncodedAnswer]) -> PaddedAnswers:
         """Pad answers; in a batch without recordings, a row of silence keeps the audio encoder in the step.

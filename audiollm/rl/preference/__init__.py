@@ -1,0 +1,1 @@
+"""Training on preferences: the stage `train_preference`, from records of answers to a policy."""

@@ -1,0 +1,277 @@
+"""The batches of a step: its records, their groups of answers, and micro-batches of whole groups for this rank.
+
+A step is a pure function of its number: nothing here has a state. Record k of a step goes to rank k modulo the number
+of ranks, whole: its answers, compared with one another, are always in one micro-batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.source import Source
+from audiollm.errors import BadSample
+from audiollm.rl.groups import AnswerPair, JudgedAnswer, RankedAnswers, SampleGroup
+from audiollm.rl.objectives.answers import AnswerGroups, Lists, Pairs, Singles
+from audiollm.rl.objectives.catalog import GroupKind
+from audiollm.rl.objectives.length import answer_draws
+from audiollm.rl.policy.protocol import Batch, Encoded, Policy, Prompted
+from audiollm.rl.preference.records import Grouping, UsableRecords
+from audiollm.supervised.corpus.batches import evenly
+
+WINDOW_RUNS = 64
+"""Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
+HELD_OUT = 256
+"""Held-out records that an evaluation looks at, at most, evenly picked."""
+
+
+@dataclass(frozen=True)
+class EncodedRecord(Generic[Encoded]):
+    """A record's answers as the policy takes them, and how they are compared."""
+
+    id: str
+    answers: list[Encoded]
+    groups: list[SampleGroup]
+    """Their answers are places in `answers`."""
+
+
+@dataclass(frozen=True)
+class MicroBatch(Generic[Batch]):
+    """Answers that go through the model together, and their groups; none in an idle one."""
+
+    batch: Batch
+    groups: AnswerGroups
+    num_items: int
+    """Pairs, lists or single answers: the items that the loss is a mean over."""
+    length_A: Tensor
+    """int64: tokens of each answer."""
+    draw_T: Tensor | None = None
+    """A random number per answer token, where an objective asks for it."""
+
+    def to(self, device: torch.device) -> MicroBatch[Batch]:
+        """Return it on a device."""
+        moved: Any = self.batch
+        return MicroBatch(
+            moved.to(device),
+            groups_to(self.groups, device),
+            self.num_items,
+            self.length_A.to(device),
+            None if self.draw_T is None else self.draw_T.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class StepBatch(Generic[Batch]):
+    """This rank's micro-batches of a step; none where the step has fewer records than there are ranks."""
+
+    micro: list[MicroBatch[Batch]]
+    mismatched: list[Batch] = field(default_factory=list)
+    """Answers behind the prompts of other records, for KTO's KL."""
+    bad: list[BadSample] = field(default_factory=list)
+    """Records left out of it."""
+
+
+class StepMaker(Generic[Prompted, Encoded, Batch]):
+    """`maker(step)` is the step's `StepBatch`.
+
+    Args:
+        batch_size: records of a step, over all ranks.
+        max_tokens: tokens of a micro-batch.
+        draws: whether a random number per answer token is needed.
+        mismatched: whether answers behind the prompts of other records are needed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Prompted, Encoded, Batch],
+        sources: Sequence[Source],
+        weights: Sequence[float] | None,
+        usable: UsableRecords,
+        grouping: Grouping,
+        batch_size: int,
+        max_tokens: int,
+        seed: int,
+        draws: bool = False,
+        mismatched: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self._policy, self._sources, self._usable, self._grouping = policy, sources, usable, grouping
+        self._batch_size, self._max_tokens, self._seed = batch_size, max_tokens, seed
+        self._draws, self._mismatched = draws, mismatched
+        self._rank, self._world = rank, world
+        sizes = [len(used) for used in usable.train]
+        self.mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
+
+    def __call__(self, step: int) -> StepBatch[Batch]:
+        first = step * self._batch_size
+        items = [
+            (item.source, int(self._usable.train[item.source][item.index]))
+            for item in self.mixture.items(first, first + self._batch_size)
+        ]
+        bad: list[BadSample] = []
+        own = range(self._rank, len(items), self._world)
+        records = [self._encoded(*items[place], bad) for place in own]
+        micro = self._micro_batches([record for record in records if record], str(step))
+        beside: list[Batch] = []
+        if self._mismatched:
+            pairs = [(items[place], items[(place + 1) % len(items)]) for place in own]
+            beside = self._batches([made for pair in pairs if (made := self._beside(*pair)) is not None])
+        return StepBatch(micro, beside, bad)
+
+    def held_out(self) -> Iterator[StepBatch[Batch]]:
+        """This rank's held-out records, a batch at a time; encoded when asked for."""
+        items = [
+            (place, int(index))
+            for place, used in enumerate(self._usable.held_out)
+            for index in evenly(used, HELD_OUT)
+        ]
+        for first in range(0, len(items), self._batch_size):
+            own = items[first : first + self._batch_size][self._rank :: self._world]
+            bad: list[BadSample] = []
+            records = [record for item in own if (record := self._encoded(*item, bad))]
+            yield StepBatch(self._micro_batches(records, "held out"), [], bad)
+
+    def idle(self) -> MicroBatch[Batch]:
+        """A micro-batch without groups: for a rank that has fewer than others, which wait for it."""
+        draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
+        groups, none = join_groups([], self._grouping.kind), torch.zeros(0, dtype=torch.long)
+        return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T)
+
+    def _encoded(self, source: int, index: int, bad: list[BadSample]) -> EncodedRecord[Encoded] | None:
+        place = f"{self._sources[source].name} [{index}]"
+        try:
+            loaded = self._sources[source][index]
+            sample, groups = self._grouping.groups(loaded.sample, place)
+            used = sorted({answer for group in groups for answer in answers_of(group)})
+            prompted = self._policy.take(replace(loaded, sample=sample), used, place)
+            answers = self._policy.encode(prompted)
+        except BadSample as error:
+            bad.append(error.with_traceback(None))
+            return None
+        return EncodedRecord(sample.id, answers, [renumbered(group, used) for group in groups])
+
+    def _beside(self, own: tuple[int, int], other: tuple[int, int]) -> list[Encoded] | None:
+        """The used answers of one record behind the messages of another; None where one of them is bad."""
+        (source, index), (other_source, other_index) = own, other
+        place = f"{self._sources[source].name} [{index}]"
+        try:
+            loaded = self._sources[source][index]
+            sample, groups = self._grouping.groups(loaded.sample, place)
+            asked = self._sources[other_source][other_index]
+            prompt, _ = self._grouping.groups(asked.sample, place)
+            used = sorted({answer for group in groups for answer in answers_of(group)})
+            return self._policy.encode(self._policy.take_beside(
+                    replace(asked, sample=prompt), replace(loaded, sample=sample), used, place
+                )
+            )
+        except BadSample:
+            return None  # named where it is met as a record of its own
+
+    def _micro_batches(
+        self, records: Sequence[EncodedRecord[Encoded]], purpose: str
+    ) -> list[MicroBatch[Batch]]:
+        made = []
+        for places in self._policy.plan([record.answers for record in records], self._max_tokens):
+            chosen = [records[place] for place in places]
+            answers = [answer for record in chosen for answer in record.answers]
+            groups = join_groups(
+                [(record.groups, len(record.answers)) for record in chosen], self._grouping.kind
+            )
+            lengths = [self._policy.num_answer_tokens(answer) for answer in answers]
+            draw_T = None
+            if self._draws:
+                seeds = [self._draw_seed(record.id, purpose, n) for record in chosen for n in range(len(record.answers))]
+                draw_T = answer_draws(lengths, seeds)
+            items = sum(len(record.groups) for record in chosen)
+            length_A = torch.tensor(lengths, dtype=torch.long)
+            made.append(MicroBatch(self._policy.batch(answers), groups, items, length_A, draw_T))
+        return made
+
+    def _batches(self, groups: Sequence[list[Encoded]]) -> list[Batch]:
+        plans = self._policy.plan(groups, self._max_tokens)
+        return [self._policy.batch([a for place in places for a in groups[place]]) for places in plans]
+
+    def _draw_seed(self, record: str, purpose: str, answer: int) -> int:
+        digest = hashlib.sha256(f"{self._seed}/{purpose}/{record}/{answer}".encode()).digest()
+        return int.from_bytes(digest[:7], "little")
+
+
+def answers_of(group: SampleGroup) -> tuple[int, ...]:
+    """The answers that a group compares."""
+    if isinstance(group, AnswerPair):
+        return group.chosen, group.rejected
+    return group.answers if isinstance(group, RankedAnswers) else (group.answer,)
+
+
+def renumbered(group: SampleGroup, used: Sequence[int]) -> SampleGroup:
+    """The group with its answers numbered by their places in `used`."""
+    place = {answer: number for number, answer in enumerate(used)}
+    if isinstance(group, AnswerPair):
+        return AnswerPair(place[group.chosen], place[group.rejected], group.margin)
+    if isinstance(group, RankedAnswers):
+        return RankedAnswers(tuple(place[answer] for answer in group.answers), group.scores)
+    if isinstance(group, JudgedAnswer):
+        return JudgedAnswer(place[group.answer], group.desirable, group.score)
+    raise ValueError("labelled steps are for process reward models")
+
+
+def join_groups(records: Sequence[tuple[Sequence[SampleGroup], int]], kind: GroupKind) -> AnswerGroups:
+    """Join the groups of several records, whose answers follow one another.
+
+    Args:
+        records: groups of each record, and the number of its answers.
+    """
+    found: list[tuple[int, Any]] = []
+    first = 0
+    for groups, answers in records:
+        found += [(first, group) for group in groups]
+        first += answers
+    return _JOIN[kind](found)
+
+
+def groups_to(groups: AnswerGroups, device: torch.device) -> AnswerGroups:
+    """The groups with their tensors on a device."""
+    moved: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in vars(groups).items()
+        if name in type(groups).__dataclass_fields__
+    }
+    return type(groups)(**moved)
+
+
+def _join_pairs(found: Sequence[tuple[int, AnswerPair]]) -> Pairs:
+    margins = [pair.margin for _, pair in found]
+    return Pairs(
+        torch.tensor([first + pair.chosen for first, pair in found], dtype=torch.long),
+        torch.tensor([first + pair.rejected for first, pair in found], dtype=torch.long),
+        torch.tensor([margin or 0.0 for margin in margins]) if any(m is not None for m in margins) else None,
+    )
+
+
+def _join_lists(found: Sequence[tuple[int, RankedAnswers]]) -> Lists:
+    return Lists(
+        torch.tensor([first + answer for first, ranked in found for answer in ranked.answers], dtype=torch.long),
+        torch.tensor([n for n, (_, ranked) in enumerate(found) for _ in ranked.answers], dtype=torch.long),
+        len(found),
+        torch.tensor([score for _, ranked in found for score in ranked.scores]),
+    )
+
+
+def _join_singles(found: Sequence[tuple[int, JudgedAnswer]]) -> Singles:
+    verdicts = [single.desirable for _, single in found]
+    scores = [single.score for _, single in found]
+    return Singles(
+        torch.tensor([first + single.answer for first, single in found], dtype=torch.long),
+        torch.tensor([bool(v) for v in verdicts], dtype=torch.bool) if None not in verdicts else None,
+        torch.tensor([float(s or 0.0) for s in scores], dtype=torch.float32) if None not in scores else None,
+    )
+
+
+_JOIN: dict[GroupKind, Any] = {"pairs": _join_pairs, "lists": _join_lists, "singles": _join_singles}

@@ -1,0 +1,65 @@
+"""The plan of the stage `train_preference`: parameters, memory of a device, steps, disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+
+from audiollm.data.records.opening import open_source
+from audiollm.errors import ConfigError
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.stages import StagePlan, required
+from audiollm.rl.preference.settings import PreferenceConfig
+
+OWN_MB = 700
+"""Python, torch, and the context of a device."""
+TRAINED_BYTES, FROZEN_BYTES = 16, 4
+"""Bytes of a parameter in float32: with gradient and two moments of AdamW, and without."""
+ADAPTER_SHARE = 0.02
+"""Assumed share of an adapter's parameters in those of its model."""
+
+
+def plan_preference(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    """Estimate from the sizes of the model's files; activations, which the answers' lengths decide, are left out."""
+    batch = required(config.batch_size)
+    records = _records(config)
+    steps = config.steps_for(records / batch) if records else config.steps
+    note = f"{config.budget_text()}, {batch} records a step"
+    note += f", {steps} steps" if steps else ", its records are not there yet"
+    parameters = _parameters(config.model)
+    if not parameters:
+        return StagePlan(note=f"{note}; its model is not there yet")
+    is_adapter = config.trained == "adapter"
+    trained = parameters * (ADAPTER_SHARE if is_adapter else 1.0)
+    frozen = parameters - trained + (parameters if config.needs_reference and not is_adapter else 0)
+    memory = OWN_MB + (trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e6
+    disk = parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
+    seconds = config.minutes * 60 if config.minutes else None
+    return StagePlan(parameters=parameters, memory_mb=memory, disk_mb=disk, seconds=seconds, note=note)
+
+
+def _records(config: PreferenceConfig) -> int:
+    """The number of records in all sources; 0 where one is not there yet."""
+    try:
+        return sum(len(open_source(source.path)) for source in config.samples)
+    except ConfigError:
+        return 0
+
+
+def _parameters(model: Path) -> int:
+    """The number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
+    try:
+        folder = model_folder(model)
+    except ConfigError:
+        return 0
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total

@@ -1,0 +1,145 @@
+"""The settings of `train_preference`. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from audiollm.errors import ConfigError
+from audiollm.recipe.stages import InputPath, Size
+from audiollm.rl.groups import PairChoice
+from audiollm.rl.objectives.catalog import GroupKind, ObjectiveNeeds, ObjectiveTerm, objective_term
+from audiollm.supervised.settings import ShardsConfig
+from audiollm.train.settings import ModelTrainingConfig
+
+
+@dataclass(frozen=True)
+class PreferenceSizeRule:
+    """The settings that follow from `size`. An adapter learns at ten times the rate (as TRL advises)."""
+
+    batch_size: int
+    learning_rate: float
+    max_tokens: int
+    passes: float = 1.0
+
+
+SIZES: dict[Size, PreferenceSizeRule] = {
+    "tiny": PreferenceSizeRule(16, 5e-5, 4_096, 3.0),
+    "small": PreferenceSizeRule(32, 1e-5, 8_192),
+    "300m": PreferenceSizeRule(64, 3e-6, 8_192),
+    "1b": PreferenceSizeRule(64, 1e-6, 8_192),
+    "3b": PreferenceSizeRule(64, 5e-7, 8_192),
+}
+ADAPTER_RATE_FACTOR = 10.0
+
+
+class ObjectiveChoice(BaseModel):
+    """An objective by name, its weight in a mix, and its own settings beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    weight: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> ObjectiveChoice:
+        try:
+            self.term()
+        except ConfigError as error:
+            raise ValueError("; ".join(filter(None, [error.message, error.remedy]))) from None
+        return self
+
+    def term(self) -> ObjectiveTerm:
+        """The objective with its checked settings."""
+        return objective_term(self.name, self.model_extra or {}, self.weight)
+
+
+class PreferenceConfig(ModelTrainingConfig):
+    """Settings of `train_preference`. What is None follows from `size`, that of the model."""
+
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental
+
+    samples: list[ShardsConfig] = Field(min_length=1)
+    """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
+    `{path, weight}`."""
+    model: InputPath
+    """The policy to begin from: a folder in Hugging Face layout, or that of a training stage."""
+    reference: InputPath | None = None
+    """The model that the policy is held to; None: the one that it begins from."""
+    objective: list[ObjectiveChoice] = Field(min_length=1)
+    """The objective by name (`dpo`), with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
+    pairs: PairChoice = "best_worst"
+    """The pairs that are made of more than two answers."""
+    max_tokens: int | None = Field(None, ge=64)
+    """Tokens in memory at a time, with padding; a step takes as many such batches as its samples need."""
+    strict: bool = False
+    """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
+    evaluations: int = Field(4, ge=1)
+    """Evaluations on the held-out samples (metadata `split: test`), evenly over the steps."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Decay of the averaged weights that the run ends with; 0: no averaging."""
+    weight_decay: float = Field(0.0, ge=0)
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _one_or_many_sources(cls, given: Any) -> Any:
+        each = given if isinstance(given, list) else [given]
+        return [{"path": one} if not isinstance(one, dict) else one for one in each]
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_or_many_objectives(cls, given: Any) -> Any:
+        each = given if isinstance(given, list) else [given]
+        return [{"name": one} if isinstance(one, str) else one for one in each]
+
+    @model_validator(mode="after")
+    def _follow_size(self) -> PreferenceConfig:
+        rule = SIZES[self.size]
+        factor = ADAPTER_RATE_FACTOR if self.trained == "adapter" else 1.0
+        self.follow_size(None, rule.passes, rule.batch_size, rule.learning_rate * factor)
+        self.max_tokens = self.max_tokens or rule.max_tokens
+        if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
+            raise ValueError("give every one of the samples a weight, or none")
+        if self.reference is not None and not self.needs_reference:
+            names = ", ".join(choice.name for choice in self.objective)
+            raise ValueError(f"reference is set, but {names} has none: leave it out")
+        self.group_kind  # noqa: B018  # raises where the objectives do not go together
+        return self
+
+    @property
+    def terms(self) -> list[ObjectiveTerm]:
+        """The objectives with their settings and weights."""
+        return [choice.term() for choice in self.objective]
+
+    @property
+    def needs(self) -> list[ObjectiveNeeds]:
+        """What each objective needs."""
+        return [term.needs for term in self.terms]
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any objective reads a reference."""
+        return any(needs.reference for needs in self.needs)
+
+    @property
+    def group_kind(self) -> GroupKind:
+        """The kind of groups that all objectives take.
+
+        Raises:
+            ValueError: there is none, or an objective is one for reward models.
+        """
+        for term in self.terms:
+            if term.needs.reads != "log_probs":
+                raise ValueError(f"objective: {term.name} trains a reward model: use the stage train_reward")
+        shared = [kind for kind in self.needs[0].groups if all(kind in needs.groups for needs in self.needs)]
+        if not shared:
+            takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)
+            raise ValueError(f"objective: these do not go together: {takes}")
+        return shared[0]
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weights of the sources; None: by their sizes."""
+        given = [source.weight for source in self.samples if source.weight is not None]
+        return given or None

@@ -1,0 +1,33 @@
+"""The stage `train_preference`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.rl.preference.settings import PreferenceConfig
+
+
+def _run(config: PreferenceConfig, context: Context) -> dict[str, Any]:
+    from audiollm.rl.preference.run import train_preference
+
+    return train_preference(config, context)
+
+
+def _plan(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    from audiollm.rl.preference.planning import plan_preference  # here: it reads the model's folder
+
+    return plan_preference(config, plans)
+
+
+STAGE = Stage(
+    kind="train_preference",
+    config=PreferenceConfig,
+    run=_run,
+    artifacts={"checkpoint": "model"},
+    help="train a model on answers that were judged better and worse",
+    plan=_plan,
+    all_ranks=True,
+)

@@ -1,0 +1,200 @@
+"""Training of a policy on groups of answers: a `Task` of the training loop.
+
+Shapes: I items (pairs, lists, single answers) of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses
+from audiollm.rl.objectives.catalog import ObjectiveTerm
+from audiollm.rl.objectives.figures import StepFigures
+from audiollm.rl.objectives.registry import mixed_losses
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.preference.batches import MicroBatch, StepBatch, StepMaker
+from audiollm.rl.preference.statistics import StepStatistics
+from audiollm.train.loop.task import Update
+
+
+CONTRAST_K = 5
+"""Likeliest tokens that CRINGE draws its contrast from (arXiv 2211.05826, section 3)."""
+
+
+class MetricSums:
+    """Sums and counts of the figures of a step's items, by name; figures that do not apply to an item are NaN."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Take the figures of a micro-batch, `[I]` each."""
+        for name, value_I in metrics.items():
+            known_I = value_I.detach().double()
+            applies_I = ~known_I.isnan()
+            self._sums[name] = self._sums.get(name, 0.0) + float(known_I[applies_I].sum())
+            self._counts[name] = self._counts.get(name, 0.0) + float(applies_I.sum())
+
+    def means(self, ranks: Ranks) -> dict[str, float]:
+        """Return the mean of each figure over the items of all ranks that have it. Called on every rank."""
+        rows = ranks.gather((self._sums, self._counts))
+        found: dict[str, float] = {}
+        for name in sorted({name for sums, _ in rows for name in sums}):
+            count = sum(counts.get(name, 0.0) for _, counts in rows)
+            if count:
+                found[name] = sum(sums.get(name, 0.0) for sums, _ in rows) / count
+        return found
+
+
+class PreferenceTask:
+    """A `Task` over groups of answers.
+
+    The loss of a step is the mean over its items on all ranks: neither micro-batches nor ranks change it.
+
+    Args:
+        steps: step -> this rank's batches; also gives those held out.
+        terms: objectives and their weights.
+        set_aside: where records go that turn out bad.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any, Any, Any],
+        steps: StepMaker[Any, Any, Any],
+        terms: Sequence[ObjectiveTerm],
+        set_aside: SetAside,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self._policy, self._steps, self._terms = policy, steps, terms
+        self._set_aside, self._ranks = set_aside, ranks
+        self._root: nn.Module = policy.root
+        self._request = request_of(terms)
+        self._statistics = StepStatistics(terms, ranks)
+        self.device = next(policy.root.parameters()).device
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"policy": self._policy.root}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        self._root = modules["policy"]
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["policy"]}
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> StepBatch[Any]:
+        batch = self._steps(step)
+        self._set_aside.add(batch.bad)
+        return batch
+
+    def updates(self, batch: StepBatch[Any], step: int, steps: int) -> Iterator[Update]:
+        """One update: the mean loss over the items of the step."""
+        micro = self._evened(batch.micro)
+        items = sum(self._ranks.gather(sum(each.num_items for each in micro)))
+        if not items:
+            raise FloatingPointError("every record of the step is bad; see set_aside.jsonl")
+        every = self._figures(micro, batch.mismatched, training=True)
+        figures: dict[str, float | Tensor] = {
+            "tokens": float(sum(int(each.length_A.sum()) for each in micro))
+        }
+
+        def losses() -> Iterator[Tensor]:
+            sums = MetricSums()
+            for each, step_figures in zip(micro, every, strict=True):
+                found = self._losses(each, step_figures)
+                sums.add(found.metrics)
+                yield found.loss_I.sum() / items
+            figures.update(sums.means(self._ranks))
+
+        yield Update(losses(), figures, losses=len(micro))
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Means over the held-out items: loss, figures of the objectives, and the KL from the reference per token."""
+        sums = MetricSums()
+        for batch in self._steps.held_out():
+            self._set_aside.add(batch.bad)
+            micro = self._evened(batch.micro)
+            for each, figures in zip(micro, self._figures(micro, [], training=False), strict=True):
+                found = self._losses(each, figures, with_kl=True)
+                sums.add({"loss": found.loss_I, **found.metrics})
+        return sums.means(self._ranks)
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """Tell of answers that both become unlikely: the policy forgets how to answer at all."""
+        chosen, rejected = figures.get("reward_chosen"), figures.get("reward_rejected")
+        if chosen is None or rejected is None or not chosen < rejected * 0.5 < 0:
+            return {}
+        return {
+            "likelihood displacement": (
+                f"the reward of chosen answers fell to {chosen:.2f} with that of rejected ones ({rejected:.2f}): "
+                "mix in `sft`, or take dpop or a higher beta"
+            )
+        }
+
+    def _losses(
+        self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False
+    ) -> ItemLosses:
+        own = micro.to(self.device)
+        request = TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
+        answers = self._policy.answer_logprobs(self._root, own.batch, request, own.draw_T)
+        losses = mixed_losses(self._terms, answers, own.groups, on_device(figures, self.device))
+        if answers.kl_T is not None and with_kl:
+            return ItemLosses(losses.loss_I, {**losses.metrics, "kl_per_token": answers.kl_T})
+        return losses
+
+    def _adds_kl(self, with_kl: bool) -> bool:
+        return with_kl and self._request.reference
+
+    def _figures(
+        self, micro: Sequence[MicroBatch[Any]], mismatched: Sequence[Any], training: bool
+    ) -> list[StepFigures]:
+        """The figures of the whole step for each micro-batch, from a pass without gradient where they need one."""
+        needed = self._statistics
+        answers = [self._plain(each.batch) for each in micro] if needed.needs_answers else []
+        beside: list[AnswerLogprobs] = []
+        if "kl" in needed.needed:
+            count = max(self._ranks.gather(len(mismatched)))
+            batches = [*mismatched, *[None] * (count - len(mismatched))]
+            beside = [self._plain(self._steps.idle().batch if b is None else b) for b in batches]
+            beside = beside[: len(mismatched)]
+        return needed.of_step(micro, answers, beside, training)
+
+    @torch.no_grad()
+    def _plain(self, batch: Any) -> AnswerLogprobs:
+        request = TokenRequest(reference=self._request.reference)
+        return self._policy.answer_logprobs(self._root, batch.to(self.device), request)
+
+    def _evened(self, micro: Sequence[MicroBatch[Any]]) -> list[MicroBatch[Any]]:
+        """As many as the rank with the most has, at least one: ranks meet in every pass through the model."""
+        most = max(1, *self._ranks.gather(len(micro)))
+        return [*micro, *(self._steps.idle() for _ in range(most - len(micro)))]
+
+
+def request_of(terms: Sequence[ObjectiveTerm]) -> TokenRequest:
+    """Return the figures per token that these objectives read."""
+    fields = frozenset().union(*(term.needs.fields for term in terms))
+    return TokenRequest(
+        reference=any(term.needs.reference for term in terms),
+        kl="kl_T" in fields,
+        collision="log_collision_T" in fields,
+        contrast_k=CONTRAST_K if "contrast_T" in fields else 0,
+    )
+
+
+def on_device(figures: StepFigures, device: torch.device) -> StepFigures:
+    """Return the figures with their tensors on a device."""
+    moved: dict[str, Any] = {}
+    for name, value in vars(figures).items():
+        if isinstance(value, Tensor):
+            moved[name] = value.to(device)
+        else:
+            moved[name] = value
+    return StepFigures(**moved)
