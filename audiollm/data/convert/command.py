@@ -34,10 +34,11 @@ class SourceKind(str, Enum):
     ALPACA = "alpaca"
     SHAREGPT = "sharegpt"
     FOLDER = "folder"
+    PREFERENCES = "preferences"
 
 
-_CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT)
-_WITH_COLUMNS = (SourceKind.HUGGINGFACE, SourceKind.LJSPEECH)
+_CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT, SourceKind.PREFERENCES)
+_WITH_COLUMNS = (SourceKind.HUGGINGFACE, SourceKind.LJSPEECH, SourceKind.PREFERENCES)
 
 
 def convert(
@@ -47,7 +48,8 @@ def convert(
         typer.Argument(
             help="huggingface: a folder of save_to_disk, or of parquet or arrow files. lhotse: cuts.jsonl(.gz). "
             "ljspeech: a folder with metadata.csv, or a CSV/TSV with a header (path, text, ...). "
-            "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them.",
+            "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them. "
+            "preferences: .json, .jsonl, .parquet, .arrow, or a folder as of huggingface.",
             show_default=False,
         ),
     ],
@@ -55,8 +57,9 @@ def convert(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Task that the samples teach: tts, asr, caption, ... For alpaca and sharegpt only its name is used.",
-            show_default="tts; audio_qa or text of chats",
+            help="Task that the samples teach: tts, asr, caption, ... "
+            "For alpaca, sharegpt and preferences only its name is used.",
+            show_default="tts; audio_qa or text of chats and preferences",
         ),
     ] = None,
     tasks: Annotated[
@@ -87,6 +90,23 @@ def convert(
     Rows that cannot be used are named in OUT.set_aside.jsonl with the reason, and the rest
     goes on.
 
+    Preferences: each row has a prompt (a text or a list of messages), with
+    audios its recordings, and judged answers in one of these forms:
+
+    chosen, rejected: a pair. Also score_chosen and score_rejected, or margin.
+    Without a prompt, chosen and rejected begin with it.
+
+    completion, label (or kto_tag): one answer, true or false. Also score.
+
+    completions, scores (or ranks): a list; or objects with response and score.
+
+    ranked: a list, the best first.
+
+    completions, labels: the steps of one answer, and whether each is right.
+
+    An answer is a text, a message or a recording; chosen_audio, rejected_audio,
+    completion_audio and completions_audio are recordings beside the texts.
+
     Examples:
 
     audiollm convert ljspeech LJSpeech-1.1 -o lj/samples.jsonl
@@ -94,6 +114,10 @@ def convert(
     audiollm convert lhotse cuts.jsonl.gz -o asr.jsonl --task asr --audio /corpora/librispeech
 
     audiollm convert sharegpt chats.json -o chats.jsonl
+
+    audiollm convert preferences ultrafeedback -o pairs.jsonl
+
+    audiollm convert preferences rated.jsonl -o lists.jsonl --columns completions=outputs
     """
     from audiollm.data.convert.request import ConversionRequest
 
@@ -123,6 +147,7 @@ def convert(
 def _converters() -> dict[SourceKind, Converter]:
     from audiollm.data.convert.chats import alpaca, sharegpt
     from audiollm.data.convert.huggingface import huggingface
+    from audiollm.data.convert.preferences import preferences
     from audiollm.data.convert.tables import folder, lhotse, ljspeech
 
     return {
@@ -132,6 +157,7 @@ def _converters() -> dict[SourceKind, Converter]:
         SourceKind.ALPACA: alpaca,
         SourceKind.SHAREGPT: sharegpt,
         SourceKind.FOLDER: folder,
+        SourceKind.PREFERENCES: preferences,
     }
 
 
@@ -139,6 +165,8 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
     bad: list[BadSample] = []
     aside = request.out.with_name(f"{request.out.stem}.set_aside.jsonl")
     written = 0
+    for note in rows.notes:
+        console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     try:
         with atomic_path(request.out) as temporary, temporary.open("w", encoding="utf-8") as file:
             for sample in _good(rows, bad, strict, console):

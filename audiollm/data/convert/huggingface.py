@@ -7,33 +7,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from audiollm.audio import AUDIO_EXTENSIONS
 from audiollm.data.chat.tasks import FieldValue
+from audiollm.data.convert.recordings import is_recording, recording_part
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, find_columns
-from audiollm.data.records.sample import AudioPart, Sample
-from audiollm.data.records.storage import write_bytes
+from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, ConfigError
 
 _SPLIT = re.compile(r"(train|test|validation|valid|dev|eval)\b", re.IGNORECASE)
-_MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}
 
 
 def huggingface(request: ConversionRequest) -> SourceRows:
     """The rows of all splits; a sample's split is in its metadata."""
-    splits = _open(request.source)
+    splits = open_splits(request.source)
     known = [getattr(dataset, "num_rows", None) for dataset in splits.values()]
     total = None if None in known else sum(count for count in known if count is not None)
     return SourceRows(total, _all(request, splits))
 
 
-# Private
+def open_splits(source: Path) -> Mapping[str, Any]:
+    """The datasets of a folder by split ("" where there are none); audio, nested or not, is given as paths and bytes.
 
-
-def _open(source: Path) -> Mapping[str, Any]:
-    """Datasets by split; audio columns give the content of files."""
+    Raises:
+        ConfigError: the package `datasets` is not installed, or the folder holds no dataset.
+    """
     try:
         import datasets
     except ImportError:
@@ -52,9 +52,31 @@ def _open(source: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot be read ({error})", str(source), "give a dataset's folder") from error
     for split, dataset in opened.items():
         for name, feature in (dataset.features or {}).items():
-            if isinstance(feature, datasets.Audio):
-                opened[split] = opened[split].cast_column(name, datasets.Audio(decode=False))
+            undecoded = _undecoded(feature)
+            if undecoded != feature:
+                opened[split] = opened[split].cast_column(name, undecoded)
     return opened
+
+
+def row_label(source: Path, split: str, number: int) -> str:
+    """The id of a row that has none of its own."""
+    return f"{split or source.stem}-{number:08d}"
+
+
+# Private
+
+
+def _undecoded(feature: Any) -> Any:
+    """The same feature with every audio in it given as it is stored."""
+    import datasets
+
+    if isinstance(feature, datasets.Audio):
+        return replace(feature, decode=False)
+    if isinstance(feature, dict):
+        return {name: _undecoded(inner) for name, inner in feature.items()}
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return replace(feature, feature=_undecoded(feature.feature))
+    return feature
 
 
 def _data_files(source: Path) -> tuple[str, dict[str, list[str]]]:
@@ -78,7 +100,7 @@ def _all(request: ConversionRequest, splits: Mapping[str, Any]) -> Iterator[Samp
         for number, row in enumerate(dataset):
             columns = columns or find_columns(list(row), request.columns, str(request.source))
             place = f"{request.source} {split}[{number}]".replace(" [", "[")
-            label = f"{split or request.source.stem}-{number:08d}"
+            label = row_label(request.source, split, number)
             yield _sample(request, place, label, split, {f: row[c] for f, c in columns.items()})
 
 
@@ -89,26 +111,10 @@ def _sample(
     try:
         fields: dict[str, FieldValue] = {"split": split} if split else {}
         for name, value in values.items():
-            if name == "audio" or (isinstance(value, Mapping) and {"bytes", "path"} <= set(value)):
-                fields[name] = _audio(request, label if name == "audio" else f"{label}-{name}", value)
+            if name == "audio" or is_recording(value):
+                fields[name] = recording_part(request, label if name == "audio" else f"{label}-{name}", value)
             elif isinstance(value, str | int | float) and name != "id":
                 fields[name] = str(value).strip()
     except ValueError as error:
         return bad_row(place, id, str(error))
     return request.sample(place, id, fields)
-
-
-def _audio(request: ConversionRequest, label: str, value: Any) -> AudioPart:
-    """A path, or the content of a file, which is written to a folder beside the manifest."""
-    content = value.get("bytes") if isinstance(value, Mapping) else None
-    name = value.get("path") if isinstance(value, Mapping) else value
-    if content is None:
-        if not isinstance(name, str) or not name:
-            raise ValueError("holds no audio: neither a path nor the content of a file")
-        return request.audio_part(name)
-    given = Path(name or "").suffix.lower()
-    guess = next((ending for magic, ending in _MAGIC.items() if content.startswith(magic)), ".audio")
-    folder = request.out.parent / f"{request.out.stem}_audio"
-    path = folder / f"{label}{given if given in AUDIO_EXTENSIONS else guess}"
-    write_bytes(str(path), content)
-    return AudioPart(path=f"{folder.name}/{path.name}")

@@ -28,6 +28,8 @@ class SourceRows(NamedTuple):
 
     total: int | None
     results: Iterator[Sample | BadSample]
+    notes: tuple[str, ...] = ()
+    """Facts about the source to print before the rows are read."""
 
 
 Converter = Callable[["ConversionRequest"], SourceRows]
@@ -94,8 +96,16 @@ def bad_row(place: str, id: str, reason: str) -> BadSample:
     return BadSample(place, id, reason, "unusable row")
 
 
-def find_columns(names: Sequence[str], given: Mapping[str, str], place: str) -> dict[str, str]:
+def find_columns(
+    names: Sequence[str],
+    given: Mapping[str, str],
+    place: str,
+    usual_columns: Mapping[str, Sequence[str]] = USUAL_COLUMNS,
+) -> dict[str, str]:
     """The column of each field: those that were named, then the usual ones, then every other by its own name.
+
+    Args:
+        usual_columns: for each field, the columns that are taken for it, the first that is there.
 
     Raises:
         ConfigError: a column was named that is not there.
@@ -105,7 +115,7 @@ def find_columns(names: Sequence[str], given: Mapping[str, str], place: str) -> 
             remedy = suggestion(column, list(names))
             raise ConfigError(f"{field}={column}: {place} has no such column", "--columns", remedy)
     usual = {
-        field: next((c for c in columns if c in names), None) for field, columns in USUAL_COLUMNS.items()
+        field: next((c for c in columns if c in names), None) for field, columns in usual_columns.items()
     }
     found = {**{field: column for field, column in usual.items() if column is not None}, **given}
     others = [name for name in names if name not in found.values() and name not in found]

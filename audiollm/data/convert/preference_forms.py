@@ -1,0 +1,270 @@
+"""The forms of rows with judged answers: which fields each has, and the answers that it gives.
+
+Pairs (TRL's chosen and rejected), steps (TRL's stepwise supervision), ranked and scored lists (UltraFeedback's objects
+among them), and single answers with a label (TRL's unpaired preferences, `kto_tag`) or a score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from audiollm.data.convert.recordings import is_recording
+
+COMMON_COLUMNS: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "question", "query", "instruction"),
+    "input": ("input",),
+    "history": ("history",),
+    "system": ("system",),
+    "messages": ("messages", "conversations"),
+    "audios": ("audios", "audio"),
+    "id": ("id", "prompt_id", "uid", "key"),
+    "split": ("split",),
+}
+"""Fields of every form, and the columns that are taken for them, the first that is there."""
+ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
+    "chosen": ("chosen", "chosen_response"),
+    "rejected": ("rejected", "rejected_response"),
+    "chosen_audio": ("chosen_audio",),
+    "rejected_audio": ("rejected_audio",),
+    "score_chosen": ("score_chosen", "chosen_score", "chosen_rating"),
+    "score_rejected": ("score_rejected", "rejected_score", "rejected_rating"),
+    "margin": ("margin",),
+    "completion": ("completion", "response", "answer", "output"),
+    "completion_audio": ("completion_audio", "response_audio", "answer_audio"),
+    "label": ("label", "kto_tag"),
+    "score": ("score", "rating", "reward"),
+    "completions": ("completions", "responses", "answers"),
+    "completions_audio": ("completions_audio", "responses_audio", "answers_audio"),
+    "labels": ("labels",),
+    "scores": ("scores", "ratings", "rewards"),
+    "ranks": ("ranks",),
+    "ranked": ("ranked",),
+}
+"""Fields of the answers, as `COMMON_COLUMNS`."""
+TEXT_KEYS = ("response", "completion", "answer", "text", "content")
+SCORE_KEYS = ("score", "overall_score", "rating", "reward")
+ORIGIN_KEYS = ("model", "origin", "generator")
+"""Keys of an answer that is an object, in lists of answers; its other keys go to the answer's metadata."""
+STEP_SEPARATOR = "\n"
+"""Stands between steps of reasoning, as TRL's trainer of process reward models puts it."""
+
+Fields = Mapping[str, Any]
+
+
+class WrongField(ValueError):
+    """A field of a row that cannot be used.
+
+    Args:
+        name: the field; "" for the row as a whole.
+        reason: what is wrong with it.
+        kind: the few words that are counted by.
+    """
+
+    def __init__(self, name: str, reason: str, kind: str = "unusable row") -> None:
+        super().__init__(reason)
+        self.name, self.reason, self.kind = name, reason, kind
+
+
+@dataclass(frozen=True)
+class GivenAnswer:
+    """An answer as a row gives it."""
+
+    name: str
+    """The field that it comes from."""
+    value: Any
+    """A text, a message, a list of parts, a recording, or None where there is a recording beside it alone."""
+    sound: Any = None
+    """A recording, or a list of recordings, that is given beside it."""
+    judged: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `RatedAnswer` besides the content."""
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A form of rows."""
+
+    needs: tuple[frozenset[str], ...]
+    """Sets of fields, of which a row must have one."""
+    uses: frozenset[str]
+    """The fields that the answers are made of; others are kept as metadata."""
+    read: Callable[[Fields], list[GivenAnswer]]
+    compares: bool = False
+    """Whether its answers are compared, so that there must be two, and no two may be equal."""
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Return whether a row of these fields has this form."""
+        return any(need <= set(names) for need in self.needs)
+
+
+def plain_number(name: str, value: Any) -> float:
+    """A finite number, or the number that a text holds.
+
+    Raises:
+        WrongField: it is something else.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise WrongField(name, f"a finite number is expected, not {value!r:.60}", "no finite score")
+    return number
+
+
+# Private
+
+
+def _pair(fields: Fields) -> list[GivenAnswer]:
+    given = []
+    for rank, name in enumerate(("chosen", "rejected"), start=1):
+        judged: dict[str, Any] = {"rank": rank}
+        if f"score_{name}" in fields:
+            judged["score"] = plain_number(f"score_{name}", fields[f"score_{name}"])
+        given.append(GivenAnswer(name, fields.get(name), fields.get(f"{name}_audio"), judged))
+    return given
+
+
+def _single(fields: Fields) -> list[GivenAnswer]:
+    judged: dict[str, Any] = {}
+    if "label" in fields:
+        judged["verdict"] = "desirable" if _flag("label", fields["label"]) else "undesirable"
+    if "score" in fields:
+        judged["score"] = plain_number("score", fields["score"])
+    return [GivenAnswer("completion", fields.get("completion"), fields.get("completion_audio"), judged)]
+
+
+def _steps(fields: Fields) -> list[GivenAnswer]:
+    texts = _list("completions", fields["completions"])
+    labels = _list("labels", fields["labels"], len(texts), "wrong scores of steps")
+    for text in texts:
+        if not isinstance(text, str):
+            raise WrongField("completions", f"the text of a step is expected, not {text!r:.60}")
+    ends = [STEP_SEPARATOR] * (len(texts) - 1) + [""]
+    content = [{"type": "text", "text": text + end} for text, end in zip(texts, ends, strict=True)]
+    steps = [float(label) if isinstance(label, bool) else plain_number("labels", label) for label in labels]
+    return [GivenAnswer("completions", content, None, {"steps": steps})]
+
+
+def _scored(fields: Fields) -> list[GivenAnswer]:
+    given = _answers("completions", fields.get("completions"), fields.get("completions_audio"))
+    if "scores" in fields:
+        scores = _list("scores", fields["scores"], len(given))
+        given = [
+            _judge(one, score=plain_number("scores", score)) for one, score in zip(given, scores, strict=True)
+        ]
+    if "ranks" in fields:
+        ranks = _list("ranks", fields["ranks"], len(given))
+        given = [_judge(one, rank=_rank("ranks", rank)) for one, rank in zip(given, ranks, strict=True)]
+    if not all({"score", "rank"} & set(one.judged) for one in given):
+        reason = "not every answer has a score: give scores or ranks, in a column or in each object"
+        raise WrongField("completions", reason, "no judgement")
+    return given
+
+
+def _ranked(fields: Fields) -> list[GivenAnswer]:
+    given = _answers("ranked", fields["ranked"], None)
+    return [_judge(one, rank=place) for place, one in enumerate(given, start=1)]
+
+
+def _judge(one: GivenAnswer, **judged: float) -> GivenAnswer:
+    return replace(one, judged={**one.judged, **judged})
+
+
+def _answers(name: str, answers: Any, sounds: Any) -> list[GivenAnswer]:
+    """The answers of a list, with the recordings beside them: either list may be missing."""
+    if answers is None:
+        answers = [None] * len(_list("completions_audio", sounds))
+    listed = _list(name, answers)
+    beside = [None] * len(listed) if sounds is None else _list("completions_audio", sounds, len(listed))
+    return [_listed_answer(name, answer, sound) for answer, sound in zip(listed, beside, strict=True)]
+
+
+def _listed_answer(name: str, answer: Any, sound: Any) -> GivenAnswer:
+    """A text, a message or a recording, or an object that holds one of them with its judgements."""
+    is_object = (
+        isinstance(answer, Mapping) and not is_recording(answer) and not {"role", "from"} & set(answer)
+    )
+    if not is_object:
+        return GivenAnswer(name, answer, sound)
+    text, score, origin = (_first(answer, keys) for keys in (TEXT_KEYS, SCORE_KEYS, ORIGIN_KEYS))
+    held = answer.get("audio")
+    if text is None and held is None and sound is None:
+        raise WrongField(name, f"an answer has none of {', '.join(TEXT_KEYS)}", "empty answer")
+    judged: dict[str, Any] = {}
+    if score is not None:
+        judged["score"] = plain_number(name, answer[score])
+    if answer.get("rank") is not None:
+        judged["rank"] = _rank(name, answer["rank"])
+    if origin is not None:
+        judged["origin"] = str(answer[origin])
+    used = {text, score, origin, "rank", "audio"}
+    rest = {key: value for key, value in answer.items() if key not in used and value is not None}
+    if rest:
+        judged["metadata"] = rest
+    return GivenAnswer(name, None if text is None else answer[text], held if sound is None else sound, judged)
+
+
+def _first(record: Fields, keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if record.get(key) is not None), None)
+
+
+def _list(name: str, value: Any, size: int | None = None, kind: str = "unusable row") -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise WrongField(name, f"a list is expected, not {value!r:.60}", kind)
+    if size is not None and len(value) != size:
+        raise WrongField(name, f"{len(value)} entries for {size} answers or steps: give one for each", kind)
+    return value
+
+
+def _rank(name: str, value: Any) -> int:
+    number = plain_number(name, value)
+    if number != int(number) or number < 1:
+        raise WrongField(name, f"a rank is a whole number, and 1 is the best, not {value!r:.60}")
+    return int(number)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1)):
+        return bool(value)
+    raise WrongField(name, f"true or false is expected, not {value!r:.60}", "wrong verdict")
+
+
+def _either(first: Sequence[str], second: Sequence[str]) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset({one, other}) for one in first for other in second)
+
+
+FORMS = (
+    RowForm(
+        _either(("chosen", "chosen_audio", "messages"), ("rejected", "rejected_audio")),
+        frozenset(
+            {
+                "chosen",
+                "rejected",
+                "chosen_audio",
+                "rejected_audio",
+                "score_chosen",
+                "score_rejected",
+                "margin",
+            }
+        ),
+        _pair,
+        compares=True,
+    ),
+    RowForm((frozenset({"completions", "labels"}),), frozenset({"completions", "labels"}), _steps),
+    RowForm((frozenset({"ranked"}),), frozenset({"ranked"}), _ranked, compares=True),
+    RowForm(
+        (frozenset({"completions"}), frozenset({"completions_audio"})),
+        frozenset({"completions", "completions_audio", "scores", "ranks"}),
+        _scored,
+        compares=True,
+    ),
+    RowForm(
+        _either(("completion", "completion_audio", "messages"), ("label", "score")),
+        frozenset({"completion", "completion_audio", "label", "score"}),
+        _single,
+    ),
+)
+"""Of the forms that fit a row the first is taken."""
