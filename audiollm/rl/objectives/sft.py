@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from audiollm.rl.objectives.answers import AnswerGroups, AnswerLogprobs, ItemLosses, LabelledSteps, Lists, Pairs
+from audiollm.rl.objectives.answers import (
+    AnswerGroups,
+    AnswerLogprobs,
+    ItemLosses,
+    LabelledSteps,
+    Lists,
+    Pairs,
+)
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.settings import SFTSettings
 from audiollm.rl.objectives.terms import cross_entropy_of

@@ -67,7 +67,12 @@ class PromptedAnswers:
                     place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
                 )
             texts.append("".join(part.text for part in answer if isinstance(part, TextPart)))
-        names = [part.path for message in sample.messages for part in message.content if isinstance(part, AudioPart)]
+        names = [
+            part.path
+            for message in sample.messages
+            for part in message.content
+            if isinstance(part, AudioPart)
+        ]
         return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place)
 
 

@@ -127,7 +127,9 @@ class TransformersPolicy:
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedAnswers:
         """See `Policy.take_beside`."""
-        asked = sum(isinstance(part, AudioPart) for message in prompt.sample.messages for part in message.content)
+        asked = sum(
+            isinstance(part, AudioPart) for message in prompt.sample.messages for part in message.content
+        )
         recordings = [clip.load() for clip in prompt.audio[:asked]]
         contents = [loaded.sample.answers[number].content for number in answers]
         return PromptedAnswers.of(prompt.sample, recordings, contents, place)

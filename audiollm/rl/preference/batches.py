@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.records.mixture import Mixture
-from audiollm.data.records.source import Source
+from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.rl.groups import AnswerPair, JudgedAnswer, RankedAnswers, SampleGroup
 from audiollm.rl.objectives.answers import AnswerGroups, Lists, Pairs, Singles
@@ -39,6 +39,8 @@ class EncodedRecord(Generic[Encoded]):
     answers: list[Encoded]
     groups: list[SampleGroup]
     """Their answers are places in `answers`."""
+    altered: list[int] = field(default_factory=list)
+    """Place of each pair's chosen answer with the recordings of another record, where they are needed."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         max_tokens: tokens of a micro-batch.
         draws: whether a random number per answer token is needed.
         mismatched: whether answers behind the prompts of other records are needed.
+        altered: whether chosen answers are needed once more, with the recordings of another record.
     """
 
     def __init__(
@@ -99,12 +102,13 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         seed: int,
         draws: bool = False,
         mismatched: bool = False,
+        altered: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self._policy, self._sources, self._usable, self._grouping = policy, sources, usable, grouping
         self._batch_size, self._max_tokens, self._seed = batch_size, max_tokens, seed
-        self._draws, self._mismatched = draws, mismatched
+        self._draws, self._mismatched, self._altered = draws, mismatched, altered
         self._rank, self._world = rank, world
         sizes = [len(used) for used in usable.train]
         self.mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
@@ -117,7 +121,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         ]
         bad: list[BadSample] = []
         own = range(self._rank, len(items), self._world)
-        records = [self._encoded(*items[place], bad) for place in own]
+        records = [self._encoded(items[place], items[(place + 1) % len(items)], bad) for place in own]
         micro = self._micro_batches([record for record in records if record], str(step))
         beside: list[Batch] = []
         if self._mismatched:
@@ -133,44 +137,60 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             for index in evenly(used, HELD_OUT)
         ]
         for first in range(0, len(items), self._batch_size):
-            own = items[first : first + self._batch_size][self._rank :: self._world]
+            batch = items[first : first + self._batch_size]
             bad: list[BadSample] = []
-            records = [record for item in own if (record := self._encoded(*item, bad))]
+            found = [
+                self._encoded(batch[place], batch[(place + 1) % len(batch)], bad)
+                for place in range(self._rank, len(batch), self._world)
+            ]
+            records = [record for record in found if record]
             yield StepBatch(self._micro_batches(records, "held out"), [], bad)
 
     def idle(self) -> MicroBatch[Batch]:
         """A micro-batch without groups: for a rank that has fewer than others, which wait for it."""
         draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
-        groups, none = join_groups([], self._grouping.kind), torch.zeros(0, dtype=torch.long)
+        groups = join_groups([], self._grouping.kind, [] if self._altered else None)
+        none = torch.zeros(0, dtype=torch.long)
         return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T)
 
-    def _encoded(self, source: int, index: int, bad: list[BadSample]) -> EncodedRecord[Encoded] | None:
-        place = f"{self._sources[source].name} [{index}]"
+    def _encoded(
+        self, item: tuple[int, int], other: tuple[int, int], bad: list[BadSample]
+    ) -> EncodedRecord[Encoded] | None:
+        """Encode a record; `other` is the one whose recordings it is heard with where they are altered."""
+        place = self._place(item)
         try:
-            loaded = self._sources[source][index]
-            sample, groups = self._grouping.groups(loaded.sample, place)
+            loaded, groups = self._read(item)
             used = sorted({answer for group in groups for answer in answers_of(group)})
-            prompted = self._policy.take(replace(loaded, sample=sample), used, place)
-            answers = self._policy.encode(prompted)
+            answers = self._policy.encode(self._policy.take(loaded, used, place))
+            numbered = [renumbered(group, used) for group in groups]
+            if not self._altered:
+                return EncodedRecord(loaded.sample.id, answers, numbered)
+            heard = with_recordings_of(loaded, self._read(other)[0])
+            chosen = [group.chosen for group in groups if isinstance(group, AnswerPair)]
+            altered = self._policy.encode(self._policy.take(heard, chosen, place))
         except BadSample as error:
             bad.append(error.with_traceback(None))
             return None
-        return EncodedRecord(sample.id, answers, [renumbered(group, used) for group in groups])
+        places = [len(answers) + n for n in range(len(altered))]
+        return EncodedRecord(loaded.sample.id, [*answers, *altered], numbered, places)
+
+    def _read(self, item: tuple[int, int]) -> tuple[LoadedSample, list[SampleGroup]]:
+        source, index = item
+        loaded = self._sources[source][index]
+        sample, groups = self._grouping.groups(loaded.sample, self._place(item))
+        return replace(loaded, sample=sample), groups
+
+    def _place(self, item: tuple[int, int]) -> str:
+        source, index = item
+        return f"{self._sources[source].name} [{index}]"
 
     def _beside(self, own: tuple[int, int], other: tuple[int, int]) -> list[Encoded] | None:
         """The used answers of one record behind the messages of another; None where one of them is bad."""
-        (source, index), (other_source, other_index) = own, other
-        place = f"{self._sources[source].name} [{index}]"
         try:
-            loaded = self._sources[source][index]
-            sample, groups = self._grouping.groups(loaded.sample, place)
-            asked = self._sources[other_source][other_index]
-            prompt, _ = self._grouping.groups(asked.sample, place)
+            loaded, groups = self._read(own)
+            asked, _ = self._read(other)
             used = sorted({answer for group in groups for answer in answers_of(group)})
-            return self._policy.encode(self._policy.take_beside(
-                    replace(asked, sample=prompt), replace(loaded, sample=sample), used, place
-                )
-            )
+            return self._policy.encode(self._policy.take_beside(asked, loaded, used, self._place(own)))
         except BadSample:
             return None  # named where it is met as a record of its own
 
@@ -182,12 +202,18 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             chosen = [records[place] for place in places]
             answers = [answer for record in chosen for answer in record.answers]
             groups = join_groups(
-                [(record.groups, len(record.answers)) for record in chosen], self._grouping.kind
+                [(record.groups, len(record.answers)) for record in chosen],
+                self._grouping.kind,
+                [record.altered for record in chosen] if self._altered else None,
             )
             lengths = [self._policy.num_answer_tokens(answer) for answer in answers]
             draw_T = None
             if self._draws:
-                seeds = [self._draw_seed(record.id, purpose, n) for record in chosen for n in range(len(record.answers))]
+                seeds = [
+                    self._draw_seed(record.id, purpose, n)
+                    for record in chosen
+                    for n in range(len(record.answers))
+                ]
                 draw_T = answer_draws(lengths, seeds)
             items = sum(len(record.groups) for record in chosen)
             length_A = torch.tensor(lengths, dtype=torch.long)
@@ -222,18 +248,53 @@ def renumbered(group: SampleGroup, used: Sequence[int]) -> SampleGroup:
     raise ValueError("labelled steps are for process reward models")
 
 
-def join_groups(records: Sequence[tuple[Sequence[SampleGroup], int]], kind: GroupKind) -> AnswerGroups:
+def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSample:
+    """The sample with the recordings of another one's messages in place of its own, in their order, again and again.
+
+    Raises:
+        BadSample: one of them has no recording.
+    """
+    asked, given = (num_asked(each) for each in (loaded, other))
+    for each, count in ((loaded, asked), (other, given)):
+        if not count:
+            raise BadSample("", each.sample.id, "has no recording to be exchanged", "no recording")
+    heard = [place % given for place in range(asked)]
+    audio = [*(other.audio[place] for place in heard), *loaded.audio[asked:]]
+    encodings = [
+        [*(theirs[place] for place in heard), *own[asked:]]
+        for own, theirs in zip(loaded.encodings, other.encodings, strict=True)
+    ]
+    return replace(loaded, encodings=encodings, audio=tuple(audio))
+
+
+def num_asked(loaded: LoadedSample) -> int:
+    """Recordings in the messages of a sample; those of its answers follow them."""
+    answers = sum(len(answer.audio_parts()) for answer in loaded.sample.answers)
+    return len(loaded.sample.audio_parts()) - answers
+
+
+def join_groups(
+    records: Sequence[tuple[Sequence[SampleGroup], int]],
+    kind: GroupKind,
+    altered: Sequence[Sequence[int]] | None = None,
+) -> AnswerGroups:
     """Join the groups of several records, whose answers follow one another.
 
     Args:
         records: groups of each record, and the number of its answers.
+        altered: of each record, the places of its pairs' chosen answers with altered recordings.
     """
     found: list[tuple[int, Any]] = []
     first = 0
     for groups, answers in records:
         found += [(first, group) for group in groups]
         first += answers
-    return _JOIN[kind](found)
+    joined: AnswerGroups = _JOIN[kind](found)
+    if altered is None or not isinstance(joined, Pairs):
+        return joined
+    firsts = torch.tensor([0, *(answers for _, answers in records)]).cumsum(0).tolist()
+    places = [first + place for first, own in zip(firsts, altered, strict=False) for place in own]
+    return replace(joined, altered_P=torch.tensor(places, dtype=torch.long))
 
 
 def groups_to(groups: AnswerGroups, device: torch.device) -> AnswerGroups:
@@ -257,7 +318,9 @@ def _join_pairs(found: Sequence[tuple[int, AnswerPair]]) -> Pairs:
 
 def _join_lists(found: Sequence[tuple[int, RankedAnswers]]) -> Lists:
     return Lists(
-        torch.tensor([first + answer for first, ranked in found for answer in ranked.answers], dtype=torch.long),
+        torch.tensor(
+            [first + answer for first, ranked in found for answer in ranked.answers], dtype=torch.long
+        ),
         torch.tensor([n for n, (_, ranked) in enumerate(found) for _ in ranked.answers], dtype=torch.long),
         len(found),
         torch.tensor([score for _, ranked in found for score in ranked.scores]),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
-
 from audiollm.data.records.opening import open_source
 from audiollm.errors import ConfigError
+from audiollm.files.tensors import open_tensors
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, required
 from audiollm.rl.preference.settings import PreferenceConfig
@@ -56,10 +56,7 @@ def _parameters(model: Path) -> int:
         return 0
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
+        with open_tensors(path) as file:
+            names = list(file.keys())
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     return total

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audiollm.data.records.sample import Sample
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
@@ -26,6 +26,8 @@ class Grouping:
     fields: frozenset[str]
     """Fields that the objectives read of a group (`desirable_N`, `score_N`)."""
     pairs: PairChoice = "best_worst"
+    needs_recording: bool = False
+    """Whether the messages must have a recording (an objective exchanges it)."""
 
     def groups(self, sample: Sample, place: str) -> tuple[Sample, list[SampleGroup]]:
         """Return the record with its answers set apart from its messages, and the groups of these answers.
@@ -34,6 +36,12 @@ class Grouping:
             BadSample: it lacks something that the kind needs.
         """
         answered = with_answer(sample, place) if self.kind == "singles" else sample
+        heard = any(isinstance(part, AudioPart) for message in sample.messages for part in message.content)
+        if self.needs_recording and not heard:
+            reason = (
+                "its messages have no recording, and the objective compares answers to different recordings"
+            )
+            raise BadSample(place, sample.id, reason, "no recording")
         return answered, groups_of(answered, self.kind, self.fields, self.pairs, place)
 
 

@@ -42,7 +42,8 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, STAGE_NAME, ranks, config.strict)
     fields = frozenset().union(*(needs.fields for needs in config.needs))
-    grouping = Grouping(config.group_kind, fields, config.pairs)
+    altered = any(needs.altered_recordings for needs in config.needs)
+    grouping = Grouping(config.group_kind, fields, config.pairs, needs_recording=altered)
     with context.progress("reading records", sum(map(len, sources))) as bar:
         usable = find_usable(sources, grouping, set_aside, lambda: bar.advance(bar.task_ids[0]))
     records = sum(len(each) for each in usable.train)
@@ -64,6 +65,7 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
         config.seed,
         draws="draw_T" in fields or "contrast_T" in fields,
         mismatched=any(needs.mismatched_answers for needs in config.needs),
+        altered=altered,
         rank=ranks.rank,
         world=ranks.world,
     )

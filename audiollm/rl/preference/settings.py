@@ -33,6 +33,8 @@ SIZES: dict[Size, PreferenceSizeRule] = {
     "3b": PreferenceSizeRule(64, 5e-7, 8_192),
 }
 ADAPTER_RATE_FACTOR = 10.0
+NOT_COMPUTED = frozenset({"value_A", "prompt_sum_A", "prompt_length_A"})
+NOT_COMPUTED_REMEDY = "no policy computes it; take another objective, or for orpo `sft_on: answer`"
 
 
 class ObjectiveChoice(BaseModel):
@@ -132,6 +134,10 @@ class PreferenceConfig(ModelTrainingConfig):
         for term in self.terms:
             if term.needs.reads != "log_probs":
                 raise ValueError(f"objective: {term.name} trains a reward model: use the stage train_reward")
+            if missing := sorted(term.needs.fields & NOT_COMPUTED):
+                raise ValueError(
+                    f"objective: {term.name} as set reads {', '.join(missing)}: {NOT_COMPUTED_REMEDY}"
+                )
         shared = [kind for kind in self.needs[0].groups if all(kind in needs.groups for needs in self.needs)]
         if not shared:
             takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)

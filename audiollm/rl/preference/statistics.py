@@ -96,7 +96,9 @@ class StepStatistics:
             policy_M = self._gathered([each.sums_A for each in mismatched])
             ratio_M = self._gathered([each.ratios_A for each in mismatched])
             known = len(ratio_M) > 0
-            kl = mismatched_kl(policy_M, policy_M - ratio_M) if known else torch.zeros((), dtype=torch.float64)
+            kl = (
+                mismatched_kl(policy_M, policy_M - ratio_M) if known else torch.zeros((), dtype=torch.float64)
+            )
             figures = replace(figures, kl=kl)
         if "running_mean" in self.needed:
             figures = replace(figures, running_mean=self._running_mean(micro, answers, training))
@@ -168,6 +170,8 @@ class StepStatistics:
 
     def _gathered(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the values of all ranks, float64 on the CPU, in the order of the ranks."""
-        own = torch.cat([part.detach().double().cpu() for part in parts]) if parts else torch.zeros(0).double()
+        own = (
+            torch.cat([part.detach().double().cpu() for part in parts]) if parts else torch.zeros(0).double()
+        )
         rows: list[list[float]] = self._ranks.gather(own.tolist())
         return torch.tensor([value for row in rows for value in row], dtype=torch.float64)

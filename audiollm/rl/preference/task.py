@@ -23,7 +23,6 @@ from audiollm.rl.preference.batches import MicroBatch, StepBatch, StepMaker
 from audiollm.rl.preference.statistics import StepStatistics
 from audiollm.train.loop.task import Update
 
-
 CONTRAST_K = 5
 """Likeliest tokens that CRINGE draws its contrast from (arXiv 2211.05826, section 3)."""
 
@@ -139,11 +138,11 @@ class PreferenceTask:
             )
         }
 
-    def _losses(
-        self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False
-    ) -> ItemLosses:
+    def _losses(self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False) -> ItemLosses:
         own = micro.to(self.device)
-        request = TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
+        request = (
+            TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
+        )
         answers = self._policy.answer_logprobs(self._root, own.batch, request, own.draw_T)
         losses = mixed_losses(self._terms, answers, own.groups, on_device(figures, self.device))
         if answers.kl_T is not None and with_kl:

@@ -3,78 +3,128 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import soundfile
-import torch
 import yaml
 from rich.console import Console
+from transformers import Qwen2AudioForConditionalGeneration
 
-from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart, write_samples
+from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import run_recipe
-from audiollm.recipe.stages import load_recipe
+from audiollm.recipe.stages import Recipe, load_recipe
+from audiollm.rl.objectives.catalog import CATALOG
 from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.preference.records import write_records
 
 
-def tone(path: Path, hz: float, seconds: float = 0.5) -> None:
-    times = torch.arange(int(16_000 * seconds)) / 16_000
-    soundfile.write(path, (0.3 * torch.sin(2 * torch.pi * hz * times)).numpy(), 16_000)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("preference")
+    (made / "data").mkdir()
+    write_records(made / "data")
+    save_tiny("qwen2_audio", made / "model")
+    return made
 
 
-def write_records(folder: Path, count: int = 24) -> Path:
-    """Which of two tones is heard: the right answer and the wrong one."""
-    samples = []
-    for n in range(count):
-        high = n % 2 == 1
-        tone(folder / f"{n}.wav", (700.0 if high else 200.0) + 5 * n)
-        question = [AudioPart(path=f"{n}.wav"), TextPart(text="High or low?")]
-        answers = [
-            RatedAnswer(content=[TextPart(text=word)], score=float((word == "high") == high))
-            for word in ("high", "low")
-        ]
-        split = {"split": "test"} if n >= count - 8 else {}
-        samples.append(
-            Sample(
-                id=f"tone{n}",
-                messages=[Message(role="user", content=question)],
-                task="question",
-                metadata=split,
-                answers=answers,
-            )
-        )
-    write_samples(folder / "records.jsonl", samples)
-    return folder / "records.jsonl"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    write_records(tmp_path / "data")
-    save_tiny("qwen2_audio", tmp_path / "model")
-    return tmp_path
-
-
-def run(place: Path, name: str = "run", **settings: Any) -> dict[str, Any]:
+def load(place: Path, name: str, **settings: Any) -> Recipe:
     stage = {
         "samples": str(place / "data" / "records.jsonl"),
         "model": str(place / "model"),
         "objective": "dpo",
         "learning_rate": 1e-2,
-        "steps": 30,
+        "steps": 10,
         "batch_size": 8,
         **settings,
     }
     recipe = place / f"{name}.yaml"
     recipe.write_text(yaml.safe_dump({"name": name, "stages": [{"train_preference": stage}]}))
-    loaded = load_recipe(recipe, runs=place / "runs")
+    return load_recipe(recipe, runs=place / "runs")
+
+
+def run(place: Path, name: str, **settings: Any) -> dict[str, Any]:
+    loaded = load(place, name, **settings)
     run_recipe(loaded, Console(quiet=True))
-    figures: dict[str, Any] = json.loads((loaded.folder / "train_preference" / "stage.json").read_text())["figures"]
+    folder = loaded.folder / "train_preference"
+    figures: dict[str, Any] = json.loads((folder / "stage.json").read_text())["figures"]
     return figures
 
 
 def test_dpo_orders_held_out_pairs(place: Path) -> None:
-    figures = run(place)
-    print(figures)
-    assert figures["evaluation/accuracy"] >= 0.9
+    figures = run(place, "orders", steps=30)
+    assert figures["accuracy"] >= 0.9 and figures["margin"] > 1
+    assert figures["records"] == 16 and figures["held_out_records"] == 8 and figures["set_aside"] == 0
+    rows = [json.loads(line) for line in (place / "runs/orders/train_preference/metrics.jsonl").open()]
+    assert {"loss", "margin", "accuracy", "reward_chosen", "length_chosen"} <= rows[-2].keys()
+
+
+SETTINGS: dict[str, Any] = {
+    "beta_dpo": {"level": "batch"},
+    "sft": {"average": "token"},
+    "dpo": {"policy_weighting": True},
+}
+NOT_HERE = {name for name, entry in CATALOG.items() if entry.reads != "log_probs"} | {"dro"}
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG.keys() - NOT_HERE))
+def test_every_objective_trains(place: Path, name: str) -> None:
+    figures = run(
+        place, f"every-{name}", objective={"name": name, **SETTINGS.get(name, {})}, trained="adapter"
+    )
+    assert math.isfinite(figures["loss"]) and figures["held_out_records"] == 8
+    assert (
+        Qwen2AudioForConditionalGeneration.from_pretrained(
+            str(place / f"runs/every-{name}/train_preference/model")
+        )
+        is not None
+    )
+
+
+def test_a_mix_reports_each_term(place: Path) -> None:
+    mix = [{"name": "dpo", "weight": 0.8}, {"name": "bco_pair", "weight": 0.2}, "sft"]
+    figures = run(place, "mix", objective=mix)
+    parts = 0.8 * figures["dpo/loss"] + 0.2 * figures["bco_pair/loss"] + figures["sft/loss"]
+    assert figures["loss"] == pytest.approx(parts, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"objective": "dpoo"}, "did you mean 'dpo'"),
+        ({"objective": {"name": "dpo", "betta": 0.1}}, "did you mean 'beta'"),
+        ({"objective": ["dpo", "kto"]}, "do not go together"),
+        ({"objective": "bradley_terry"}, "train_reward"),
+        ({"objective": "dro"}, "value_A"),
+        ({"objective": "simpo", "reference": "."}, "reference is set"),
+        ({"pairs": "some"}, "pairs"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_any_work(
+    place: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(place, "refused", **settings)
+
+
+def test_bad_records_are_set_aside_and_the_rest_is_trained_on(place: Path) -> None:
+    lines = (place / "data" / "records.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[:12]]
+    rows[0]["answers"] = rows[0]["answers"][:1]
+    rows[1]["answers"][1] = rows[1]["answers"][0]
+    rows[2]["answers"][0]["content"][0]["text"] = " "
+    rows[3]["messages"][0]["content"][0]["path"] = "absent.wav"
+    rows[4]["answers"][0]["content"] = [{"type": "audio", "path": "4.wav"}]
+    broken = [json.dumps(row) for row in rows]
+    broken[5] = broken[5].replace('"score": 0.0', '"score": NaN').replace('"score": 1.0', '"score": NaN')
+    (place / "data" / "broken.jsonl").write_text("\n".join(broken) + "\n")
+    figures = run(place, "broken", samples=str(place / "data" / "broken.jsonl"))
+    found = [json.loads(line) for line in (place / "runs/broken/train_preference/set_aside.jsonl").open()]
+    kinds = {row["id"] or row["place"]: row["kind"] for row in found}
+    assert len(kinds) == 6 == figures["set_aside"]
+    assert kinds["tone0"] == "one answer" and kinds["tone1"] == "equal answers"
+    assert kinds["tone2"] == "empty answer" and kinds["tone3"] == "undecodable audio"
+    assert kinds["tone4"] == "spoken answer"
+    with pytest.raises(StageError, match="one answer"):
+        run(place, "strict", samples=str(place / "data" / "broken.jsonl"), strict=True)
