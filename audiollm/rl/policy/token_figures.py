@@ -128,7 +128,10 @@ def linear_token_figures(
     if len(hidden_XC) != rows or len(weight_VC) % books or hidden_XC.shape[1] != weight_VC.shape[1]:
         shapes = [list(each.shape) for each in (hidden_XC, weight_VC, targets_XK)]
         raise ValueError(f"linear_token_figures: hidden, weight, targets of shapes {shapes}")
-    if reference is not None and (len(reference.hidden_XC), len(reference.weight_VC)) != (rows, len(weight_VC)):
+    if reference is not None and (len(reference.hidden_XC), len(reference.weight_VC)) != (
+        rows,
+        len(weight_VC),
+    ):
         raise ValueError(
             f"linear_token_figures: {len(reference.hidden_XC)} rows and {len(reference.weight_VC)} logits of the "
             f"reference, {rows} and {len(weight_VC)} of the policy"
@@ -162,15 +165,20 @@ class _ChunkedFigures(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.dtype, ctx.request, ctx.chunk = matmul_dtype(rows), request, chunk
         books = targets_XK.shape[1]
-        logits = _Logits.of(rows, weight_VC, books, request, ctx.dtype)
-        others = None if other_rows is None else _Logits.of(other_rows, other_weight_VC, books, request, ctx.dtype)
+        logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk)
+        others = None
+        if other_rows is not None:
+            others = _Logits(other_rows, other_weight_VC, books, request, ctx.dtype, chunk)
+        scratch = None  # figures of whole distributions need logits and exponentials side by side
+        if others is not None or request.collision or request.contrast_k or request.entropy:
+            scratch = torch.empty_like(logits.chunk(slice(0, chunk)))
         chunks = []
         with torch.autocast(rows.device.type, enabled=False):
             for part in _parts(len(rows), chunk):
                 draw_RK = None if draw_XK is None else draw_XK[part]
                 other_RKV = None if others is None else others.chunk(part)
                 chunks.append(
-                    _chunk_values(logits.chunk(part), targets_XK[part], request, other_RKV, draw_RK)
+                    _chunk_values(logits.chunk(part), targets_XK[part], request, scratch, other_RKV, draw_RK)
                 )
         values = _ChunkValues(
             *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))
@@ -182,14 +190,12 @@ class _ChunkedFigures(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         rows, weight_VC, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors
         values, books = _ChunkValues(*saved), targets_XK.shape[1]
-        logits = _Logits.of(rows, weight_VC, books, ctx.request, ctx.dtype)
+        logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk)
         others = None
         if other_rows is not None and upstream[1] is not None:
-            others = _Logits.of(other_rows, other_weight_VC, books, ctx.request, ctx.dtype)
+            others = _Logits(other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk)
         grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        grad_weight_VC = (
-            torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
-        )
+        grad_weight_VC = torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
         with torch.autocast(rows.device.type, enabled=False):
             for part in _parts(len(rows), ctx.chunk):
                 gradient_RV = _chunk_gradient(
@@ -233,63 +239,83 @@ class _ChunkValues(NamedTuple):
         return _ChunkValues(*(None if value is None else value[part] for value in self))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
 class _Logits:
-    """The logits of a model over the temperature, a chunk at a time."""
+    """The logits of a model over the temperature, a chunk at a time, in one buffer.
 
-    rows: Tensor
-    weight_VC: Tensor | None
-    """Of the head, in the dtype of products; None: `rows` are logits."""
-    books: int
-    temperature: float
-    exact: torch.dtype
+    Fresh memory for every chunk would stay with the allocator: 400 MB in place of 90 MB at 32,768 words.
+    """
 
-    @classmethod
-    def of(
-        cls, rows: Tensor, weight_VC: Tensor | None, books: int, request: TokenRequest, dtype: torch.dtype
-    ) -> _Logits:
-        exact = torch.float64 if dtype == torch.float64 else torch.float32
-        weight_VC = None if weight_VC is None else weight_VC.to(dtype)
-        return cls(rows, weight_VC, books, request.temperature, exact)
+    def __init__(
+        self,
+        rows: Tensor,
+        weight_VC: Tensor | None,
+        books: int,
+        request: TokenRequest,
+        dtype: torch.dtype,
+        chunk: int,
+    ) -> None:
+        """Without a weight, `rows` are logits; else the head's input. `dtype`: of products."""
+        self.exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self.weight_VC = None if weight_VC is None else weight_VC.to(dtype)
+        self._rows, self._books, self._temperature, self._dtype = rows, books, request.temperature, dtype
+        width = rows.shape[1] if weight_VC is None else len(weight_VC)
+        self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
 
     def chunk(self, part: slice) -> Tensor:
-        """Return `[R, K, V]`, which the caller may overwrite."""
+        """Return `[R, K, V]`, which the caller may overwrite; gone with the next chunk."""
+        rows = self._rows[part]
+        logits_RV = self._buffer[: len(rows)]
         if self.weight_VC is None:
-            logits_RV = self.rows[part].to(self.exact, copy=True)
+            logits_RV.copy_(rows)
+        elif self._dtype == self.exact:
+            torch.mm(rows.to(self._dtype), self.weight_VC.T, out=logits_RV)
         else:
-            logits_RV = (self.rows[part].to(self.weight_VC.dtype) @ self.weight_VC.T).to(self.exact)
-        if self.temperature != 1:
-            logits_RV.div_(self.temperature)
-        return logits_RV.unflatten(1, (self.books, -1))
+            logits_RV.copy_(rows.to(self._dtype) @ self.weight_VC.T)
+        if self._temperature != 1:
+            logits_RV.div_(self._temperature)
+        return logits_RV.unflatten(1, (self._books, -1))
 
 
 def _chunk_values(
     logits_RKV: Tensor,
     targets_RK: Tensor,
     request: TokenRequest,
+    scratch_RKV: Tensor | None,
     other_RKV: Tensor | None,
     draw_RK: Tensor | None,
 ) -> _ChunkValues:
-    """Compute the figures of a chunk; overwrites both logits."""
+    """Compute the figures of a chunk; overwrites both logits, and the scratch memory."""
     other_normalizer = token = kl = collision = contrast = entropy = None
-    normalizer = torch.logsumexp(logits_RKV, dim=2)
-    logprob = _at(logits_RKV, targets_RK) - normalizer
-    if other_RKV is not None or request.collision or request.contrast_k or request.entropy:
-        logits_RKV.sub_(normalizer[..., None])
+    at_target = _at(logits_RKV, targets_RK)
+    if scratch_RKV is None:
+        normalizer = _normalizer(logits_RKV, logits_RKV)
+        return _ChunkValues(normalizer, None, None, at_target - normalizer, None, None, None, None)
+    scratch_RKV = scratch_RKV[: len(logits_RKV)]
+    normalizer = _normalizer(logits_RKV, scratch_RKV)
+    logits_RKV.sub_(normalizer[..., None])
     if other_RKV is not None:
-        other_normalizer = torch.logsumexp(other_RKV, dim=2)
+        other_normalizer = _normalizer(other_RKV, scratch_RKV)
         other_RKV.sub_(other_normalizer[..., None])
-        probability_RKV = other_RKV.exp()
+        probability_RKV = torch.exp(other_RKV, out=scratch_RKV)
         # an entry that is impossible under both (-inf) counts for nothing
         kl = other_RKV.sub_(logits_RKV).masked_fill_(probability_RKV == 0, 0.0).mul_(probability_RKV).sum(2)
     if request.collision:
-        collision = torch.logsumexp(2 * logits_RKV, dim=2)
+        collision = _normalizer(torch.mul(logits_RKV, 2, out=scratch_RKV), scratch_RKV)
     if request.contrast_k and draw_RK is not None:
         token = _contrast_token(logits_RKV, targets_RK, request.contrast_k, draw_RK)
         contrast = _at(logits_RKV, token)
     if request.entropy:
-        entropy = torch.special.entr(logits_RKV.exp_()).sum(2)
-    return _ChunkValues(normalizer, other_normalizer, token, logprob, kl, collision, contrast, entropy)
+        entropy = torch.special.entr(torch.exp(logits_RKV, out=scratch_RKV), out=logits_RKV).sum(2)
+    return _ChunkValues(
+        normalizer, other_normalizer, token, at_target - normalizer, kl, collision, contrast, entropy
+    )
+
+
+def _normalizer(logits_RKV: Tensor, out_RKV: Tensor) -> Tensor:
+    """Compute log of the summed exponentials `[R, K]`; `out_RKV`, which may be the logits, is overwritten."""
+    largest_RK1 = logits_RKV.amax(dim=2, keepdim=True)
+    sum_RK1 = torch.sub(logits_RKV, largest_RK1, out=out_RKV).exp_().sum(dim=2, keepdim=True)
+    return (sum_RK1.log_() + largest_RK1)[..., 0]
 
 
 def _chunk_gradient(

@@ -49,7 +49,9 @@ class Case:
 
     def gradients(self, figures: TokenFigures) -> tuple[Tensor, ...]:
         """Of a sum in which every figure of every target has a weight of its own."""
-        present = [(value, own) for value, own in zip(figures, self.upstream, strict=True) if value is not None]
+        present = [
+            (value, own) for value, own in zip(figures, self.upstream, strict=True) if value is not None
+        ]
         total = torch.stack([(value * own).sum() for value, own in present]).sum()
         return torch.autograd.grad(total, (self.hidden, self.weight))
 
@@ -198,9 +200,7 @@ def test_through_a_head_plain_or_adapted(adapted: bool) -> None:
     torch.testing.assert_close(found, dense, rtol=0, atol=1e-12)
     trained = [case.hidden, *(p for p in model.parameters() if p.requires_grad)]
     assert len(trained) == (3 if adapted else 2)
-    ours, theirs = (
-        torch.autograd.grad((each * case.upstream[0]).sum(), trained) for each in (found, dense)
-    )
+    ours, theirs = (torch.autograd.grad((each * case.upstream[0]).sum(), trained) for each in (found, dense))
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
 
