@@ -1,7 +1,7 @@
-"""Log-probabilities and further figures per token, a few rows at a time: the logits of an output head never exist whole.
+"""Log-probabilities and further figures per token, a few rows at a time.
 
-`linear_token_figures` takes the hidden states and the weight of a head; `token_figures` takes rows of logits, for models
-whose head is not a plain product. Both compute every chunk again in the backward pass.
+`linear_token_figures` takes the hidden states and the weight of a head, whose logits never exist whole; `token_figures`
+takes rows of logits, for models whose head is not a plain product. Both compute every chunk again in the backward pass.
 
 Shapes: X rows (positions with a target), K targets of a row (codebooks; 1 for text), V entries of the vocabulary of
 each, C hidden size, T targets of text, R rows of a chunk.
@@ -94,7 +94,7 @@ def token_figures(
     found = _ChunkedFigures.apply(
         logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows
     )
-    return TokenFigures(*(None if value is None else value[:, 0] for value in found))
+    return TokenFigures(*(None if value is None else value[:, 0] for value in found))  # type: ignore[arg-type]
 
 
 def linear_token_figures(
@@ -143,7 +143,7 @@ def linear_token_figures(
         hidden_XC, weight_VC, *other, targets_XK.clamp_min(0), draw_XK, request, chunk
     )
     return TokenFigures(
-        *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in found)
+        *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in found)  # type: ignore[arg-type]
     )
 
 
@@ -181,7 +181,7 @@ class _ChunkedFigures(torch.autograd.Function):
                     _chunk_values(logits.chunk(part), targets_XK[part], request, scratch, other_RKV, draw_RK)
                 )
         values = _ChunkValues(
-            *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))
+            *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))  # type: ignore[arg-type]
         )
         ctx.save_for_backward(rows, weight_VC, other_rows, other_weight_VC, targets_XK, *values)
         return (values.logprob, values.kl, values.collision, values.contrast, values.entropy)
