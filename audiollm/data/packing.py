@@ -52,10 +52,14 @@ class PackedBatch:
     text_targets: Tensor
     text_weights: Tensor
     """Weights of the text targets, float64."""
+    text_sequence: Tensor
+    """int64: the sequence (number of the stream in `pack`) of each text target; -1 where one only fills up."""
     audio_target_index: Tensor
     """Rows whose logits have at least one audio target."""
     audio_targets_XK: Tensor
     audio_weights_XK: Tensor
+    audio_sequence: Tensor
+    """int64: the sequence of each row with audio targets; -1 where one only fills up."""
     counts: Mapping[str, float]
     """Denominators of the losses `text` and `audio`; those of all packs of a step are added up."""
     features: PackedFeatures | None = None
@@ -64,7 +68,7 @@ class PackedBatch:
     @property
     def num_text(self) -> int:
         """The rows that take the text's branch: text, and features after it."""
-        return len(self.text_ids_X) + (sum(self.features.rows) if self.features else 0)
+        return len(self.text_ids_X) + (self.features.num_rows if self.features else 0)
 
     def to(self, device: torch.device) -> PackedBatch:
         moved: dict[str, Any] = {
@@ -81,6 +85,7 @@ def pack(
     normalization: Normalization = "sequence",
     audio_reduction: AudioReduction = "mean",
     encoder: FeatureShape | None = None,
+    share_features: bool = False,
 ) -> PackedBatch:
     """Concatenate streams, shift their targets by one inside each, and weigh them.
 
@@ -92,6 +97,8 @@ def pack(
             audio targets; `token`: every target weighs the same, and so long sequences more.
         audio_reduction: over codebooks, the `mean` or the `sum`.
         encoder: what the model's audio encoder takes, where it has one.
+        share_features: windows of features that are the same object in several streams (answers to one recording)
+            go through the encoder once.
 
     Raises:
         ValueError: no stream (see `idle_pack`).
@@ -99,12 +106,14 @@ def pack(
     if not streams:
         raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
     num_codebooks = streams[0].codes_SK.shape[1]
-    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction, encoder)
+    return _assemble(
+        streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share_features
+    )
 
 
 def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | None = None) -> PackedBatch:
     """A pack without samples, for a rank that has none left while others have: all weights and counts are 0."""
-    return _assemble([], num_codebooks, multiple, "sequence", "mean", encoder)
+    return _assemble([], num_codebooks, multiple, "sequence", "mean", encoder, False)
 
 
 def pad_streams(streams: Sequence[TokenStream]) -> list[TokenStream]:
@@ -119,6 +128,7 @@ def plan_step(
     capacity: int,
     ranks: int = 1,
     strategy: str = "packed",
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Pack]]:
     """Assign the samples of an optimizer step to packs and ranks, by their lengths alone.
 
@@ -131,20 +141,22 @@ def plan_step(
         strategy: `packed` (first fit), `sorted` (samples of similar length together, as in LongAlign,
             arXiv 2401.18058) or `in_order` (one after the other); the last two hold no more than `capacity`
             positions even where each sample is padded to the longest of its pack.
+        groups: samples that stay together in one pack (both answers of a pair, those of a list), every sample in one
+            group; an objective over a group is then computed in one pass. None: samples go one by one.
 
     Returns:
-        The packs of each rank. Some are empty (`idle_pack`) where there are fewer samples than packs.
+        The packs of each rank, samples of a group side by side. Some packs are empty (`idle_pack`) where there are
+        fewer groups than packs.
 
     Raises:
-        ValueError: a sample is longer than the capacity, or no strategy of that name.
+        ValueError: a sample or group is longer than the capacity, `groups` do not have every sample once, or no
+            strategy of that name.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: no {strategy!r}; there are {', '.join(STRATEGIES)}")
-    packs = STRATEGIES[strategy](lengths, capacity)
-    wanted = max(-(-len(packs) // ranks), 1) * ranks
-    spread = _spread(lengths, capacity, wanted) if strategy == "packed" else None
-    packs = spread or _split(packs, lengths, wanted)
-    return _deal(packs, lengths, ranks)
+    if groups is not None:
+        return _plan_groups(lengths, capacity, ranks, strategy, groups)
+    return _plan(STRATEGIES[strategy](lengths, capacity), lengths, capacity, ranks, strategy)
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[Pack]:
@@ -182,6 +194,44 @@ STRATEGIES: Mapping[str, Callable[[Sequence[int], int], list[Pack]]] = {
 }
 
 
+def _plan(
+    packs: list[Pack], lengths: Sequence[int], capacity: int, ranks: int, strategy: str
+) -> list[list[Pack]]:
+    """Bring packs to a multiple of the ranks, and deal them."""
+    wanted = max(-(-len(packs) // ranks), 1) * ranks
+    spread = _spread(lengths, capacity, wanted) if strategy == "packed" else None
+    packs = spread or _split(packs, lengths, wanted)
+    return _deal(packs, lengths, ranks)
+
+
+def _plan_groups(
+    lengths: Sequence[int],
+    capacity: int,
+    ranks: int,
+    strategy: str,
+    groups: Sequence[Sequence[int]],
+) -> list[list[Pack]]:
+    """Plan groups as if each were one sample, and put its samples in its place."""
+    if sorted(index for group in groups for index in group) != list(range(len(lengths))):
+        raise ValueError(f"groups: each of the {len(lengths)} samples must be in exactly one group")
+    totals = [_positions(list(group), lengths) for group in groups]
+    padded = [len(group) * max((lengths[index] for index in group), default=0) for group in groups]
+    for number, size in enumerate(totals if strategy == "packed" else padded):
+        if size > capacity:
+            raise ValueError(
+                f"group {number} (samples {', '.join(map(str, groups[number]))}) has {size} positions, a pack holds "
+                f"{capacity}, and a group is never split; leave it out, or give packs more room"
+            )
+    if strategy == "packed":
+        packs = first_fit(totals, capacity)
+    else:
+        longest = [max((lengths[index] for index in group), default=0) for group in groups]
+        order = _longest_first(longest, capacity) if strategy == "sorted" else range(len(groups))
+        packs = _consecutive(order, longest, capacity, [len(group) for group in groups])
+    hands = _plan(packs, totals, capacity, ranks, strategy)
+    return [[[index for group in each for index in groups[group]] for each in hand] for hand in hands]
+
+
 def _assemble(
     streams: Sequence[TokenStream],
     num_codebooks: int,
@@ -189,6 +239,7 @@ def _assemble(
     normalization: Normalization,
     audio_reduction: AudioReduction,
     encoder: FeatureShape | None,
+    share_features: bool,
 ) -> PackedBatch:
     streams = [*streams, *_idle_streams(streams, num_codebooks, multiple, encoder)]
     lengths = [len(stream) for stream in streams]
@@ -215,11 +266,15 @@ def _assemble(
         text_target_index=_fill(layout.row_of_S[text_index], multiple),
         text_targets=_fill(text_S[text_index], multiple),
         text_weights=_fill(text_weights[:, 0], multiple),
+        text_sequence=_fill(sequence_S[text_index], multiple, -1),
         audio_target_index=_fill(layout.row_of_S[audio_index], multiple),
         audio_targets_XK=_fill(audio_SK[audio_index], multiple),
         audio_weights_XK=_fill(audio_weights_XK / share, multiple),
+        audio_sequence=_fill(sequence_S[audio_index], multiple, -1),
         counts={"text": text_count, "audio": audio_count},
-        features=PackedFeatures.of([window for stream in streams for window in stream.features]),
+        features=PackedFeatures.of(
+            [window for stream in streams for window in stream.features], share_features
+        ),
     )
 
 
@@ -271,10 +326,10 @@ def _join(first: TokenStream, second: TokenStream) -> TokenStream:
     return TokenStream(**joined, features=first.features + second.features)
 
 
-def _fill(rows: Tensor, multiple: int) -> Tensor:
-    """Zero rows at the end, up to the next multiple and at least one: target 0 of row 0, at no weight."""
+def _fill(rows: Tensor, multiple: int, value: int = 0) -> Tensor:
+    """Rows of `value` at the end, up to the next multiple and at least one: target 0 of row 0, at no weight."""
     missing = -max(len(rows), 1) % multiple + (len(rows) == 0)
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+    return torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)]) if missing else rows
 
 
 def _shift(targets: Tensor) -> Tensor:
@@ -314,14 +369,18 @@ def _longest_first(lengths: Sequence[int], capacity: int) -> list[int]:
     return order
 
 
-def _consecutive(order: Sequence[int], lengths: Sequence[int], capacity: int) -> list[Pack]:
+def _consecutive(
+    order: Sequence[int], lengths: Sequence[int], capacity: int, counts: Sequence[int] | None = None
+) -> list[Pack]:
+    """Fill one pack after the other; `counts` are the samples of each entry, where entries are groups."""
     packs: list[Pack] = []
-    longest = 0
+    longest = samples = 0
     for index in order:
-        longest = max(longest, lengths[index])
-        if not packs or (len(packs[-1]) + 1) * longest > capacity:
+        count = 1 if counts is None else counts[index]
+        longest, samples = max(longest, lengths[index]), samples + count
+        if not packs or samples * longest > capacity:
             packs.append([])
-            longest = lengths[index]
+            longest, samples = lengths[index], count
         packs[-1].append(index)
     return packs
 

@@ -142,7 +142,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if grad_hidden_XC is not None:
                     grad_hidden_XC[part] = grad_logits_RV @ cast_VC
                 if grad_weight_VC is not None:
-                    _add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
+                    add_product(grad_weight_VC, grad_logits_RV.T, hidden_RC)
         ctx.save_for_backward(grad_hidden_XC, grad_weight_VC, largest)
         ctx.dtypes = hidden_XC.dtype, weight_VC.dtype
         sums_K *= largest
@@ -183,7 +183,7 @@ def _chunk_sums(logits_RV: Tensor, targets_RK: Tensor, weights_RK: Tensor, gradi
     return (each_RK1.double() * weights_RK1).sum(dim=(0, 2))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """`total += left @ right`, summed in the dtype of the total."""
     if left.dtype == torch.float16:  # a sum over rows may leave its range, whatever the loss scale
         left, right = left.to(total.dtype), right.to(total.dtype)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from audiollm.data.chat.template import Template
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
-from audiollm.files.atomic import write_json
+from audiollm.files.atomic import read_json, write_json
+from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import read_config, save_pretrained
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
@@ -60,14 +63,48 @@ def save_trained(
     write_json(folder / "model" / TRAINED_FILE, trained)
 
 
+def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Path, card: ModelCard) -> None:
+    """Write a model that was trained on from the one in `start` to `folder/model`, in Hugging Face layout.
+
+    What the folder of `start` says about sampling, speakers, codec and training is said of it as well.
+
+    Args:
+        start: a model's folder, or the stage's folder around its `model`.
+
+    Raises:
+        ConfigError: settings in `start` that cannot be read.
+    """
+    start, target = model_folder(start), folder / "model"
+    save_pretrained(
+        model,
+        target,
+        tokenizer,
+        card,
+        generation=start_generation(start),
+        codec=_first_folder(_codec_of(start)),
+    )
+    for name in (SPEAKERS_FILE, TRAINED_FILE):
+        if (start / name).exists():
+            write_json(target / name, read_json(start / name))
+
+
+def _codec_of(start: Path) -> list[str | None]:
+    """The path of the codec that a model's config.json names, if any."""
+    return [read_config(model_folder(start)).get("audio_tokenizer_id")]
+
+
+def _first_folder(told: Sequence[str | None]) -> Path | None:
+    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
+
+
 def _codec_folder(config: TrainConfig, sources: Sequence[Source]) -> Path | None:
     """The codec's folder, by the settings, the shards or the model to begin from; None: none of them tells."""
     if config.codec is not None:
         return model_folder(config.codec)
     told = [(getattr(source, "facts", {}).get("codec") or {}).get("path") for source in sources]
     if config.start is not None:
-        told.append(read_config(model_folder(config.start)).get("audio_tokenizer_id"))
-    return next((Path(folder) for folder in told if folder and Path(folder).is_dir()), None)
+        told += _codec_of(config.start)
+    return _first_folder(told)
 
 
 def _card(config: TrainConfig, stage: str, sources: Sequence[Source], found: SourceSurvey) -> ModelCard:

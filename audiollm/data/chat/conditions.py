@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -12,6 +12,34 @@ from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
 
 Audio = TypeVar("Audio")
+Encoding = TypeVar("Encoding")
+
+
+class Conditions(NamedTuple):
+    """How a sample is shown this time: drawn once, for all answers to its prompt and for all models that see them."""
+
+    encoding: float = 0.0
+    """In [0, 1): the place of the sample's encoding among those that it has."""
+    no_text: bool = False
+    no_speaker: bool = False
+    corrupted: float = 0.0
+    """Share of the spoken input codes that is replaced at random."""
+
+    def choose(self, encodings: Sequence[Encoding], default: Encoding) -> Encoding:
+        """Return one of the encodings; the default where there is none."""
+        return encodings[int(self.encoding * len(encodings))] if encodings else default
+
+
+def draw_conditions(
+    generator: torch.Generator, text_dropout: float, speaker_dropout: float, corrupt_codes: float
+) -> Conditions:
+    """Draw an encoding, whether text and speaker are hidden (by their shares), and a share of corrupted codes.
+
+    Args:
+        corrupt_codes: the largest share.
+    """
+    dice = torch.rand(4, generator=generator).tolist()
+    return Conditions(dice[0], dice[1] < text_dropout, dice[2] < speaker_dropout, dice[3] * corrupt_codes)
 
 
 def is_spoken(messages: Sequence[Message]) -> bool:

@@ -115,18 +115,36 @@ class PackedFeatures:
     frames: tuple[int, ...]
     """Mel frames of each window. Kept on the host, as `rows`, so that a loop over windows needs no device sync."""
     rows: tuple[int, ...]
+    row_of: Tensor | None = None
+    """int64, where windows are shared: for every row of the pack, the row of the encoded windows that stands there.
+    None: the windows' own rows, each once."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the windows fill in the pack."""
+        return sum(self.rows) if self.row_of is None else len(self.row_of)
 
     @classmethod
-    def of(cls, windows: Sequence[FeatureWindow]) -> PackedFeatures | None:
-        """None of none."""
+    def of(cls, windows: Sequence[FeatureWindow], share: bool = False) -> PackedFeatures | None:
+        """Join windows; None of none.
+
+        Args:
+            share: a window whose mel frames are the same tensor as an earlier one's is kept once (`row_of`).
+        """
         if not windows:
             return None
-        mels = [window.mel_MF for window in windows]
+        kept, row_of = _shared(windows) if share else (windows, None)
+        mels = [window.mel_MF for window in kept]
         frames = tuple(mel_MF.shape[1] for mel_MF in mels)
-        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in windows))
+        return cls(torch.cat(mels, dim=1), frames, tuple(window.rows for window in kept), row_of)
+
+    def spread(self, encoded: Tensor) -> Tensor:
+        """Return the encoded rows of the windows as they stand in the pack."""
+        return encoded if self.row_of is None else encoded.index_select(0, self.row_of)
 
     def to(self, device: torch.device) -> PackedFeatures:
-        return PackedFeatures(self.mel_MX.to(device), self.frames, self.rows)
+        row_of = None if self.row_of is None else self.row_of.to(device)
+        return PackedFeatures(self.mel_MX.to(device), self.frames, self.rows, row_of)
 
 
 def size_of(part: PartAudio) -> PartSize:
@@ -260,6 +278,21 @@ def no_codes(clip: AudioClip) -> BadSample:
 
 
 # Private
+
+
+def _shared(windows: Sequence[FeatureWindow]) -> tuple[list[FeatureWindow], Tensor | None]:
+    """Find the windows without repetitions, and the encoded row of each row; None where nothing is repeated."""
+    kept: dict[tuple[int, int], FeatureWindow] = {}
+    for window in windows:
+        kept.setdefault((id(window.mel_MF), window.rows), window)
+    if len(kept) == len(windows):
+        return list(windows), None
+    starts, start = {}, 0
+    for key, window in kept.items():
+        starts[key] = start
+        start += window.rows
+    parts = [torch.arange(window.rows) + starts[id(window.mel_MF), window.rows] for window in windows]
+    return list(kept.values()), torch.cat(parts)
 
 
 def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:

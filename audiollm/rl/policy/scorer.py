@@ -70,7 +70,7 @@ class AnswerScorer(nn.Module):
             adapter: False computes with the adapter off: the model that the training began from.
             reference_TV, draw_T: as `token_figures` has them.
         """
-        with nullcontext() if adapter else _adapter_off(self.model):
+        with nullcontext() if adapter else adapter_off(self.model):
             logits_TV = self._logits(batch)
         if request is None:
             return logits_TV
@@ -123,7 +123,7 @@ def _head_rows(head: nn.Module, row_T: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _adapter_off(model: Any) -> Iterator[None]:
+def adapter_off(model: Any) -> Iterator[None]:
     """Switch a `PeftModel`'s adapter off within; PEFT changes what is trainable on the way, and this undoes it."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:

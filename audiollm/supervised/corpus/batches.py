@@ -16,7 +16,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor
 
-from audiollm.data.chat.conditions import corrupt, hide_conditions
+from audiollm.data.chat.conditions import corrupt, draw_conditions, hide_conditions
 from audiollm.data.chat.fitting import fit_stream
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.augment import augment_features
@@ -129,17 +129,16 @@ class BatchMaker:
             BadSample: it can no longer be read.
         """
         loaded, config = self._sources[source][index], self._batching
-        dice = torch.rand(4, generator=generator).tolist()
-        codes = loaded.encodings[int(dice[0] * len(loaded.encodings))] if loaded.encodings else []
-        hidden = (dice[1] < config.text_dropout, dice[2] < config.speaker_dropout)
-        audio = self._audio(source, index, loaded, codes, generator)
-        messages, audio = hide_conditions(loaded.sample.messages, audio, *hidden)
+        shown = draw_conditions(generator, config.text_dropout, config.speaker_dropout, config.corrupt_codes)
+        audio = self._audio(source, index, loaded, shown.choose(loaded.encodings, []), generator)
+        messages, audio = hide_conditions(loaded.sample.messages, audio, shown.no_text, shown.no_speaker)
         stream, _ = fit_stream(
             self._template, messages, audio, int(self._rows[source][index]), config.too_long
         )
         assert stream is not None, "the survey leaves out what is refused"
-        share = dice[3] * config.corrupt_codes
-        return corrupt(stream, share, self._template.codebook_size, generator) if share else stream
+        if not shown.corrupted:
+            return stream
+        return corrupt(stream, shown.corrupted, self._template.codebook_size, generator)
 
     def _audio(
         self, source: int, index: int, loaded: LoadedSample, codes: list[Tensor], generator: torch.Generator

@@ -67,6 +67,16 @@ def start_codec(folder: Path | None) -> dict[str, Any]:
     return found if digest is None else {**found, "digest": digest}
 
 
+def start_template(folder: Path) -> Template:
+    """The chat template of the model in a folder: its vocabulary, with the special tokens, and its codec's codebooks.
+
+    Raises:
+        ConfigError: no vocabulary there, or settings that cannot be read.
+    """
+    tokenizer, codec = start_vocabulary(folder), start_codec(folder)
+    return Template(tokenizer, codec["num_codebooks"], codec["codebook_size"], header_style_of(tokenizer))
+
+
 def start_model(folder: Path, template: Template, audio_ffn_layers: Sequence[int] | None = None) -> DualFFN:
     """The model in a folder, with a row for every word of the template's vocabulary.
 

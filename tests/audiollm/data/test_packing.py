@@ -172,3 +172,52 @@ def test_a_target_in_the_first_row_is_nobodys() -> None:
     assert weighed.tolist() == [1, 2, 2, 3]
     spoken_XK = batch.audio_targets_XK[(batch.audio_weights_XK > 0).all(dim=1)]
     assert spoken_XK[:, 0].tolist() == [1, 2]
+
+
+def test_targets_know_their_sequence() -> None:
+    batch = pack([chat(3), speech(4), chat(1), speech(2)], multiple=8)
+    assert batch.text_sequence.tolist() == [0, 0, 0, 2] + [-1] * 4
+    assert batch.audio_sequence.tolist() == [1] * 4 + [3] * 2 + [-1] * 2
+    assert idle_pack(BOOKS).text_sequence.tolist() == [-1]
+
+
+groups_and_capacity = st.integers(1, 60).flatmap(
+    lambda capacity: st.tuples(
+        st.lists(st.lists(st.integers(1, max(capacity // 4, 1)), min_size=1, max_size=4), max_size=15),
+        st.just(capacity),
+    )
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(drawn=groups_and_capacity, ranks=st.integers(1, 4), strategy=st.sampled_from(sorted(STRATEGIES)))
+def test_groups_stay_in_one_pack(drawn: tuple[list[list[int]], int], ranks: int, strategy: str) -> None:
+    sizes, capacity = drawn
+    sizes = [group for group in sizes if len(group) * max(group) <= capacity]
+    lengths = [size for group in sizes for size in group]
+    numbers = iter(range(len(lengths)))
+    groups = [[next(numbers) for _ in group] for group in sizes]
+    hands = plan_step(lengths, capacity, ranks, strategy, groups)
+    assert len(hands) == ranks and len({len(hand) for hand in hands}) == 1 and hands[0]
+    packs = [each for hand in hands for each in hand]
+    assert sorted(index for each in packs for index in each) == list(range(len(lengths)))
+    for each in packs:
+        size = [lengths[index] for index in each]
+        assert (sum(size) if strategy == "packed" else len(size) * max(size, default=0)) <= capacity
+    for group in groups:
+        assert sum(set(group) <= set(each) for each in packs) == 1
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_groups_of_one_are_planned_as_samples(strategy: str) -> None:
+    lengths = [5, 90, 7, 100, 6, 95, 40, 41]
+    alone = [[index] for index in range(len(lengths))]
+    for ranks in (1, 2, 3):
+        assert plan_step(lengths, 200, ranks, strategy, alone) == plan_step(lengths, 200, ranks, strategy)
+
+
+def test_groups_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"group 1 \(samples 1, 2\) has 11 positions, a pack holds 10"):
+        plan_step([3, 5, 6], 10, groups=[[0], [1, 2]])
+    with pytest.raises(ValueError, match="each of the 3 samples must be in exactly one group"):
+        plan_step([3, 5, 6], 20, groups=[[0], [1, 1]])

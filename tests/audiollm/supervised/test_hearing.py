@@ -45,6 +45,8 @@ from tests.audiollm.supervised.heard_samples import (
     ENCODER,
     HEARING,
     SHAPE,
+    asked,
+    heard,
     small_model,
     small_template,
     sound,
@@ -308,3 +310,26 @@ def test_rows_of_silence(rows: int) -> None:
     """An idle window holds as many rows as asked for, in windows of no more than an encoder takes."""
     windows = silence(rows, FeatureShape(20, 60))
     assert sum(window.rows for window in windows) == rows and max(window.rows for window in windows) <= 30
+
+
+def test_windows_that_streams_share_are_encoded_once(template: Template) -> None:
+    """The same rows, and the gradient as if each stream had a recording of its own."""
+    model, clip, other = small_model(template), heard(1.5), heard(0.3, 1)
+    packed = [
+        template.compile(asked(answer="a dog"), [clip]),
+        template.compile(asked(clips=2), [other, clip]),
+        template.compile(asked(clips=0), []),
+        template.compile(asked(answer="a cat"), [clip]),
+    ]
+    shared, apart = (pack(packed, 8, encoder=SHAPE, share_features=share) for share in (True, False))
+    assert shared.features is not None and apart.features is not None
+    assert len(apart.features.rows) - len(shared.features.rows) == 2 * len(clip.windows)
+    assert shared.num_text == apart.num_text
+    results = []
+    for batch in (shared, apart):
+        model.zero_grad()
+        hidden_SC = model(batch)
+        hidden_SC.square().sum().backward()
+        results.append([hidden_SC.detach(), *(p.grad for p in model.audio_tower.parameters())])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-9)

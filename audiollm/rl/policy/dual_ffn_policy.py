@@ -1,0 +1,241 @@
+"""Policies of the project's own DualFFN: answers in text and speech, packed.
+
+Shapes: T answer tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.hearing.features import FeatureShape
+from audiollm.errors import ConfigError
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.model_card import ModelCard
+from audiollm.models.pretrained import model_folder
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.policy.adapting import merged_weights
+from audiollm.rl.policy.packed_scorer import PackedScorer, TargetRows, figures_of_rows
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.streams import PackedAnswers, PromptedContents, encode_contents, pack_answers
+from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
+from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
+from audiollm.supervised.decoder.adapt import adapt, save_adapter
+from audiollm.supervised.decoder.start import start_codec, start_model, start_template
+from audiollm.supervised.saving import save_continued
+from audiollm.train.options import LoRASettings, Trained
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+MAX_TOKENS = 8_192
+
+
+class DualFFNPolicy:
+    """A `Policy` of a DualFFN; `load` makes one from a folder.
+
+    Batches are packs; `packing.plan_step` plans them, with the answers to a prompt as a group. With an adapter, the
+    reference is the model with its adapter off; otherwise it is a second, frozen model in `frozen`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        template: Template,
+        root: PackedScorer,
+        reference: PackedScorer | None = None,
+        max_tokens: int = MAX_TOKENS,
+        rows_multiple: int = ROWS_MULTIPLE,
+    ) -> None:
+        """Join loaded parts; `reference` is None where the root has an adapter, or no reference is needed.
+
+        Args:
+            max_tokens: positions of a pack.
+            rows_multiple: rows of each kind are filled up to a multiple of this (`packing.pack`).
+        """
+        self._folder, self._template, self._root, self._reference = folder, template, root, reference
+        self._max_tokens, self._multiple = max_tokens, rows_multiple
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        trained: Trained = "all",
+        lora: LoRASettings | None = None,
+        dtype: torch.dtype = torch.float32,
+        reference: Path | None = None,
+        needs_reference: bool = True,
+        encoder_trained: bool = True,
+        max_tokens: int = MAX_TOKENS,
+        rows_multiple: int = ROWS_MULTIPLE,
+    ) -> DualFFNPolicy:
+        """Load the model that is trained, and its reference, on the CPU.
+
+        Args:
+            folder: a DualFFN's (ours, transformers' or Boson's), or a plain Llama's or Qwen's, whose audio part then
+                begins from torch's generator.
+            trained: `all`, `audio_ffn`, `adapter` (LoRA), or patterns of parameter names.
+            dtype: of the weights of both models.
+            reference: folder of another model to begin from; None: `folder`.
+            needs_reference: False where no objective reads a reference; none is loaded then.
+            encoder_trained: False keeps the audio encoder as it is, whatever `trained` says.
+            max_tokens, rows_multiple: as the constructor has them.
+
+        Raises:
+            ConfigError: a folder that does not load, another reference beside an adapter, a reference with another
+                vocabulary or codec, or `trained` and `lora` that do not fit the model.
+        """
+        folder = model_folder(folder)
+        template = start_template(folder)
+        model = start_model(folder, template).to(dtype)
+        frozen = None
+        if trained == "adapter":
+            _refuse_other_reference(folder, reference)
+        elif needs_reference:
+            other = _load_reference(folder, template, model, reference).to(dtype).requires_grad_(False)
+            frozen = PackedScorer(other).eval()
+        try:
+            adapted = adapt(model, trained, lora)
+        except ValueError as error:
+            raise ConfigError(str(error), "", "see `trained` and `lora`") from error
+        if not encoder_trained and model.config.audio_encoder is not None:
+            model.audio_tower.freeze()
+        root = PackedScorer(model, None if adapted is model else adapted)
+        return cls(folder, template, root, frozen, max_tokens, rows_multiple)
+
+    @property
+    def root(self) -> PackedScorer:
+        """The module that a strategy wraps."""
+        return self._root
+
+    @property
+    def template(self) -> Template:
+        """The chat template, with the model's vocabulary and codebooks."""
+        return self._template
+
+    @property
+    def encoder(self) -> FeatureShape | None:
+        """The features in which the model hears recordings; None: as codes."""
+        config = self._root.model.config.audio_encoder
+        return None if config is None else config.features
+
+    @property
+    def frozen(self) -> Mapping[str, nn.Module]:
+        """The reference, where it is a model of its own."""
+        return {} if self._reference is None else {"reference": self._reference}
+
+    def encode(self, prompted: PromptedContents) -> list[TokenStream]:
+        """See `encode_contents`."""
+        return encode_contents(self._template, prompted, self.encoder, self._max_tokens)
+
+    def batch(self, encoded: Sequence[TokenStream]) -> PackedAnswers:
+        """Pack answers; of none, an idle pack, for a rank that has none left while others have."""
+        return pack_answers(encoded, self._template.num_codebooks, self._multiple, self.encoder)
+
+    def answer_logprobs(
+        self, root: nn.Module, batch: PackedAnswers, request: TokenRequest, draw_T: Tensor | None = None
+    ) -> AnswerLogprobs:
+        """See `Policy.answer_logprobs`; each code of a frame is a token of its own.
+
+        Raises:
+            ValueError: the request needs a reference, and none was loaded.
+        """
+        reference_T = rows = None
+        if request.kl:
+            rows = self._of_reference(root, batch, None)
+            assert isinstance(rows, TargetRows)
+            plain = TokenRequest(temperature=request.temperature)
+            reference_T = figures_of_rows(batch, rows, plain).logprob_T
+        elif request.reference:
+            found = self._of_reference(root, batch, TokenRequest(temperature=request.temperature))
+            assert isinstance(found, TokenFigures)
+            reference_T = found.logprob_T
+        figures = root(batch, request, reference=rows, draw_T=draw_T)
+        assert isinstance(figures, TokenFigures)
+        return AnswerLogprobs(
+            figures.logprob_T,
+            batch.answer_T,
+            batch.num_answers,
+            reference_T,
+            kl_T=figures.kl_T,
+            contrast_T=figures.contrast_T,
+            log_collision_T=figures.log_collision_T,
+            draw_T=draw_T,
+        )
+
+    def save(self, folder: Path, card: ModelCard | None = None) -> None:
+        """Write the whole model to `folder/model`, as `train` does, and an adapter alone to `folder/adapter`.
+
+        The adapter is added into the weights of `folder/model`. What the folder that was loaded says about sampling,
+        speakers, codec and training is kept. The root must hold its weights whole: after a run on several ranks, load
+        them into a policy made anew.
+        """
+        model = self._root.model
+        if self._root.adapted is not None:
+            save_adapter(self._root.adapted, folder / "adapter")
+            model = _merged(self._root.adapted)
+        card = card or ModelCard(base=self._folder.name)
+        save_continued(model, self._template.tokenizer, self._folder, folder, card)
+
+    @torch.no_grad()
+    def _of_reference(
+        self, root: nn.Module, batch: PackedAnswers, request: TokenRequest | None
+    ) -> TokenFigures | TargetRows:
+        if self._reference is not None:
+            found = self._reference(batch, request)
+        elif self._root.adapted is not None:
+            found = root(batch, request, adapter=False)
+        else:
+            raise ValueError("the policy was loaded without a reference (needs_reference=False)")
+        assert isinstance(found, TokenFigures | TargetRows)
+        return found
+
+
+def _refuse_other_reference(folder: Path, reference: Path | None) -> None:
+    if reference is not None and model_folder(reference).resolve() != folder.resolve():
+        raise ConfigError(
+            "reference: with trained: adapter, the reference is the model without its adapter",
+            str(reference),
+            "leave reference out, or train all weights",
+        )
+
+
+def _load_reference(folder: Path, template: Template, model: DualFFN, reference: Path | None) -> DualFFN:
+    """Load the reference; where it is the model itself, a copy, whose new parts began alike."""
+    if reference is None or model_folder(reference).resolve() == folder.resolve():
+        return deepcopy(model)
+    theirs = start_template(reference)
+    ours, others = template.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
+    remedy = "give the model that the policy begins from"
+    if ours != others:
+        reason = f"reference: its vocabulary of {len(others)} tokens is not the policy's of {len(ours)}"
+        raise ConfigError(reason, str(reference), remedy)
+    codecs = start_codec(folder), start_codec(reference)
+    known = codecs[0].keys() & codecs[1].keys()
+    if any(codecs[0][key] != codecs[1][key] for key in known):
+        reason = f"reference: its codec {codecs[1]} is not the policy's {codecs[0]}"
+        raise ConfigError(reason, str(reference), remedy)
+    loaded = start_model(reference, template)
+    if loaded.config.audio_encoder != model.config.audio_encoder:
+        raise ConfigError(
+            "reference: its audio encoder takes other features than the policy's", str(reference), remedy
+        )
+    return loaded
+
+
+def _merged(adapted: PeftModel) -> DualFFN:
+    """Return a plain model with the adapter added into its weights; the adapted one stays as it is."""
+    weights = merged_weights(adapted)
+    with torch.device("meta"):
+        plain = DualFFN(adapted.get_base_model().config)  # type: ignore[arg-type]
+    plain.load_state_dict(weights, assign=True)
+    return plain
+
+
+_: type[Policy[PromptedContents, TokenStream, PackedAnswers]] = DualFFNPolicy

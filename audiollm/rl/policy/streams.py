@@ -1,0 +1,198 @@
+"""Answers in text and speech as token streams behind their prompts, and packs of them, for a DualFFN.
+
+Targets are those of supervised training, in the answer alone: its text with the end of the turn, the marks around
+speech, every code of all codebooks, and one stop per codebook.
+
+Shapes: X text targets and Y rows of audio targets of a pack, K codebooks, T target tokens of all answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from audiollm.data.chat.conditions import Conditions, corrupt, is_spoken, without_conditions
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.hearing.features import ClipFeatures, FeatureShape, PartAudio, size_of
+from audiollm.data.packing import PackedBatch, idle_pack, pack
+from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
+from audiollm.errors import BadSample
+
+AS_IT_IS = Conditions()
+
+
+@dataclass(frozen=True)
+class AnswerContent:
+    """An answer in text, speech or both."""
+
+    content: Sequence[Part]
+    codes: Sequence[Tensor] = ()
+    """Codes `[K, frames]` of its audio parts, in order."""
+
+
+@dataclass(frozen=True)
+class PromptedContents:
+    """A prompt, and the answers to it in text or speech whose log-probabilities are asked for."""
+
+    id: str
+    """Of the sample, for errors."""
+    prompt: Sequence[Message]
+    """All messages before the assistant's answer."""
+    audio: Sequence[PartAudio]
+    """Codes or features of the prompt's audio parts, in order; varied (`augment_features`) once for all answers."""
+    answers: Sequence[AnswerContent]
+    place: str = ""
+    """Where the sample was read, for errors."""
+    conditions: Conditions = AS_IT_IS
+    """How the prompt is shown, to all answers alike. Text and speaker are hidden only where all answers are spoken."""
+    seed: int = 0
+    """Of the codes that are corrupted in the prompt; those of answers never are."""
+
+
+@dataclass(frozen=True)
+class PackedAnswers:
+    """A pack of answers behind their prompts."""
+
+    pack: PackedBatch
+    entry_T: Tensor
+    """int64: the place of each token in `[X + Y * K]`: text targets, then codebooks of audio targets, row by row."""
+    answer_T: Tensor
+    """int64: the answer of each token. Tokens stand in reading order, the codebooks of a frame side by side."""
+    num_answers: int
+
+    def to(self, device: torch.device) -> PackedAnswers:
+        """Return the batch on a device."""
+        moved = self.pack.to(device)
+        return PackedAnswers(moved, self.entry_T.to(device), self.answer_T.to(device), self.num_answers)
+
+
+def encode_contents(
+    template: Template, prompted: PromptedContents, encoder: FeatureShape | None, max_tokens: int
+) -> list[TokenStream]:
+    """Compile each answer behind the prompt; no target is in the prompt.
+
+    Args:
+        encoder: of the model, where it has one.
+        max_tokens: positions of a pack, which holds all answers of a prompt.
+
+    Raises:
+        BadSample: no answers, an empty one, codes of another codec, features for a model without an encoder, what
+            `Template.compile` refuses, or answers that do not fit into one pack together.
+    """
+    _check(template, prompted, encoder)
+    messages, audio = list(prompted.prompt), list(prompted.audio)
+    turns = [Message(role="assistant", content=list(answer.content)) for answer in prompted.answers]
+    shown = prompted.conditions
+    if (shown.no_text or shown.no_speaker) and all(is_spoken([turn]) for turn in turns):
+        messages, audio = without_conditions(messages, audio, shown.no_text, shown.no_speaker)
+    try:
+        streams = [
+            template.compile([*messages, turn], [*audio, *answer.codes])
+            for turn, answer in zip(turns, prompted.answers, strict=True)
+        ]
+        sizes = [size_of(part) for part in (*audio, *prompted.answers[0].codes)]
+        spans = template.layout([*messages, turns[0]], sizes)
+    except ValueError as error:
+        raise _bad(prompted, str(error), "does not compile") from None
+    rows = sum(span.rows for span in spans if span.message < len(messages))
+    total = sum(map(len, streams))
+    if total > max_tokens:
+        reason = f"its {len(streams)} answers take {total} positions together, a pack holds {max_tokens}"
+        raise _bad(prompted, reason, "too long")
+    codes_PK = _prompt_codes(streams[0], rows, prompted, template.codebook_size)
+    return [_answer_alone(stream, rows, codes_PK) for stream in streams]
+
+
+def pack_answers(
+    streams: Sequence[TokenStream],
+    num_codebooks: int,
+    multiple: int = 1,
+    encoder: FeatureShape | None = None,
+) -> PackedAnswers:
+    """Pack answers; recordings that several share are encoded once.
+
+    Args:
+        multiple: as `packing.pack` has it.
+
+    Returns:
+        The pack; an idle one where there are no answers.
+    """
+    if streams:
+        batch = pack(streams, multiple, encoder=encoder, share_features=True)
+    else:
+        batch = idle_pack(num_codebooks, multiple, encoder)
+    is_token_X = batch.text_sequence >= 0
+    is_token_YK = (batch.audio_targets_XK != IGNORE) & (batch.audio_sequence >= 0)[:, None]
+    places = torch.cat([is_token_X, is_token_YK.flatten()]).nonzero()[:, 0]
+    order_S, books = batch.layout.order_S, num_codebooks
+    text_key_X = order_S[batch.text_target_index] * books
+    audio_key_YK = (order_S[batch.audio_target_index] * books)[:, None] + torch.arange(books)
+    keys = torch.cat([text_key_X, audio_key_YK.flatten()])[places]
+    owners = torch.cat([batch.text_sequence, batch.audio_sequence.repeat_interleave(books)])
+    entry_T = places[keys.argsort()]
+    return PackedAnswers(batch, entry_T, owners[entry_T], len(streams))
+
+
+def _answer_alone(stream: TokenStream, rows: int, codes_PK: Tensor) -> TokenStream:
+    """Put the prompt's codes into its first rows, and take its targets away."""
+    text_targets_S, audio_targets_SK = stream.text_targets_S.clone(), stream.audio_targets_SK.clone()
+    text_targets_S[:rows], audio_targets_SK[:rows] = IGNORE, IGNORE
+    codes_SK = torch.cat([codes_PK, stream.codes_SK[rows:]])
+    return replace(
+        stream, codes_SK=codes_SK, text_targets_S=text_targets_S, audio_targets_SK=audio_targets_SK
+    )
+
+
+def _prompt_codes(stream: TokenStream, rows: int, prompted: PromptedContents, codebook_size: int) -> Tensor:
+    """Return the input codes of the prompt, a share of those that were spoken in it corrupted."""
+    if not prompted.conditions.corrupted:
+        return stream.codes_SK[:rows]
+    prompt = TokenStream(
+        stream.text_ids_S[:rows],
+        stream.codes_SK[:rows],
+        stream.kinds_S[:rows],
+        stream.text_targets_S[:rows],
+        stream.audio_targets_SK[:rows],
+    )
+    generator = torch.Generator().manual_seed(prompted.seed)
+    return corrupt(prompt, prompted.conditions.corrupted, codebook_size, generator).codes_SK
+
+
+def _check(template: Template, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
+    if not prompted.answers:
+        raise _bad(prompted, "there is no answer", "no answer")
+    for answer in prompted.answers:
+        texts = [part.text for part in answer.content if isinstance(part, TextPart)]
+        spoken = any(isinstance(part, AudioPart) for part in answer.content)
+        if not spoken and not "".join(texts).strip():
+            raise _bad(prompted, "an answer is empty", "empty answer")
+    answer_codes = [codes for answer in prompted.answers for codes in answer.codes]
+    for part in (*prompted.audio, *answer_codes):
+        if isinstance(part, ClipFeatures):
+            _check_features(part, prompted, encoder)
+            continue
+        try:
+            template.check_codes(part)
+        except ValueError as error:
+            raise _bad(prompted, str(error), "codes of another codec") from None
+
+
+def _check_features(part: ClipFeatures, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
+    if encoder is None:
+        raise _bad(
+            prompted,
+            "a recording is given as features, and the model has no audio encoder",
+            "no audio encoder",
+        )
+    bins = {len(window.mel_MF) for window in part.windows}
+    if bins != {encoder.num_mel_bins}:
+        reason = f"features of {sorted(bins)} mel bins, the model's encoder takes {encoder.num_mel_bins}"
+        raise _bad(prompted, reason, "features of another encoder")
+
+
+def _bad(prompted: PromptedContents, reason: str, kind: str) -> BadSample:
+    return BadSample(prompted.place, prompted.id, reason, kind)
