@@ -10,10 +10,6 @@ from typing import Any, TypeVar
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer, DialogueSpeaker, Speaker, Subject
 from audiollm.files.atomic import folder_digest
-from audiollm.files.json_files import read_json_file
-
-OWN_MODELS = ("audiollm_dual_ffn", "higgs_audio_v2", "higgs_audio")
-"""Values of `model_type` in the folders that `Generator` loads."""
 
 Made = TypeVar("Made")
 
@@ -44,10 +40,11 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
     """
     if is_import_path(model):
         return _plugged(model, (Answerer,), "answer(audio, question)")
+    from audiollm.models.hub import is_dual_ffn
     from audiollm.models.pretrained import model_folder
 
     folder = model_folder(Path(model))
-    if read_json_file(folder / "config.json", dict).get("model_type") in OWN_MODELS:
+    if is_dual_ffn(folder):
         from audiollm.evaluate.subjects.own_model import OwnModel
 
         own = OwnModel.load(Path(model), codec, max_tokens=max_tokens)

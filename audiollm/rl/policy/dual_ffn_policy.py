@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Template, TokenStream
-from audiollm.data.hearing.features import FeatureShape
+from audiollm.data.hearing.features import FeatureShape, no_codes, part_audio
+from audiollm.data.packing import first_fit
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
@@ -23,7 +26,13 @@ from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import merged_weights
 from audiollm.rl.policy.packed_scorer import PackedScorer, TargetRows, figures_of_rows
 from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.streams import PackedAnswers, PromptedContents, encode_contents, pack_answers
+from audiollm.rl.policy.streams import (
+    AnswerContent,
+    PackedAnswers,
+    PromptedContents,
+    encode_contents,
+    pack_answers,
+)
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
 from audiollm.supervised.decoder.adapt import adapt, save_adapter
@@ -130,6 +139,33 @@ class DualFFNPolicy:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}
 
+    def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedContents:
+        """See `Policy.take`; codes are those of the sample's first encoding."""
+        return self.take_beside(loaded, loaded, answers, place)
+
+    def take_beside(
+        self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
+    ) -> PromptedContents:
+        """See `Policy.take_beside`."""
+        asked = prompt.without_answers()
+        heard = part_audio(asked, (asked.encodings or [[]])[0], self.encoder)
+        contents = [_content(loaded, number) for number in answers]
+        return PromptedContents(prompt.sample.id, prompt.sample.messages, heard, contents, place)
+
+    def num_answer_tokens(self, encoded: TokenStream) -> int:
+        """The targets of the stream: words, and codes of all codebooks."""
+        codes = int((encoded.audio_targets_SK != IGNORE).sum())
+        return int((encoded.text_targets_S != IGNORE).sum()) + codes
+
+    def plan(self, groups: Sequence[Sequence[TokenStream]], max_tokens: int) -> list[list[int]]:
+        """First fit, longest groups first."""
+        lengths = [sum(len(stream) for stream in group) for group in groups]
+        return first_fit(lengths, max(max_tokens, *lengths)) if lengths else []
+
+    def idle_batch(self) -> PackedAnswers:
+        """A pack without answers."""
+        return self.batch([])
+
     def encode(self, prompted: PromptedContents) -> list[TokenStream]:
         """See `encode_contents`."""
         return encode_contents(self._template, prompted, self.encoder, self._max_tokens)
@@ -195,6 +231,19 @@ class DualFFNPolicy:
             raise ValueError("the policy was loaded without a reference (needs_reference=False)")
         assert isinstance(found, TokenFigures | TargetRows)
         return found
+
+
+def _content(loaded: LoadedSample, number: int) -> AnswerContent:
+    """Return an answer with the codes of its audio parts.
+
+    Raises:
+        BadSample: some of them have no codes.
+    """
+    content, answered = loaded.sample.answers[number].content, loaded.answered(number)
+    codes = (answered.encodings or [[]])[0][loaded.num_asked :]
+    if len(codes) < len(loaded.sample.answers[number].audio_parts()):
+        raise no_codes(answered.audio[loaded.num_asked + len(codes)])
+    return AnswerContent(content, codes)
 
 
 def _refuse_other_reference(folder: Path, reference: Path | None) -> None:

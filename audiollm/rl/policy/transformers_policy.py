@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from audiollm.data.records.sample import AudioPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
@@ -127,10 +126,7 @@ class TransformersPolicy:
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedAnswers:
         """See `Policy.take_beside`."""
-        asked = sum(
-            isinstance(part, AudioPart) for message in prompt.sample.messages for part in message.content
-        )
-        recordings = [clip.load() for clip in prompt.audio[:asked]]
+        recordings = [clip.load() for clip in prompt.audio[: prompt.num_asked]]
         contents = [loaded.sample.answers[number].content for number in answers]
         return PromptedAnswers.of(prompt.sample, recordings, contents, place)
 

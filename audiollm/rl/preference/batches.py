@@ -254,7 +254,7 @@ def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSampl
     Raises:
         BadSample: one of them has no recording.
     """
-    asked, given = (num_asked(each) for each in (loaded, other))
+    asked, given = loaded.num_asked, other.num_asked
     for each, count in ((loaded, asked), (other, given)):
         if not count:
             raise BadSample("", each.sample.id, "has no recording to be exchanged", "no recording")
@@ -265,12 +265,6 @@ def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSampl
         for own, theirs in zip(loaded.encodings, other.encodings, strict=True)
     ]
     return replace(loaded, encodings=encodings, audio=tuple(audio))
-
-
-def num_asked(loaded: LoadedSample) -> int:
-    """Recordings in the messages of a sample; those of its answers follow them."""
-    answers = sum(len(answer.audio_parts()) for answer in loaded.sample.answers)
-    return len(loaded.sample.audio_parts()) - answers
 
 
 def join_groups(

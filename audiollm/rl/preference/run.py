@@ -11,8 +11,8 @@ from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
@@ -50,7 +50,7 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     if not records:
         raise StageError("no record of the train split can be used", "see set_aside.jsonl", 2)
     torch.manual_seed(config.seed)  # an adapter begins at random
-    policy = _load(config)
+    policy = load_policy(config, config.needs_reference)
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
         frozen.to(default_device())
@@ -81,23 +81,8 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     return {**figures, "records": records, "held_out_records": held_out, "set_aside": len(set_aside.rows)}
 
 
-def _load(config: PreferenceConfig) -> TransformersPolicy:
-    return TransformersPolicy.load(
-        config.model,
-        config.trained,
-        config.lora if config.trained == "adapter" else None,
-        reference=config.reference,
-        needs_reference=config.needs_reference,
-    )
-
-
 def _save(config: PreferenceConfig, context: Context) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
-    fresh = TransformersPolicy.load(
-        config.model,
-        config.trained,
-        config.lora if config.trained == "adapter" else None,
-        needs_reference=False,
-    )
+    fresh = load_policy(config, needs_reference=False)
     fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
     fresh.save(context.folder)

@@ -178,7 +178,6 @@ def _model_folder(given: Path) -> Path | None:
 
 
 def _is_own(folder: Path) -> bool:
-    from audiollm.evaluate.subjects.loading import OWN_MODELS
-    from audiollm.files.json_files import read_json_file
+    from audiollm.models.hub import is_dual_ffn
 
-    return read_json_file(folder / "config.json", dict).get("model_type") in OWN_MODELS
+    return is_dual_ffn(folder)
