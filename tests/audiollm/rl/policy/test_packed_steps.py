@@ -109,13 +109,14 @@ def test_loss_and_gradient_do_not_depend_on_packing_and_accumulation(
 ) -> None:
     policy = load(folder, trained)  # type: ignore[arg-type]
     streams = [policy.encode(one) for one in prompts(OBJECTIVES[kind][1])]
+    capacity = 2 * max(sum(map(len, group)) for group in streams)
     arrangements = {
         "all in one": [list(range(ITEMS))],
         "one by one": [[number] for number in range(ITEMS)],
         "backwards": [list(range(ITEMS))[::-1]],
         "accumulation of 4": [list(range(start, ITEMS, 4)) for start in range(4)],
-        "planned": planned(streams, 400)[0],
-        "planned for 16 ranks, some idle": [each for hand in planned(streams, 400, 16) for each in hand],
+        "planned": planned(streams, capacity)[0],
+        "planned for 16 ranks, some idle": [each for hand in planned(streams, capacity, 16) for each in hand],
     }
     assert len(arrangements["planned"]) > 1 and [] in arrangements["planned for 16 ranks, some idle"]
     results = {}
