@@ -372,3 +372,29 @@ def test_conditions_are_the_same_for_all_answers(folders: dict[str, Path]) -> No
         assert not (after.audio_targets_SK[:rows] != IGNORE).any()
     texts = policy.encode(spoken_prompt([text("a dog"), speech(3, 1)], Conditions(no_text=True)))
     assert len(texts[0]) > len(hidden[0])  # a question whose answer is written is no condition of a voice
+
+
+def test_activation_checkpointing_changes_no_value(folders: dict[str, Path]) -> None:
+    results = []
+    for again in (False, True):
+        policy = load(folders["features"])
+        if again:
+            policy.root.model.gradient_checkpointing_enable()
+            policy.root.model.audio_tower.gradient_checkpointing_enable()
+        answers = logprobs(policy, encoded(policy, samples("features")))
+        results.append([answers.policy_T.detach(), *gradients(policy, answers.policy_T.sum())])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_autocast_takes_products_in_bfloat16(folders: dict[str, Path]) -> None:
+    policy = load(folders["features"], dtype=torch.float32)
+    streams = encoded(policy, samples("features"))
+    exact = logprobs(policy, streams)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = logprobs(policy, streams)
+    assert rounded.policy_T.dtype == torch.float32
+    for field in ("policy_T", "reference_T"):
+        difference_T = (rounded.required(field) - exact.required(field)).abs()
+        assert 0 < float(difference_T.mean()) < 0.1
+    assert all(bool(torch.isfinite(each).all()) for each in gradients(policy, rounded.policy_T.sum()))
