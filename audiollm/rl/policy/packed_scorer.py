@@ -117,7 +117,7 @@ def _flat(batch: PackedAnswers, text: TokenFigures, audio: TokenFigures) -> Toke
 
 
 def _kept_rows(hidden_XC: Tensor, weight_VC: Tensor) -> HeadRows:
-    """Keep a head's input and weight beyond the pass; on several ranks as a copy, for strategies free what they gather."""
+    """Keep a head's input and weight beyond the pass; on several ranks a copy, for strategies free what they gather."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     weight_VC = weight_VC.detach().clone() if several else weight_VC.detach()
     return HeadRows(hidden_XC.detach(), weight_VC)
