@@ -87,12 +87,23 @@ class LoadedSample:
             IndexError: there is no such answer.
         """
         sizes = [len(answer.audio_parts()) for answer in self.sample.answers]
-        asked = len(self.sample.audio_parts()) - sum(sizes)
-        first = asked + sum(sizes[:index])
-        kept = [*range(asked), *range(first, first + sizes[index])]
+        sample = self.sample.answered(index)
+        first = self._num_asked + sum(sizes[: index % len(sizes)])
+        return self._with_parts(sample, [*range(self._num_asked), *range(first, first + sizes[index])])
+
+    def unanswered(self) -> LoadedSample:
+        """The messages without the answers, with their codes and clips alone."""
+        sample = self.sample.model_copy(update={"answers": []})
+        return self._with_parts(sample, list(range(self._num_asked)))
+
+    @property
+    def _num_asked(self) -> int:
+        """Audio parts of the messages; those of the answers follow."""
+        return len(self.sample.audio_parts()) - sum(len(a.audio_parts()) for a in self.sample.answers)
+
+    def _with_parts(self, sample: Sample, kept: list[int]) -> LoadedSample:
         encodings = [[encoding[part] for part in kept] for encoding in self.encodings]
-        audio = tuple(self.audio[part] for part in kept) if self.audio else ()
-        return LoadedSample(self.sample.answered(index), encodings, audio)
+        return LoadedSample(sample, encodings, tuple(self.audio[part] for part in kept) if self.audio else ())
 
     def __reduce__(self) -> tuple[object, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
