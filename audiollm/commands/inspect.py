@@ -35,7 +35,7 @@ def inspect(
         str,
         typer.Argument(
             help="A folder of shards, a .jsonl of samples, or the folder of a run's stage "
-            "(compose, tokenize, train).",
+            "(compose, tokenize, train, train_preference).",
             metavar="TARGET",
             show_default=False,
         ),
@@ -172,12 +172,15 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
     if (folder / "config.yaml").is_file():
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         for stage in settings.values() if isinstance(settings, dict) else ():
-            shards = stage.get("shards") if isinstance(stage, dict) else None
-            if shards:  # of several sources the first; the others can be given by their own paths
-                learned = [folder / name for name in ("model", "vocabulary")]
+            sources = stage.get("shards") or stage.get("samples") if isinstance(stage, dict) else None
+            if isinstance(
+                sources, list
+            ):  # of several sources the first; others can be given by their own paths
+                begun_from = [Path(stage["model"])] if isinstance(stage.get("model"), str) else []
+                learned = [folder / "model", folder / "vocabulary", *begun_from]
                 with_one = [each for each in learned if (each / "tokenizer.json").exists()]
                 found = with_one[0] if with_one else None
-                return str(shards[0]["path"]), found, _features(folder, stage)
+                return str(sources[0]["path"]), found, _features(folder, stage)
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )

@@ -96,7 +96,7 @@ def test_a_corpus_of_preferences(tmp_path: Path, manifest: Path, codec_folder: P
             sample.answers == original[sample.id].answers and sample.messages == original[sample.id].messages
         )
         assert len(sample.metadata[CODED_AUDIO]) == len(sample.audio_parts()) == len(loaded.encodings[0])
-        asked = loaded.unanswered()
+        asked = loaded.without_answers()
         assert asked.sample.messages == sample.messages and not asked.sample.answers
         assert len(asked.audio) == 1 and torch.equal(asked.encodings[0][0], loaded.encodings[0][0])
         with pytest.raises(IndexError):

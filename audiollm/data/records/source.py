@@ -80,30 +80,31 @@ class LoadedSample:
     def frames(self) -> int:
         return sum(codes_KT.shape[1] for encoding in self.encodings[:1] for codes_KT in encoding)
 
+    @property
+    def num_asked(self) -> int:
+        """Audio parts of the messages; those of the answers follow them."""
+        return len(self.sample.audio_parts()) - sum(
+            len(answer.audio_parts()) for answer in self.sample.answers
+        )
+
     def answered(self, index: int) -> LoadedSample:
         """The conversation with answer `index` as its last message, with the codes and clips of these parts alone.
 
         Raises:
             IndexError: there is no such answer.
         """
-        sizes = [len(answer.audio_parts()) for answer in self.sample.answers]
-        sample = self.sample.answered(index)
-        first = self._num_asked + sum(sizes[: index % len(sizes)])
-        return self._with_parts(sample, [*range(self._num_asked), *range(first, first + sizes[index])])
-
-    def unanswered(self) -> LoadedSample:
-        """The messages without the answers, with their codes and clips alone."""
-        sample = self.sample.model_copy(update={"answers": []})
-        return self._with_parts(sample, list(range(self._num_asked)))
-
-    @property
-    def _num_asked(self) -> int:
-        """Audio parts of the messages; those of the answers follow."""
-        return len(self.sample.audio_parts()) - sum(len(a.audio_parts()) for a in self.sample.answers)
-
-    def _with_parts(self, sample: Sample, kept: list[int]) -> LoadedSample:
+        sizes, asked = [len(answer.audio_parts()) for answer in self.sample.answers], self.num_asked
+        first = asked + sum(sizes[:index])
+        kept = [*range(asked), *range(first, first + sizes[index])]
         encodings = [[encoding[part] for part in kept] for encoding in self.encodings]
-        return LoadedSample(sample, encodings, tuple(self.audio[part] for part in kept) if self.audio else ())
+        audio = tuple(self.audio[part] for part in kept) if self.audio else ()
+        return LoadedSample(self.sample.answered(index), encodings, audio)
+
+    def without_answers(self) -> LoadedSample:
+        """The messages alone, with the codes and clips of their parts."""
+        asked = self.num_asked
+        sample = self.sample.model_copy(update={"answers": []})
+        return LoadedSample(sample, [encoding[:asked] for encoding in self.encodings], self.audio[:asked])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""

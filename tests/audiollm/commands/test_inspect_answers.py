@@ -21,6 +21,7 @@ from audiollm.data.records.sample import (
     write_samples,
 )
 from audiollm.data.records.shards import ShardWriter
+from audiollm.data.text.tokenizer import FILE_NAME, train_text_tokenizer
 from audiollm.errors import ConfigError
 
 BOOKS, SIZE = 3, 32
@@ -144,6 +145,18 @@ def test_answers_that_are_not_compared(tmp_path: Path) -> None:
     unjudged = run(tmp_path / "s.jsonl", "--sample", "unjudged")
     assert "no answer is better than another: answers 0, 1 have neither" in unjudged
     assert "answer 0 " in unjudged and "answer 1 " in unjudged and "rejected" not in unjudged
+
+
+def test_the_stage_that_trains_on_them(tmp_path: Path) -> None:
+    """Its settings name the samples, and the model that it begins from has the vocabulary."""
+    write_samples(tmp_path / "s.jsonl", [chat(answer("blue", rank=1), answer("green", rank=2))])
+    (tmp_path / "stage").mkdir()
+    (tmp_path / "begun").mkdir()
+    train_text_tokenizer(["user assistant"] * 3, 300).save(str(tmp_path / "begun" / FILE_NAME))
+    settings = {"samples": [{"path": str(tmp_path / "s.jsonl")}], "model": str(tmp_path / "begun")}
+    (tmp_path / "stage" / "config.yaml").write_text(json.dumps({"train_preference": settings}))
+    shown = run(tmp_path / "stage")
+    assert "answer 0 (chosen)" in shown and "trained on these samples" not in shown
 
 
 def test_the_option_is_for_samples_with_answers(tmp_path: Path) -> None:
