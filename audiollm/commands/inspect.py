@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +13,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from audiollm.commands.inspect_table import OFF, ON, left_out, row_line
 from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
+    from audiollm.commands.inspect_answers import AnswersView
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import FeatureShape
     from audiollm.data.inspection import StreamRow
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 VOCABULARY_SIZE, VOCABULARY_SAMPLES = 1024, 2000
 """Size of the vocabulary that is trained where no tokenizer is given, and number of samples it is trained on."""
-ON, OFF = "●", "·"
 
 
 def inspect(
@@ -34,7 +35,7 @@ def inspect(
         str,
         typer.Argument(
             help="A folder of shards, a .jsonl of samples, or the folder of a run's stage "
-            "(compose, tokenize, train).",
+            "(compose, tokenize, train, train_preference).",
             metavar="TARGET",
             show_default=False,
         ),
@@ -53,11 +54,19 @@ def inspect(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")
     ] = False,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a sample with answers to choose among: the two to show beside each other, like 0,2.",
+            show_default="the best and the worst",
+        ),
+    ] = None,
 ) -> None:
     """Show a training sample row by row: kind, token, target or masked, weight.
 
     The table leaves out the middle of long audio and counts it; --json has every row.
     Weights are those of the sample packed alone: text adds up to 1, and so does audio.
+    Of a preference, all answers with their scores, then chosen beside rejected.
 
     Examples:
 
@@ -66,9 +75,19 @@ def inspect(
     audiollm inspect runs/quickstart/train --sample eight_anna_0
 
     audiollm inspect samples.jsonl --sample 17 --tokenizer models/llama --json
+
+    audiollm inspect pairs.jsonl --answers 0,3
     """
     console = Console(highlight=False, soft_wrap=True)
-    view = _open(target, sample, tokenizer)
+    view = _open(target, sample, tokenizer, answers)
+    if not isinstance(view, _View):
+        from audiollm.commands.inspect_answers import answer_json_lines, print_answers
+
+        for line in answer_json_lines(view, limit) if as_json else ():
+            print(line)
+        if not as_json:
+            print_answers(view, limit, console)
+        return
     for line in _json_lines(view, limit) if as_json else ():
         print(line)
     if not as_json:
@@ -87,7 +106,9 @@ class _View:
     has_codes: bool
 
 
-def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
+def _open(
+    target: str, sample: str, tokenizer_folder: Path | None, wanted_answers: str | None
+) -> _View | AnswersView:
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import heard_parts, part_audio
     from audiollm.data.inspection import stream_rows, summarize_stream
@@ -98,21 +119,34 @@ def _open(target: str, sample: str, tokenizer_folder: Path | None) -> _View:
     address, own_tokenizer, encoder = _find(target)
     source = open_source(address)
     number, loaded = _pick(source, sample)
+    if wanted_answers is not None and not loaded.sample.answers:
+        raise ConfigError(
+            f"sample {loaded.sample.id} has no answers to choose among", "--answers", "leave it out"
+        )
     notes = [f"set aside: {bad}" for bad in source.bad]
     vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
     codec = _codec(source, loaded)
     codes = loaded.encodings[0] if loaded.encodings else []
+    has_codes = bool(codes)
     if not codes and not (encoder is not None and all(heard_parts(loaded.sample))):
         codes = _stand_ins(loaded, codec, notes)
     template = Template(
         vocabulary, int(codec["num_codebooks"]), int(codec["codebook_size"]), header_style_of(vocabulary)
     )
+    heading = (
+        f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}"
+    )
     try:
+        if loaded.sample.answers:
+            from audiollm.commands.inspect_answers import view_answers
+
+            coded = replace(loaded, encodings=[codes] if codes else [])
+            return view_answers(template, coded, encoder, wanted_answers, heading, notes, has_codes)
         stream = template.compile(loaded.sample.messages, part_audio(loaded, codes, encoder))
     except (BadSample, ValueError) as error:
         raise ConfigError(f"sample {loaded.sample.id}: {error}", source.name) from None
     return _View(
-        heading=f"{loaded.sample.id}: task {loaded.sample.task}, sample {number} of {len(source)} in {source.name}",
+        heading=heading,
         notes=notes,
         template=template,
         rows=stream_rows(template, stream),
@@ -138,12 +172,15 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
     if (folder / "config.yaml").is_file():
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         for stage in settings.values() if isinstance(settings, dict) else ():
-            shards = stage.get("shards") if isinstance(stage, dict) else None
-            if shards:  # of several sources the first; the others can be given by their own paths
-                learned = [folder / name for name in ("model", "vocabulary")]
+            sources = stage.get("shards") or stage.get("samples") if isinstance(stage, dict) else None
+            if isinstance(
+                sources, list
+            ):  # of several sources the first; others can be given by their own paths
+                begun_from = [Path(stage["model"])] if isinstance(stage.get("model"), str) else []
+                learned = [folder / "model", folder / "vocabulary", *begun_from]
                 with_one = [each for each in learned if (each / "tokenizer.json").exists()]
                 found = with_one[0] if with_one else None
-                return str(shards[0]["path"]), found, _features(folder, stage)
+                return str(sources[0]["path"]), found, _features(folder, stage)
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )
@@ -221,6 +258,8 @@ def _vocabulary(source: Source, folder: Path | None, notes: list[str]) -> Tokeni
             break
         for message in loaded.sample.messages:
             texts += [message.role, *(part.text for part in message.content if isinstance(part, TextPart))]
+        for answer in loaded.sample.answers:
+            texts += ["assistant", *(part.text for part in answer.content if isinstance(part, TextPart))]
     notes.append(
         "no --tokenizer is given: the text is shown in a vocabulary that was trained on these samples"
     )
@@ -293,43 +332,14 @@ def _print_table(view: _View, limit: int | None, console: Console) -> None:
             console.print(Text(f"{'':>6}  {len(view.rows) - shown} more rows (--limit)", style="dim"))
             break
         if isinstance(item, list):
-            console.print(_left_out(item, view, width))
+            console.print(left_out(item, width, books, view.has_codes))
             shown += len(item)
         else:
-            console.print(_line(item, width, books))
+            console.print(row_line(item, width, books))
             shown += 1
     console.print(Text(f"\n{ON} target   {OFF} masked", style="dim"))
     for summary in view.summary:
         console.print(_total(summary))
-
-
-def _line(row: StreamRow, width: int, books: int) -> Text:
-    line = Text(f"{row.position:>6}  ", style="dim")
-    line.append(f"{row.kind:<9}  ", style={"text": "cyan", "audio in": "magenta"}.get(row.kind, "blue"))
-    if row.codes:
-        for place, (code, is_target) in enumerate(zip(row.codes, row.is_target, strict=True)):
-            line.append(" " * (place > 0) + f"{code:>4}", style="green" if is_target else "dim")
-        line.append(" " * (width - (5 * books - 1)))
-    else:
-        line.append(f"{row.token:<{width}}", style="green" if row.is_target[0] else "")
-    line.append("  ")
-    for is_target in row.is_target:
-        line.append(ON if is_target else OFF, style="green" if is_target else "dim")
-    line.append(" " * (max(books, 6) - len(row.is_target)))
-    weight = sum(row.weights)
-    return line.append(f"  {weight:.4f}" if weight else f"  {OFF}", style="green" if weight else "dim")
-
-
-def _left_out(rows: list[StreamRow], view: _View, width: int) -> Text:
-    weight = sum(sum(row.weights) for row in rows)
-    books = view.template.num_codebooks
-    trained = all(all(row.is_target) for row in rows)
-    masked = not any(any(row.is_target) for row in rows)
-    state = "all targets" if trained else "all masked" if masked else "targets"
-    frames = "" if view.has_codes or not rows[0].codes else f" for {len(rows) - books - 1} frames"
-    text = f"… {len(rows)} rows of {rows[0].kind}{frames}, {state}"
-    line = Text(f"{'':>6}  {'':<9}  {text:<{width}}  {'':<{max(books, 6)}}", style="dim")
-    return line.append(f"  {weight:.4f}" if weight else f"  {OFF}")
 
 
 def _total(summary: dict[str, Any]) -> Text:

@@ -96,6 +96,11 @@ def test_a_corpus_of_preferences(tmp_path: Path, manifest: Path, codec_folder: P
             sample.answers == original[sample.id].answers and sample.messages == original[sample.id].messages
         )
         assert len(sample.metadata[CODED_AUDIO]) == len(sample.audio_parts()) == len(loaded.encodings[0])
+        asked = loaded.without_answers()
+        assert asked.sample.messages == sample.messages and not asked.sample.answers
+        assert len(asked.audio) == 1 and torch.equal(asked.encodings[0][0], loaded.encodings[0][0])
+        with pytest.raises(IndexError):
+            loaded.answered(len(sample.answers))
         for number in range(len(sample.answers)):
             answered = loaded.answered(number)
             for part, codes_KT in zip(answered.sample.audio_parts(), answered.encodings[0], strict=True):

@@ -8,14 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audiollm.audio import save
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import (
+    AudioPart,
+    Message,
+    Part,
+    RatedAnswer,
+    Sample,
+    TextPart,
+    write_samples,
+)
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.groups import groups_of
 from audiollm.supervised.corpus.survey import AnswersUsed, load_survey, save_survey, survey_sources, texts_of
+from tests.audiollm.supervised.heard_samples import SHAPE, sound
 from tests.audiollm.supervised.train_samples import SAMPLE, small_template
 
 TEMPLATE = small_template()
@@ -99,14 +109,44 @@ def test_a_training_on_conversations_sets_them_aside(tmp_path: Path, source: Sou
 
 
 def test_a_vocabulary_is_learned_from_answers_too(tmp_path: Path) -> None:
-    from audiollm.data.records.sample import write_samples
-
     answers = [RatedAnswer(content=[TextPart(text="yes")]), RatedAnswer(content=[TextPart(text="no")])]
     write_samples(tmp_path / "s.jsonl", [preference("p", *answers, heard=0)])
     aside = SetAside(tmp_path / "set_aside.jsonl", "train")
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     texts = list(texts_of([open_source(tmp_path / "s.jsonl")], aside, nothing))
     assert texts == ["seven", "user", "yes", "assistant", "no", "assistant"]
+
+
+def test_recordings_that_are_broken_or_not_there_are_named(tmp_path: Path) -> None:
+    """A pair whose question is heard as features: its answers need no codes, unless they are spoken."""
+    save(tmp_path / "h0.wav", sound(0.5), 16_000)
+    (tmp_path / "broken.wav").write_bytes(b"RIFF no sound")
+    answers = [
+        RatedAnswer(content=[TextPart(text=text)], rank=n) for n, text in enumerate(("yes", "no"), start=1)
+    ]
+
+    def heard(id: str, path: str, *own: RatedAnswer) -> Sample:
+        asked = preference(id, *(own or answers))
+        return asked.with_parts(
+            lambda part: (
+                part.model_copy(update={"path": path}) if getattr(part, "path", "") == "h0.wav" else part
+            )
+        )
+
+    samples = [
+        heard("good", "h0.wav"),
+        heard("broken", "broken.wav"),
+        heard("gone", "gone.wav"),
+        heard("spoken", "h0.wav", spoken("a.wav", rank=1), answers[1]),
+    ]
+    write_samples(tmp_path / "s.jsonl", samples)
+    aside = SetAside(tmp_path / "set_aside.jsonl", "train_preference")
+    sources = [open_source(tmp_path / "s.jsonl")]
+    found = survey_sources(sources, TEMPLATE, 99, "cut", aside, lambda: None, SHAPE, used_by("pairs"))
+    kinds = {row["id"]: row["kind"] for row in aside.rows}
+    assert kinds == {"broken": "undecodable audio", "gone": "undecodable audio", "spoken": "missing codes"}
+    assert found.counts() == {"bad": 3, "whole": 1} and found.answer_rows[0][0].min() > 13
+    assert all("tokenize" in row["reason"] for row in aside.rows if row["id"] == "spoken")
 
 
 def test_codes_of_another_codec_are_named(tmp_path: Path) -> None:
