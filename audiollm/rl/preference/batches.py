@@ -69,7 +69,7 @@ class MicroBatch(Generic[Batch]):
 
 
 @dataclass(frozen=True)
-class StepBatch(Generic[Batch]):
+class PreferenceStep(Generic[Batch]):
     """This rank's micro-batches of a step; none where the step has fewer records than there are ranks."""
 
     micro: list[MicroBatch[Batch]]
@@ -80,7 +80,7 @@ class StepBatch(Generic[Batch]):
 
 
 class StepMaker(Generic[Prompted, Encoded, Batch]):
-    """`maker(step)` is the step's `StepBatch`.
+    """`maker(step)` is the step's `PreferenceStep`.
 
     Args:
         batch_size: records of a step, over all ranks.
@@ -113,7 +113,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         sizes = [len(used) for used in usable.train]
         self.mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
 
-    def __call__(self, step: int) -> StepBatch[Batch]:
+    def __call__(self, step: int) -> PreferenceStep[Batch]:
         first = step * self._batch_size
         items = [
             (item.source, int(self._usable.train[item.source][item.index]))
@@ -127,9 +127,9 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         if self._mismatched:
             pairs = [(items[place], items[(place + 1) % len(items)]) for place in own]
             beside = self._batches([made for pair in pairs if (made := self._beside(*pair)) is not None])
-        return StepBatch(micro, beside, bad)
+        return PreferenceStep(micro, beside, bad)
 
-    def held_out(self) -> Iterator[StepBatch[Batch]]:
+    def held_out(self) -> Iterator[PreferenceStep[Batch]]:
         """This rank's held-out records, a batch at a time; encoded when asked for."""
         items = [
             (place, int(index))
@@ -144,7 +144,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
                 for place in range(self._rank, len(batch), self._world)
             ]
             records = [record for record in found if record]
-            yield StepBatch(self._micro_batches(records, "held out"), [], bad)
+            yield PreferenceStep(self._micro_batches(records, "held out"), [], bad)
 
     def idle(self) -> MicroBatch[Batch]:
         """A micro-batch without groups: for a rank that has fewer than others, which wait for it."""

@@ -19,7 +19,7 @@ from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.preference.batches import MicroBatch, StepBatch, StepMaker
+from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
 from audiollm.rl.preference.statistics import StepStatistics
 from audiollm.train.loop.task import Update
 
@@ -88,12 +88,12 @@ class PreferenceTask:
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["policy"]}
 
-    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> StepBatch[Any]:
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> PreferenceStep[Any]:
         batch = self._steps(step)
         self._set_aside.add(batch.bad)
         return batch
 
-    def updates(self, batch: StepBatch[Any], step: int, steps: int) -> Iterator[Update]:
+    def updates(self, batch: PreferenceStep[Any], step: int, steps: int) -> Iterator[Update]:
         """One update: the mean loss over the items of the step."""
         micro = self._evened(batch.micro)
         items = sum(self._ranks.gather(sum(each.num_items for each in micro)))
