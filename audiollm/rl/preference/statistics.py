@@ -6,11 +6,11 @@ Shapes: P pairs, N single answers of this rank in a step; "gathered" values are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs, Singles
@@ -32,30 +32,30 @@ ANSWERS_FIRST = ("running_mean", "margin_center", "margin_mean", "partners")
 """Figures that are made of the log-probabilities of the step's own answers."""
 
 
-@dataclass
-class RunningMeans:
-    """What a training remembers between steps, for BCO and beta-DPO; saved in its checkpoints."""
+class RunningMeans(nn.Module):
+    """What a training remembers between steps, for BCO and beta-DPO.
 
-    reward: RunningMean
-    margin: RunningMean
+    A module of buffers: checkpoints, roll-backs and the trial steps of a budget save and restore it as they do weights.
+    """
 
-    @classmethod
-    def start(cls) -> RunningMeans:
-        """Return the means before the first step."""
-        return cls(RunningMean.start(), RunningMean.start())
+    NAMES = ("reward", "margin")
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all of it by name."""
-        return {
-            f"{name}.{part}": getattr(getattr(self, name), part)
-            for name in ("reward", "margin")
-            for part in ("value", "count")
-        }
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.NAMES:
+            start = RunningMean.start()
+            self.register_buffer(f"{name}_value", start.value)
+            self.register_buffer(f"{name}_count", start.count)
 
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Take what `state` gave."""
-        self.reward = RunningMean(state["reward.value"], state["reward.count"])
-        self.margin = RunningMean(state["margin.value"], state["margin.count"])
+    def update(self, name: str, values_N: Tensor, momentum: float | None = None) -> None:
+        """Take in the values of a whole step; see `RunningMean.updated`."""
+        new = RunningMean(self.mean(name), self.get_buffer(f"{name}_count")).updated(values_N, momentum)
+        self.get_buffer(f"{name}_value").copy_(new.value)
+        self.get_buffer(f"{name}_count").copy_(new.count)
+
+    def mean(self, name: str) -> Tensor:
+        """The mean so far, a scalar."""
+        return self.get_buffer(f"{name}_value")
 
 
 class StepStatistics:
@@ -68,7 +68,7 @@ class StepStatistics:
     def __init__(self, terms: Sequence[ObjectiveTerm], ranks: Ranks) -> None:
         self._terms, self._ranks = terms, ranks
         self.needed = frozenset().union(*(term.needs.figures for term in terms))
-        self.means = RunningMeans.start()
+        self.means = RunningMeans()
 
     @property
     def needs_answers(self) -> bool:
@@ -105,9 +105,9 @@ class StepStatistics:
         if "margin_center" in self.needed:
             margin_P = self._gathered([self._margins(m, a) for m, a in zip(micro, answers, strict=True)])
             if training and len(margin_P):
-                self.means.margin = self.means.margin.updated(margin_P, CENTER_MOMENTUM)
+                self.means.update("margin", margin_P, CENTER_MOMENTUM)
             mean = margin_P.mean() if len(margin_P) else margin_P.new_zeros(())
-            figures = replace(figures, margin_center=self.means.margin.value, margin_mean=mean)
+            figures = replace(figures, margin_center=self.means.mean("margin").clone(), margin_mean=mean)
         every = [figures for _ in micro]
         if "partners" in self.needed:
             matched = self._partners(micro, answers)
@@ -133,8 +133,8 @@ class StepStatistics:
             rewards.append(beta * logprobs.ratios_A[each.groups.answer_N])
         reward_N = self._gathered(rewards)
         if training and len(reward_N):
-            self.means.reward = self.means.reward.updated(reward_N)
-        return self.means.reward.value
+            self.means.update("reward", reward_N)
+        return self.means.mean("reward").clone()
 
     def _margins(self, each: MicroBatch[Any], logprobs: AnswerLogprobs) -> Tensor:
         assert isinstance(each.groups, Pairs)

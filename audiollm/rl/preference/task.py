@@ -80,7 +80,7 @@ class PreferenceTask:
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"policy": self._policy.root}
+        return {"policy": self._policy.root, "means": self._statistics.means}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._root = modules["policy"]

@@ -42,6 +42,9 @@ class Task(Protocol):
     def modules(self) -> dict[str, nn.Module]:
         """All that is trained or saved. What changes in training must be a parameter or a persistent buffer.
 
+        The state of a task itself (a running mean, a controller) is a module of buffers without an optimizer: it is
+        then in every checkpoint, goes back with a roll-back, and is put back after the trial steps of a budget.
+
         The loop switches all of them between train and eval mode: a frozen teacher is better kept out.
         """
 
