@@ -45,11 +45,11 @@ def preferences(request: ConversionRequest) -> SourceRows:
     """
     total, names, rows = _rows(request)
     columns = find_columns(names, request.columns, str(request.source), PREFERENCE_COLUMNS)
-    _check_columns(columns, names, str(request.source))
-    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
-    notes = (f"columns of no meaning here, kept as metadata: {', '.join(others)}",) if others else ()
+    if names:  # of a file without a usable line the first problem is told
+        _check_columns(columns, names, str(request.source))
 
     def results() -> Iterator[Sample | BadSample]:
+        taken: set[str] = set()
         for place, label, split, record in rows:
             if isinstance(record, BadSample):
                 yield record
@@ -58,9 +58,10 @@ def preferences(request: ConversionRequest) -> SourceRows:
             fields = {name: value for name, value in given.items() if value is not None}
             if split:
                 fields.setdefault("split", split)
-            yield _converted(_Row(request, place, label, fields, columns))
+            made = _converted(_Row(request, place, label, fields, columns))
+            yield made if isinstance(made, BadSample) else _with_free_id(made, taken)
 
-    return SourceRows(total, results(), notes)
+    return SourceRows(total, results(), _notes(columns, names))
 
 
 # Private: rows
@@ -131,6 +132,23 @@ def _check_columns(columns: Mapping[str, str], names: Sequence[str], place: str)
         place,
         f"{remedy}columns are named by --columns field=column, and one of these sets is needed: {forms}",
     )
+
+
+def _notes(columns: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
+    unread = [name for name in names if name not in columns.values()]
+    notes = [f"columns of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
+    return (*notes, *([f"columns that others stand for, not read: {', '.join(unread)}"] if unread else []))
+
+
+def _with_free_id(sample: Sample, taken: set[str]) -> Sample:
+    """The sample with a number behind an id that is taken: rows of one prompt often share an id."""
+    free, number = sample.id, 1
+    while free in taken:
+        number += 1
+        free = f"{sample.id}-{number}"
+    taken.add(free)
+    return sample if free == sample.id else sample.model_copy(update={"id": free})
 
 
 def _converted(row: _Row) -> Sample | BadSample:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import encode_bytes, save
@@ -100,6 +100,7 @@ def test_pairs_mean_what_they_mean_to_trl(tmp_path: Path, form: str) -> None:
 turns = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(turns, turns, turns)
 def test_implicit_prompts_of_conversations_are_those_of_trl(
     shared: list[str], chosen: list[str], rejected: list[str]
@@ -146,6 +147,20 @@ def test_pairs_with_scores_margins_and_other_columns(
     assert flat(margin) == ["system: Be brief.", "user: q"]
     assert groups_of(margin, "pairs") == [AnswerPair(0, 1, 0.5)] and margin.metadata["split"] == "test"
     assert "kept as metadata: source" in capsys.readouterr().out
+
+
+def test_rows_that_share_an_id_and_columns_that_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TRL's `unpair_preference_dataset` gives both rows of a pair the columns of the pair."""
+    rows = [{"id": "x", "prompt": "q", "completion": text, "label": text == "a"} for text in "abc"]
+    assert [sample.id for sample in converted(tmp_path, *rows)] == ["x", "x-2", "x-3"]
+    row = {"prompt": "q", "completions": ["a", "b"], "better": ["c", "d"], "scores": [1, 2]}
+    (sample,) = converted(tmp_path, row, arguments=("--columns", "completions=better"))
+    assert said(sample) == ["c", "d"] and "not read: completions" in capsys.readouterr().out
+    (tmp_path / "p.jsonl").write_text("{\n")
+    with pytest.raises(ConfigError, match="no usable sample.*wrong JSON"):
+        convert(tmp_path / "p.jsonl", "-o", tmp_path / "out.jsonl")
 
 
 def test_single_answers(tmp_path: Path) -> None:
@@ -433,6 +448,7 @@ def test_the_help_teaches_the_forms(capsys: pytest.CaptureFixture[str]) -> None:
 answers = st.lists(st.text("abc ", min_size=1).filter(str.strip), min_size=2, max_size=5, unique_by=str.strip)
 
 
+@settings(max_examples=20, deadline=None)
 @given(answers, st.data())
 def test_every_scored_list_arrives(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
