@@ -20,7 +20,7 @@ COMMON_COLUMNS: dict[str, tuple[str, ...]] = {
     "system": ("system",),
     "messages": ("messages", "conversations"),
     "audios": ("audios", "audio"),
-    "id": ("id", "prompt_id", "uid", "key"),
+    "id": ("id", "uid", "key"),
     "split": ("split",),
 }
 """Fields of every form, and the columns that are taken for them, the first that is there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -27,7 +28,7 @@ from audiollm.data.convert.preference_forms import (
     plain_number,
 )
 from audiollm.data.convert.recordings import is_recording, recording_part
-from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, find_columns
+from audiollm.data.convert.request import ConversionRequest, SourceRows, find_columns
 from audiollm.data.convert.turns import ROLES, Turn, as_turn, messages_of, num_marks, parts_of
 from audiollm.data.records.sample import AudioPart, Part, RatedAnswer, Sample, find_equal, first_problem
 from audiollm.errors import BadSample, ConfigError, suggestion
@@ -45,11 +46,11 @@ def preferences(request: ConversionRequest) -> SourceRows:
     """
     total, names, rows = _rows(request)
     columns = find_columns(names, request.columns, str(request.source), PREFERENCE_COLUMNS)
-    _check_columns(columns, names, str(request.source))
-    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
-    notes = (f"columns of no meaning here, kept as metadata: {', '.join(others)}",) if others else ()
+    if names:  # of a file without a usable line the first problem is told
+        _check_columns(columns, names, str(request.source))
 
     def results() -> Iterator[Sample | BadSample]:
+        taken: set[str] = set()
         for place, label, split, record in rows:
             if isinstance(record, BadSample):
                 yield record
@@ -58,9 +59,10 @@ def preferences(request: ConversionRequest) -> SourceRows:
             fields = {name: value for name, value in given.items() if value is not None}
             if split:
                 fields.setdefault("split", split)
-            yield _converted(_Row(request, place, label, fields, columns))
+            made = _converted(_Row(request, place, label, fields, columns))
+            yield made if isinstance(made, BadSample) else _with_free_id(made, taken)
 
-    return SourceRows(total, results(), notes)
+    return SourceRows(total, results(), _notes(columns, names))
 
 
 # Private: rows
@@ -133,6 +135,23 @@ def _check_columns(columns: Mapping[str, str], names: Sequence[str], place: str)
     )
 
 
+def _notes(columns: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    others = [column for name, column in columns.items() if name not in PREFERENCE_COLUMNS]
+    unread = [name for name in names if name not in columns.values()]
+    notes = [f"columns of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
+    return (*notes, *([f"columns that others stand for, not read: {', '.join(unread)}"] if unread else []))
+
+
+def _with_free_id(sample: Sample, taken: set[str]) -> Sample:
+    """The sample with a number behind an id that is taken: rows of one prompt often share an id."""
+    free, number = sample.id, 1
+    while free in taken:
+        number += 1
+        free = f"{sample.id}-{number}"
+    taken.add(free)
+    return sample if free == sample.id else sample.model_copy(update={"id": free})
+
+
 def _converted(row: _Row) -> Sample | BadSample:
     try:
         return _sample(row)
@@ -142,12 +161,22 @@ def _converted(row: _Row) -> Sample | BadSample:
     except ValidationError as error:
         kind = _KINDS.get(error.errors()[0]["type"], "unusable row")
         return BadSample(row.place, row.id, first_problem(error), kind)
+
+
+@contextmanager
+def _in_field(name: str, kind: str = "unusable row") -> Iterator[None]:
+    """Name the field in which something has another form than is expected."""
+    try:
+        yield
+    except (WrongField, ValidationError):
+        raise
     except KeyError as error:
-        return bad_row(row.place, row.id, f"a message or a part has no {error}")
+        raise WrongField(name, f"a message or a part has no {error}", kind) from None
     except (TypeError, AttributeError) as error:
-        return bad_row(row.place, row.id, f"has another form than such rows have ({error})")
+        reason = f"a text, or a list of messages with role and content, is expected ({error})"
+        raise WrongField(name, reason, kind) from None
     except ValueError as error:
-        return bad_row(row.place, row.id, str(error))
+        raise WrongField(name, str(error), kind) from None
 
 
 def _sample(row: _Row) -> Sample:
@@ -157,9 +186,10 @@ def _sample(row: _Row) -> Sample:
         expected = ", ".join(
             row.name(name) for name in ANSWER_COLUMNS if name in row.columns and name not in fields
         )
-        raise WrongField("", f"holds no judged answer: {expected} empty", "no judgement")
+        raise WrongField("", f"holds no judged answer; its empty columns: {expected}", "no judgement")
     given = form.read(fields)
-    messages = messages_of(_turns(fields), _sounds(row, fields), row.recording)
+    with _in_field("messages" if "messages" in fields else "prompt"):
+        messages = messages_of(_turns(fields), _sounds(row, fields), row.recording)
     if not messages:
         raise WrongField("prompt", "there is none: name its column (--columns prompt=NAME)", "no prompt")
     answers = [_answer(row, one) for one in given]
@@ -241,15 +271,17 @@ def _with_prompt_apart(given: Mapping[str, Any]) -> dict[str, Any]:
         if "audios" in fields and not repeat_it:  # the question is heard
             return fields
         raise WrongField("", str(error), "no prompt") from None
-    if prompt and not any(prompt.strip() in _text_of(message) for message in shared):
-        raise WrongField("prompt", "is not in the messages that chosen and rejected begin with")
+    with _in_field("chosen"):
+        if prompt and not any(str(prompt).strip() in _text_of(message) for message in shared):
+            raise WrongField("prompt", "is not in the messages that chosen and rejected begin with")
     return {**fields, "prompt": shared}
 
 
 def _with_last_turn_apart(fields: dict[str, Any]) -> dict[str, Any]:
-    messages = list(fields["messages"])
-    if not messages or ROLES.get(as_turn(messages[-1])[0]) != "assistant":
-        return fields
+    with _in_field("messages"):
+        messages = list(fields["messages"])
+        if not messages or ROLES.get(as_turn(messages[-1])[0]) != "assistant":
+            return fields
     name = "chosen" if {"rejected", "rejected_audio"} & set(fields) else "completion"
     if name in fields:
         raise WrongField("messages", f"the conversation ends with an answer, and {name} is another one")
@@ -262,9 +294,13 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def _turns(fields: Mapping[str, Any]) -> list[Turn]:
+    for name in ("system", "input"):
+        if not isinstance(fields.get(name, ""), str):
+            raise WrongField(name, f"a text is expected, not {fields[name]!r:.60}")
     turns: list[Turn] = [("system", fields["system"])] if fields.get("system") else []
-    for question, answer in fields.get("history") or ():
-        turns += [("user", question), ("assistant", answer)]
+    with _in_field("history"):
+        for question, answer in fields.get("history") or ():
+            turns += [("user", question), ("assistant", answer)]
     if "messages" in fields:
         turns += [as_turn(message) for message in fields["messages"]]
     prompt = fields.get("prompt")
@@ -279,10 +315,8 @@ def _turns(fields: Mapping[str, Any]) -> list[Turn]:
 def _sounds(row: _Row, fields: Mapping[str, Any]) -> list[AudioPart]:
     """The recordings that are listed beside the prompt."""
     listed = fields.get("audios") or []
-    try:
+    with _in_field("audios", "unusable recording"):
         return [row.recording(value) for value in ([listed] if isinstance(listed, str | Mapping) else listed)]
-    except ValueError as error:
-        raise WrongField("audios", str(error), "unusable recording") from None
 
 
 # Private: answers
@@ -293,15 +327,12 @@ def _answer(row: _Row, given: GivenAnswer) -> RatedAnswer:
     if "metadata" in judged:
         judged["metadata"] = {key: _plain(given.name, value) for key, value in judged["metadata"].items()}
     try:
-        return RatedAnswer(content=_content(row, given), **judged)
+        with _in_field(given.name):
+            return RatedAnswer(content=_content(row, given), **judged)
     except ValidationError as error:
         kind = _KINDS.get(error.errors()[0]["type"], "unusable row")
         reason = "the answer is empty" if kind == "empty answer" else first_problem(error)
         raise WrongField(given.name, reason, kind) from None
-    except WrongField:
-        raise
-    except ValueError as error:
-        raise WrongField(given.name, str(error)) from None
 
 
 def _content(row: _Row, given: GivenAnswer) -> list[Part]:

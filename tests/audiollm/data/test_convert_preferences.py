@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import encode_bytes, save
 from audiollm.commands.cli import build_app
 from audiollm.data.convert.implicit_prompt import split_prompt
+from audiollm.data.convert.preferences import PREFERENCE_COLUMNS, preferences
+from audiollm.data.convert.request import ConversionRequest
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import RatedAnswer, Sample, TextPart
-from audiollm.errors import ConfigError, StageError
+from audiollm.data.records.sample import RatedAnswer, Sample, TextPart, parse_sample
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, groups_of
 
@@ -100,6 +102,7 @@ def test_pairs_mean_what_they_mean_to_trl(tmp_path: Path, form: str) -> None:
 turns = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(turns, turns, turns)
 def test_implicit_prompts_of_conversations_are_those_of_trl(
     shared: list[str], chosen: list[str], rejected: list[str]
@@ -146,6 +149,20 @@ def test_pairs_with_scores_margins_and_other_columns(
     assert flat(margin) == ["system: Be brief.", "user: q"]
     assert groups_of(margin, "pairs") == [AnswerPair(0, 1, 0.5)] and margin.metadata["split"] == "test"
     assert "kept as metadata: source" in capsys.readouterr().out
+
+
+def test_rows_that_share_an_id_and_columns_that_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TRL's `unpair_preference_dataset` gives both rows of a pair the columns of the pair."""
+    rows = [{"id": "x", "prompt": "q", "completion": text, "label": text == "a"} for text in "abc"]
+    assert [sample.id for sample in converted(tmp_path, *rows)] == ["x", "x-2", "x-3"]
+    row = {"prompt": "q", "completions": ["a", "b"], "better": ["c", "d"], "scores": [1, 2]}
+    (sample,) = converted(tmp_path, row, arguments=("--columns", "completions=better"))
+    assert said(sample) == ["c", "d"] and "not read: completions" in capsys.readouterr().out
+    (tmp_path / "p.jsonl").write_text("{\n")
+    with pytest.raises(ConfigError, match="no usable sample.*wrong JSON"):
+        convert(tmp_path / "p.jsonl", "-o", tmp_path / "out.jsonl")
 
 
 def test_single_answers(tmp_path: Path) -> None:
@@ -375,7 +392,13 @@ PAIR = {"prompt": "q", "chosen": "a", "rejected": "b"}
         ({**PAIR, "prompt": "<audio>"}, "unusable row", "0 audio files for 1 marks"),
         ({**PAIR, "chosen": "<audio>"}, "unusable row", "column chosen: 0 recordings for 1 marks"),
         ({**PAIR, "other": {"bytes": "x", "path": "y"}}, "unusable row", "column other: holds a recording"),
-        ({**PAIR, "prompt": [{"role": "user"}]}, "unusable row", "has no 'content'"),
+        ({**PAIR, "prompt": [{"role": "user"}]}, "unusable row", "column prompt: a message or a part has no 'content'"),
+        ({**PAIR, "prompt": [USER, 7]}, "unusable row", "column prompt: a text, or a list of messages"),
+        ({**PAIR, "chosen": ["x"]}, "unusable row", "column chosen: a text, or a list of messages"),
+        ({**PAIR, "history": ["x"]}, "unusable row", "column history"),
+        ({**PAIR, "system": ["x"]}, "unusable row", "column system: a text is expected"),
+        ({**PAIR, "audios": 7}, "unusable recording", "column audios"),
+        ({"messages": 7, "label": True}, "unusable row", "column messages"),
         ({"prompt": "q", "completion": "a", "label": "good"}, "wrong verdict", "column label: true or false"),
         ({"prompt": "q", "completion": "", "label": True}, "empty answer", "column completion"),
         ({"prompt": "q", "completions": ["a"], "scores": [1]}, "one answer", "column completions: a list of one"),
@@ -433,6 +456,7 @@ def test_the_help_teaches_the_forms(capsys: pytest.CaptureFixture[str]) -> None:
 answers = st.lists(st.text("abc ", min_size=1).filter(str.strip), min_size=2, max_size=5, unique_by=str.strip)
 
 
+@settings(max_examples=20, deadline=None)
 @given(answers, st.data())
 def test_every_scored_list_arrives(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
@@ -441,3 +465,46 @@ def test_every_scored_list_arrives(
     folder = tmp_path_factory.mktemp("lists")
     (sample,) = converted(folder, {"prompt": "q", "completions": texts, "scores": scores})
     assert said(sample) == texts and [answer.score for answer in sample.answers] == scores
+
+
+message = st.dictionaries(
+    st.sampled_from(
+        ["role", "from", "content", "value", "type", "text", "audio", "score", "response", "bytes"]
+    ),
+    st.sampled_from(["user", "assistant", "gpt", "audio", "text", "x", "<audio>", 1, None, [], {}]),
+)
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.floats()
+    | st.sampled_from(["", "a", "b", "<audio>"])
+    | message,
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+wild_row = st.dictionaries(st.sampled_from([*PREFERENCE_COLUMNS, "other"]), anything)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(wild_row, min_size=1, max_size=4))
+def test_no_row_stops_the_others(
+    tmp_path_factory: pytest.TempPathFactory, wild: list[dict[str, Any]]
+) -> None:
+    """Whatever JSON the columns hold, a row is a sample that reads back, or a reason."""
+    folder = tmp_path_factory.getbasetemp()
+    first = dict.fromkeys(PREFERENCE_COLUMNS) | PAIR
+    source = write(folder, {**first, "label": None}, *wild, name="wild.jsonl")
+    request = ConversionRequest(source, folder / "wild_out.jsonl", folder, {}, None)
+    results = list(preferences(request).results)
+    assert len(results) == 1 + len(wild) and isinstance(results[0], Sample)
+    for result in results:
+        if isinstance(result, BadSample):
+            assert result.place.startswith(str(source)) and result.reason
+            assert (
+                "column" in result.reason
+                or result.kind in ("no judgement", "no prompt", "equal answers")
+                or ("the last message is the assistant's" in result.reason)
+            )
+        else:
+            assert parse_sample(result.model_dump_json().encode(), "p") == result and result.answers
