@@ -2,9 +2,7 @@
 
 Steps are then planned from lengths alone, and every rank comes to the same plan without reading what others read.
 
-Of a sample with answers to choose among, each answer that is used is a sequence of its own, behind the same messages.
-
-Shapes: N samples of a source, A answers of a sample at most.
+Shapes: N samples of a source.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from audiollm.data.chat.fitting import FitPlan, Fitting, Policy, plan_fit
+from audiollm.data.chat.fitting import Fitting, Policy, plan_fit
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import (
     FeatureRows,
@@ -38,11 +36,6 @@ from audiollm.files.set_aside import SetAside
 from audiollm.files.tensors import open_tensors
 
 Advance = Callable[[], None]
-AnswersUsed = Callable[[Sample, str], Collection[int]]
-"""Gives the answers of a sample that a training on preferences uses (`rl.groups`), by the sample and its place.
-
-It raises a BadSample where the sample lacks what the training needs.
-"""
 FITTINGS = tuple(Fitting)
 VOCABULARY_TEXT = 200_000_000
 """Characters that a vocabulary is learned from, at most: more takes long and changes little."""
@@ -62,9 +55,6 @@ class SourceSurvey:
     """Names that the samples to train on give in their metadata."""
     digests: tuple[str, ...]
     """Digests of the sources, in their order."""
-    answer_rows: list[np.ndarray] = field(default_factory=list)
-    """int64 `[N, A]`: positions of the messages with each answer, 0 for answers that are not used or not there; `rows`
-    has their sum. Empty where the samples are conversations."""
 
     def used(self, source: int, held_out: bool) -> np.ndarray:
         """Numbers of the samples that are trained on, or held out."""
@@ -101,15 +91,11 @@ def survey_sources(
     set_aside: SetAside,
     advance: Advance,
     encoder: FeatureShape | None = None,
-    answers_used: AnswersUsed | None = None,
 ) -> SourceSurvey:
     """Read every sample once.
 
     Args:
         encoder: of the model, where what is heard is given to it as features; None: as codes.
-        answers_used: of a training on preferences; None: samples with answers to choose among are set aside. With it,
-            a sample with an answer that is too long is set aside whatever `policy` is: cut, its answers would no
-            longer follow the same messages.
 
     Raises:
         BadSample: the first bad one, where `set_aside` is strict.
@@ -118,45 +104,37 @@ def survey_sources(
     rows = [np.zeros(size, np.int64) for size in sizes]
     held_out = [np.zeros(size, bool) for size in sizes]
     fittings = [np.full(size, -1, np.int64) for size in sizes]
-    answers: list[dict[int, list[int]]] = [{} for _ in sources]
     speakers: set[str] = set()
     for place, index, loaded in _readable(sources, set_aside, advance):
-        where = f"{sources[place].name} [{index}]"
         try:
             for encoding in loaded.encodings:
                 for codes_KT in encoding:
                     template.check_codes(codes_KT)
-            if answers_used is None:
-                plan = _plan_conversation(template, loaded, where, encoder, max_length, policy)
-            else:
-                used = answers_used(loaded.sample, where)
-                lengths = _answer_lengths(template, loaded, used, encoder)
-                plan = _plan_answers(lengths, max_length)
-                answers[place][index] = lengths if plan.rows else []
+            _refuse_choices(loaded.sample, f"{sources[place].name} [{index}]")
+            parts = _sizes(loaded, encoder)
+            plan = plan_fit(template, loaded.sample.messages, parts, max_length, policy)
         except BadSample as bad:
             set_aside.add([bad.with_traceback(None)])
             continue
         except ValueError as error:
-            set_aside.add([BadSample(where, loaded.sample.id, str(error), "does not compile")])
+            set_aside.add([_bad(sources[place], index, loaded, str(error), "does not compile")])
             continue
         if plan.fitting == Fitting.REFUSED:
-            why = f"too_long is {policy}" if answers_used is None else "answers are never cut"
-            reason = f"longer than {max_length} positions, and {why}"
-            set_aside.add([BadSample(where, loaded.sample.id, reason, "too long")])
+            reason = f"longer than {max_length} positions, and too_long is {policy}"
+            set_aside.add([_bad(sources[place], index, loaded, reason, "too long")])
         rows[place][index], held_out[place][index] = plan.rows, is_held_out(loaded)
         fittings[place][index] = FITTINGS.index(plan.fitting)
         speaker = loaded.sample.metadata.get("speaker")
         if speaker is not None and plan.rows and not is_held_out(loaded):
             speakers.add(str(speaker))
     digests = tuple(source.digest for source in sources)
-    answer_rows = [] if answers_used is None else list(map(_padded, answers, sizes))
-    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests, answer_rows)
+    return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
 
 
 def save_survey(path: Path, found: SourceSurvey) -> None:
     arrays = {
         f"{name}/{place:06d}": array
-        for name in ("rows", "held_out", "fittings", "answer_rows")
+        for name in ("rows", "held_out", "fittings")
         for place, array in enumerate(getattr(found, name))
     }
     with atomic_path(path) as temporary:
@@ -180,12 +158,11 @@ def load_survey(path: Path) -> SourceSurvey:
         digest = names.pop("sha256", None)
         if digest is not None and digest != _digest_of(arrays, names):
             raise ValueError("its SHA-256 is not the one that was written")
-        rows, held_out, fittings, answer_rows = (
+        rows, held_out, fittings = (
             [array for name, array in arrays.items() if name.startswith(f"{kind}/")]
-            for kind in ("rows", "held_out", "fittings", "answer_rows")
+            for kind in ("rows", "held_out", "fittings")
         )
-        speakers, digests = tuple(names["speakers"]), tuple(names["digests"])
-        return SourceSurvey(rows, held_out, fittings, speakers, digests, answer_rows)
+        return SourceSurvey(rows, held_out, fittings, tuple(names["speakers"]), tuple(names["digests"]))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DamagedFile(path, f"it holds no survey ({error})") from None
 
@@ -214,44 +191,14 @@ def _readable(
             yield place, index, loaded
 
 
-def _plan_conversation(
-    template: Template,
-    loaded: LoadedSample,
-    where: str,
-    encoder: FeatureShape | None,
-    max_length: int,
-    policy: Policy,
-) -> FitPlan:
-    if loaded.sample.answers:
+def _refuse_choices(sample: Sample, where: str) -> None:
+    """Raises: BadSample: the sample holds answers to choose among: it is no conversation to learn."""
+    if sample.answers:
         reason = (
-            f"holds {len(loaded.sample.answers)} answers to choose among, and this training learns from conversations: "
+            f"holds {len(sample.answers)} answers to choose among, and this training learns from conversations: "
             "train on it by preferences, or write the answer to learn as the last message"
         )
-        raise BadSample(where, loaded.sample.id, reason, "answers to choose among")
-    return plan_fit(template, loaded.sample.messages, _sizes(loaded, encoder), max_length, policy)
-
-
-def _answer_lengths(
-    template: Template, loaded: LoadedSample, used: Collection[int], encoder: FeatureShape | None
-) -> list[int]:
-    """Positions of the messages with each answer; 0 for those that are not used."""
-    lengths = [0] * len(loaded.sample.answers)
-    for index in used:
-        answered = loaded.answered(index)
-        lengths[index] = template.length(answered.sample.messages, _sizes(answered, encoder))
-    return lengths
-
-
-def _plan_answers(lengths: Sequence[int], max_length: int) -> FitPlan:
-    fits = max(lengths) <= max_length
-    return FitPlan(Fitting.WHOLE if fits else Fitting.REFUSED, sum(lengths) if fits else 0, 0)
-
-
-def _padded(lengths: Mapping[int, Sequence[int]], size: int) -> np.ndarray:
-    padded_NA = np.zeros((size, max(map(len, lengths.values()), default=0)), np.int64)
-    for index, row in lengths.items():
-        padded_NA[index, : len(row)] = row
-    return padded_NA
+        raise BadSample(where, sample.id, reason, "answers to choose among")
 
 
 def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:
@@ -266,6 +213,10 @@ def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]
         else:
             raise no_codes(clip)
     return sizes
+
+
+def _bad(source: Source, index: int, loaded: LoadedSample, reason: str, kind: str) -> BadSample:
+    return BadSample(f"{source.name} [{index}]", loaded.sample.id, reason, kind)
 
 
 def _digest_of(arrays: Mapping[str, np.ndarray], names: Mapping[str, Any]) -> str:
