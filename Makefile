@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -62,13 +62,16 @@ learn-cloning: $(READY)  ## voices never heard, cloned: one of six speakers left
 learn-understanding: $(READY)  ## spoken digits and sounds written down, alone and beside speaking in one model: DATA= (an hour)
 	@$(BIN)/python -W ignore benchmarks/learn_understanding.py $(if $(DATA),--data $(DATA))
 
+learn-preference: $(READY)  ## preferences between answers to questions about recordings never heard, with controls: DATA= (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_preference.py $(if $(DATA),--data $(DATA))
+
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
 
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer learn-tts learn-cloning learn-understanding  ## every proof that a model learns
+learn: learn-tokenizer learn-tts learn-cloning learn-understanding learn-preference  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py
