@@ -19,6 +19,7 @@ from audiollm.rl.preference.task import PreferenceTask
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
+from audiollm.train.parallel.frozen import place_frozen
 
 STAGE_NAME = "train_preference"
 
@@ -53,7 +54,7 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     policy = load_policy(config, config.needs_reference)
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
-        frozen.to(default_device())
+        place_frozen(frozen, config.reference_placement, ranks, default_device())
     steps: StepMaker[Any, Any, Any] = StepMaker(
         policy,
         sources,

@@ -12,6 +12,7 @@ from audiollm.recipe.stages import InputPath, Size
 from audiollm.rl.groups import PairChoice
 from audiollm.rl.objectives.catalog import GroupKind, ObjectiveNeeds, ObjectiveTerm, objective_term
 from audiollm.supervised.settings import ShardsConfig
+from audiollm.train.options import FrozenPlacement
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -60,7 +61,7 @@ class ObjectiveChoice(BaseModel):
 class PreferenceConfig(ModelTrainingConfig):
     """Settings of `train_preference`. What is None follows from `size`, that of the model."""
 
-    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {"reference_placement"}
 
     samples: list[ShardsConfig] = Field(min_length=1)
     """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
@@ -69,6 +70,9 @@ class PreferenceConfig(ModelTrainingConfig):
     """The policy to begin from: a folder in Hugging Face layout, or that of a training stage."""
     reference: InputPath | None = None
     """The model that the policy is held to; None: the one that it begins from."""
+    reference_placement: FrozenPlacement = "whole"
+    """`whole` on every rank, `sharded` over the ranks, or on the `cpu` and copied layer by layer; the training is the
+    same."""
     objective: list[ObjectiveChoice] = Field(min_length=1)
     """The objective by name (`dpo`), with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
     pairs: PairChoice = "best_worst"
