@@ -146,7 +146,8 @@ class AnswerTrainingConfig(ModelTrainingConfig):
         if not shared:
             takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)
             raise ValueError(f"objective: these do not go together: {takes}")
-        return shared[0]
+        # cross entropy alone learns from conversations, too, which are single answers
+        return "singles" if all(term.name == "sft" for term in self.terms) else shared[0]
 
     @property
     def weights(self) -> list[float] | None:
