@@ -11,7 +11,9 @@ from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
+from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.eval_answers import EvalAnswers, obstacle_to_answers
 from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import PreferenceConfig
@@ -69,7 +71,8 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
         rank=ranks.rank,
         world=ranks.world,
     )
-    task = PreferenceTask(policy, steps, terms, set_aside, ranks)
+    answers = _eval_answers(config, policy, steps, context)
+    task = PreferenceTask(policy, steps, terms, set_aside, ranks, context.folder, answers)
     loop = config.loop_config(
         config.steps_for(records / required(config.batch_size)), evaluations=config.evaluations
     )
@@ -79,6 +82,21 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     ranks.barrier()
     held_out = sum(len(each) for each in usable.held_out)
     return {**figures, "records": records, "held_out_records": held_out, "set_aside": len(set_aside.rows)}
+
+
+def _eval_answers(
+    config: PreferenceConfig, policy: Policy[Any, Any, Any], steps: StepMaker[Any, Any, Any], context: Context
+) -> EvalAnswers | None:
+    """Pick the prompts that evaluations answer, and have the model answer them once before it is trained."""
+    if not config.eval_answers or not steps.held_out_places():
+        return None
+    obstacle = obstacle_to_answers(config, context.ranks)
+    if obstacle:
+        context.say(f"no answers are given at evaluations: {obstacle}")
+        return None
+    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, context.ranks)
+    answers.begin()
+    return answers
 
 
 def _save(config: PreferenceConfig, context: Context) -> None:

@@ -79,6 +79,8 @@ class PreferenceConfig(ModelTrainingConfig):
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
     evaluations: int = Field(4, ge=1)
     """Evaluations on the held-out samples (metadata `split: test`), evenly over the steps."""
+    eval_answers: int = Field(8, ge=0)
+    """Held-out prompts that the policy answers at every evaluation, greedily; 0: none."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
