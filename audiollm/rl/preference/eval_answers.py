@@ -6,13 +6,13 @@ random state stay as they are.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +31,6 @@ from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import RecordPlace, StepMaker, answers_of
 from audiollm.rl.preference.held_out_pairs import described_messages
 from audiollm.rl.preference.settings import PreferenceConfig
-from audiollm.supervised.corpus.batches import evenly
 
 FILE = "answers.jsonl"
 LIMIT_FACTOR = 4
@@ -74,7 +73,7 @@ class EvalAnswers:
 
     Args:
         steps: gives the held-out records.
-        count: prompts, at most, evenly picked.
+        count: prompts, at most.
         folder: of the stage.
     """
 
@@ -205,10 +204,13 @@ def _written(policy: TransformersPolicy, prompt: EvalPrompt) -> OwnAnswer:
 def _prompts(
     policy: Policy[Any, Any, Any], steps: StepMaker[Any, Any, Any], count: int
 ) -> Iterable[EvalPrompt]:
-    """Held-out prompts, evenly picked; those that the policy cannot take are left out (evaluations name them)."""
+    """Held-out prompts; those that the policy cannot take are left out (evaluations name them).
+
+    They are drawn, the same ones in every training: of records that take turns, an even choice would see one kind.
+    """
     places = steps.held_out_places()
-    for number in evenly(np.arange(len(places)), count):
-        place = places[int(number)]
+    for number in sorted(random.Random(0).sample(range(len(places)), min(count, len(places)))):
+        place = places[number]
         try:
             loaded, groups = steps.read(place)
             used = sorted({answer for group in groups for answer in answers_of(group)})

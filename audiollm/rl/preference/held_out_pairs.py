@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from audiollm.data.records.sample import AudioPart, Part
-from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.data.records.source import LoadedSample
 from audiollm.files.atomic import write_jsonl
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.preference.batches import ItemOrigin, MicroBatch, StepMaker
@@ -73,9 +73,9 @@ class WorstItems:
 
 def described_messages(loaded: LoadedSample) -> list[dict[str, Any]]:
     """Return the messages of a record as plain data, with the addresses of their recordings."""
-    clips = iter(loaded.audio[: loaded.num_asked])
+    numbers = iter(range(loaded.num_asked))
     return [
-        {"role": message.role, "content": _described(message.content, clips)}
+        {"role": message.role, "content": _described(message.content, loaded, numbers)}
         for message in loaded.sample.messages
     ]
 
@@ -85,7 +85,9 @@ def _row(item: OrderedItem, loaded: LoadedSample, step: int) -> dict[str, Any]:
     answers = [
         {
             "role": role,
-            "content": _described(loaded.sample.answers[number].content, iter(_clips_of(loaded, number))),
+            "content": _described(
+                loaded.sample.answers[number].content, loaded, iter(_parts_of(loaded, number))
+            ),
             "reward": _finite(reward),
             "tokens": tokens,
         }
@@ -109,20 +111,25 @@ def _roles(origin: ItemOrigin) -> list[str]:
     return ["chosen", *["between"] * (len(origin.answers) - 2), "rejected"]
 
 
-def _clips_of(loaded: LoadedSample, number: int) -> Sequence[AudioClip]:
-    return loaded.answered(number).audio[loaded.num_asked :]
+def _parts_of(loaded: LoadedSample, number: int) -> range:
+    """The numbers, among all audio parts of the record, of those of an answer."""
+    sizes = [len(answer.audio_parts()) for answer in loaded.sample.answers]
+    first = loaded.num_asked + sum(sizes[:number])
+    return range(first, first + sizes[number])
 
 
-def _described(content: Sequence[Part], clips: Any) -> list[dict[str, Any]]:
-    """Parts as plain data; of a recording in a file its address, of one in a shard its key there."""
+def _described(content: Sequence[Part], loaded: LoadedSample, numbers: Iterator[int]) -> list[dict[str, Any]]:
+    """Parts as plain data: of a recording its number in the record, and its file, or its name in a shard."""
     found: list[dict[str, Any]] = []
     for part in content:
         if not isinstance(part, AudioPart):
             found.append({"type": "text", "text": part.text})
             continue
-        clip = next(clips, None)
-        path = clip.content if clip is not None and isinstance(clip.content, str) else part.path
-        found.append({"type": "audio", "path": path, "start_s": part.start_s, "end_s": part.end_s})
+        number = next(numbers)
+        content_of = loaded.audio[number].content if loaded.audio else None
+        path = content_of if isinstance(content_of, str) else part.path
+        span = {"start_s": part.start_s, "end_s": part.end_s}
+        found.append({"type": "audio", "path": path, **span, "part": number})
     return found
 
 
