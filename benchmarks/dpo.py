@@ -19,8 +19,8 @@ the benchmark with exit code 1.
 the others counts. `memory` is the peak resident size of a process of each side's own, above what it holds when
 everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
 
-Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2, the
-same questions and answers in its own chat template) against TRL on the same tokens; and `head`, the log-probabilities
+Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2) against
+TRL in the same turns; and `head`, the log-probabilities
 of 1,024 targets and their backward pass at a vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and
 the dense formula. Linux only; needs `trl` (extra `test`).
 """
@@ -76,7 +76,16 @@ LEARNING_RATE = 1e-6
 TOLERANCE = 1e-4
 BARS = {"long tail": 0.5, "equal": 0.7}
 """The largest share of TRL's time, and of its memory, that is asked for."""
+OURS = ("ours", "adapter")
+"""The policies: a DualFFN, and a model of transformers."""
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{% if part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML, as `audiollm.data.chat.template` writes it."""
 HEAD_SHAPE = (1024, 256, 151_936)
 """Targets, hidden size and vocabulary of the case `head`."""
 
@@ -113,7 +122,7 @@ def main() -> None:
     only, checkpointed = set(arguments.only.split(",")), not arguments.keep_activations
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lengths = {"long tail": long_tail(2 * PAIRS, MAX_TOKENS), "equal": [EQUAL_TOKENS] * 2 * PAIRS}
+        lengths = {"equal": [EQUAL_TOKENS] * 2 * PAIRS, "long tail": long_tail(2 * PAIRS, MAX_TOKENS)}
         write_models(folder, Shape())
         for case, tokens in lengths.items():
             (folder / case).mkdir()
@@ -179,7 +188,7 @@ def around(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     whole.load_state_dict(weights, strict=False, assign=True)
     whole.generation_config.eos_token_id = model.config.eos_token_id
     extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=window_s)
-    return whole, transformers.Qwen2AudioProcessor(extractor, tokenizer)
+    return whole, transformers.Qwen2AudioProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE)
 
 
 def word_tokenizer() -> Tokenizer:
@@ -371,11 +380,12 @@ def parted(answer: TokenStream | EncodedAnswer) -> tuple[list[int], list[int]]:
 
 
 def compare_time(folder: Path, case: str, rounds: int, checkpointed: bool) -> None:
-    """Time ours and the adapter against TRL, each against a trainer of its own pairs."""
-    for kind in ("ours", "adapter"):
-        seconds, first = in_turns(folder, case, kind, rounds, checkpointed)
-        check_equal(case, kind, first)
-        ours, peer = (statistics.median(seconds[side]) for side in ("ours", "peer"))
+    """Time TRL, ours and the adapter, after a first step that must be equal."""
+    seconds, first = in_turns(folder, case, rounds, checkpointed)
+    check_equal(case, first)
+    medians = {side: statistics.median(each) for side, each in seconds.items()}
+    for kind in OURS:
+        ours, peer = medians[kind], medians["peer"]
         line: dict[str, Any] = {"bench": "dpo", "case": f"{'time' if kind == 'ours' else kind}, {case}"}
         line |= {"ours": round(ours, 2), "peer": round(peer, 2)}
         if kind == "ours":
@@ -384,29 +394,34 @@ def compare_time(folder: Path, case: str, rounds: int, checkpointed: bool) -> No
 
 
 def in_turns(
-    folder: Path, case: str, kind: str, rounds: int, checkpointed: bool
+    folder: Path, case: str, rounds: int, checkpointed: bool
 ) -> tuple[dict[str, list[float]], dict[str, Step]]:
-    """CPU-seconds of the steps of both sides without their first, and figures of the first."""
+    """CPU-seconds of the steps of all sides without their first, and figures of the first."""
     records = folder / case / "records.jsonl"
-    policy = policy_of(folder, kind)
-    peer = peer_of(folder, case, rows_for_trl(folder, policy, records), rounds + 1, checkpointed)
-    ours = Ours(policy, records, checkpointed)
-    seconds: dict[str, list[float]] = {"ours": [], "peer": []}
+    policies = {kind: policy_of(folder, kind) for kind in OURS}
+    rows, same = (rows_for_trl(folder, policy, records) for policy in policies.values())
+    if rows != same:
+        raise SystemExit("the adapter's tokens are not those of the DualFFN")
+    sides = {kind: Ours(policy, records, checkpointed) for kind, policy in policies.items()}
+    peer = peer_of(folder, case, rows, rounds + 1, checkpointed)
+    seconds: dict[str, list[float]] = {side: [] for side in ("peer", *sides)}
     first: dict[str, Step] = {}
     started = 0.0
 
     def turn(step: int) -> None:
         nonlocal started
         seconds["peer"].append(time.process_time() - started)
-        started = time.process_time()
-        first.setdefault("ours", ours.step())
-        seconds["ours"].append(time.process_time() - started)
+        first.setdefault("peer", peer.seen[0])
+        for kind, side in sides.items():
+            started = time.process_time()
+            taken = side.step()
+            seconds[kind].append(time.process_time() - started)
+            first.setdefault(kind, taken)
         started = time.process_time()
 
     peer.between = turn
     started = time.process_time()
     peer.train()
-    first["peer"] = peer.seen[0]
     return {side: each[1:] for side, each in seconds.items()}, first
 
 
@@ -417,19 +432,20 @@ def peer_of(
     return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", checkpointed)
 
 
-def check_equal(case: str, kind: str, first: Mapping[str, Step]) -> None:
-    """Print loss and gradient norm of the first step of both sides.
+def check_equal(case: str, first: Mapping[str, Step]) -> None:
+    """Print loss and gradient norm of the first step of each side.
 
     Raises:
         SystemExit: they differ.
     """
-    ours, peer = first["ours"], first["peer"]
-    differences = [abs(one - other) / abs(other) for one, other in zip(ours, peer, strict=True)]
-    found = {"loss": [ours.loss, peer.loss], "gradient norm": [ours.norm, peer.norm]}
-    line = {"bench": "dpo", "case": f"{kind} and TRL, {case}", **found}
-    print(json.dumps(line | {"relative difference": [float(f"{each:.2g}") for each in differences]}), flush=True)
-    if not max(differences) <= TOLERANCE:  # NaN differs too
-        raise SystemExit(f"{kind} and TRL differ by more than {TOLERANCE:g}: {ours}, {peer}")
+    peer = first["peer"]
+    for kind in OURS:
+        differences = [abs(one - other) / abs(other) for one, other in zip(first[kind], peer, strict=True)]
+        line = {"bench": "dpo", "case": f"first step, {kind}, {case}", "loss": [first[kind].loss, peer.loss]}
+        line |= {"gradient norm": [first[kind].norm, peer.norm]}
+        print(json.dumps(line | {"difference": [float(f"{each:.2g}") for each in differences]}), flush=True)
+        if not all(each <= TOLERANCE for each in differences):  # NaN differs too
+            raise SystemExit(f"{kind} and TRL differ by more than {TOLERANCE:g}: {first[kind]}, {peer}")
 
 
 def compare_memory(folder: Path, case: str, checkpointed: bool) -> None:
