@@ -7,7 +7,7 @@ from typing import Any
 
 from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
-from pipelines.report.preferences import preference_tile
+from pipelines.report.preferences import preference_tiles
 
 
 def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
@@ -20,7 +20,7 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
         tiles = [_voice_tile(name, figures) for name, figures in spoken]
     else:
         tiles = [tile for _, figures in spoken for tile in _voice_tiles(figures)]
-    tiles.append(preference_tile(material))
+    tiles += preference_tiles(material)
     answering = material.stages("evaluate_listening")
     for stage in answering:
         tiles += _answer_tiles(stage.figures or {}, stage.name if len(answering) > 1 else "")

@@ -39,6 +39,9 @@ REWARDS = (("reward_chosen", "chosen"), ("reward_rejected", "rejected"))
 VERDICTS = (("reward_desirable", "desirable"), ("reward_undesirable", "undesirable"))
 INSTEAD = {better: single for (better, _), (single, _) in zip(REWARDS, VERDICTS, strict=True)}
 """Where answers were judged one at a time, the figures that stand for those of pairs."""
+NO_PAIRS = (
+    "It left no pairs (pairs.jsonl): no records are held out, or its objective has no implicit rewards."
+)
 BRIEF = ("objective", "in order, held out", "margin, held out")
 """The facts that stand beside the name of one of several stages."""
 
@@ -128,15 +131,23 @@ def rewards_section(material: Material, gallery: Gallery) -> Row:
     return _section(material, gallery, REWARD_MODELS, _reward_charts, _reward_comparison)
 
 
-def preference_tile(material: Material) -> Row | None:
-    """The large figure of a run: the share of held-out pairs in the right order, of the best of several methods."""
-    done = [Training(stage) for stage in material.stages(POLICIES) if stage.figures is not None]
-    scored = [(accuracy, each) for each in done if (accuracy := each.figure("accuracy")) is not None]
-    if not scored:
-        return None
-    accuracy, best = max(scored, key=lambda pair: pair[0])
-    note = best.objective if len(scored) == 1 else f"{best.stage.name}, the best of {len(scored)} trainings"
-    return {"value": percent_or_dash(accuracy), "title": "held-out pairs in order", "note": note}
+def preference_tiles(material: Material) -> list[Row]:
+    """The large figures of a run: held-out pairs in the right order, of the best policy and the best reward model."""
+    tiles = []
+    for kind, before in ((POLICIES, ""), (REWARD_MODELS, "reward model: ")):
+        done = [Training(stage) for stage in material.stages(kind) if stage.figures is not None]
+        scored = [(accuracy, each) for each in done if (accuracy := each.figure("accuracy")) is not None]
+        if not scored:
+            continue
+        accuracy, best = max(scored, key=lambda pair: pair[0])
+        notes = [
+            best.objective if len(scored) == 1 else f"{best.stage.name}, the best of {len(scored)} trainings"
+        ]
+        error = _calibration_error(best)
+        notes += [f"calibration error {error:.3f}"] if error is not None else []
+        title = f"{before}held-out pairs in order"
+        tiles.append({"value": percent_or_dash(accuracy), "title": title, "note": "; ".join(notes)})
+    return tiles
 
 
 def _section(material: Material, gallery: Gallery, kind: str, charts: Any, comparison: Any) -> Row:
@@ -149,6 +160,7 @@ def _section(material: Material, gallery: Gallery, kind: str, charts: Any, compa
     stages = [
         {
             **_stage(material, each, charts(each)),
+            "reliability": _reliability(each),
             **_cases(material, each, gallery, pairs.get(each.stage.name, 0), prompts.get(each.stage.name, 0)),
         }
         for each in reversed(trainings)
@@ -229,13 +241,13 @@ def _objective(told: object, weighted: bool) -> str:
 def _policy_charts(training: Training) -> list[Row]:
     rows, key = training.rows, training.key
     own = [
-        training.lengths("tokens", "its own answers"),
-        series_of(rows, f"evaluation/{key('length_chosen')}", "chosen, held out"),
-        series_of(rows, f"evaluation/{key('length_rejected')}", "rejected, held out"),
+        training.lengths("tokens", "its own"),
+        series_of(rows, f"evaluation/{key('length_chosen')}", "chosen"),
+        series_of(rows, f"evaluation/{key('length_rejected')}", "rejected"),
     ]
     return [
         chart_of(rows, "Margin", "reward of chosen − rejected", key("margin")),
-        _reward_chart(training),
+        *_implicit_rewards(training),
         chart_of(rows, "In the right order", "share of pairs", key("accuracy")),
         drawn(
             "KL from the reference",
@@ -243,22 +255,24 @@ def _policy_charts(training: Training) -> list[Row]:
             [series_of(rows, "evaluation/kl_per_token", "KL", True)],
         ),
         drawn("Length of answers", "tokens", own),
-        drawn("Length of spoken answers", "seconds", [training.lengths("seconds", "its own answers")]),
+        drawn("Length of spoken answers", "seconds", [training.lengths("seconds", "its own")]),
         chart_of(rows, "Loss", "mean over pairs", "loss"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
     ]
 
 
-def _reward_chart(training: Training) -> Row:
-    """Implicit rewards by role, in training and held out; the two roles have the colours at the ends."""
-    (better, good), (worse, bad) = VERDICTS if training.judges_single else REWARDS
-    series = [
-        series_of(training.rows, f"evaluation/{training.key(better)}", f"{good}, held out", dotted=True),
-        series_of(training.rows, training.key(better), good),
-        series_of(training.rows, training.key(worse), bad),
-        series_of(training.rows, f"evaluation/{training.key(worse)}", f"{bad}, held out", dotted=True),
+def _implicit_rewards(training: Training) -> list[Row]:
+    """Implicit rewards by role, held out and in training."""
+    names = VERDICTS if training.judges_single else REWARDS
+    held_out, trained = (
+        [series_of(training.rows, before + training.key(key), role, bool(before)) for key, role in names]
+        for before in ("evaluation/", "")
+    )
+    unit = "β log policy / reference"
+    return [
+        drawn("Implicit reward, held out", unit, held_out),
+        drawn("Implicit reward, training", unit, trained),
     ]
-    return drawn("Implicit reward", "β log policy / reference", series)
 
 
 def _reward_charts(training: Training) -> list[Row]:
@@ -266,13 +280,13 @@ def _reward_charts(training: Training) -> list[Row]:
     return [
         chart_of(rows, "In the right order", "share of pairs", key("accuracy")),
         chart_of(rows, "Margin", "score of chosen − rejected", key("margin")),
-        _reliability(training),
         chart_of(rows, "Loss", "mean over pairs", "loss"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
     ]
 
 
-def _reliability(training: Training) -> Row:
+def _reliability(training: Training) -> list[Row]:
+    """The picture of a reward model's calibration, where it left one."""
     told = training.stage.json("reliability.json")
     bins = told.get("bins") if isinstance(told, dict) else None
     known = [
@@ -281,12 +295,9 @@ def _reliability(training: Training) -> Row:
         if isinstance(row, dict)
         and all(isinstance(row.get(key), int | float) for key in ("confidence", "accuracy", "count"))
     ]
-    title = "Reliability"
-    return {
-        "title": title,
-        "svg": reliability_chart(known, "share of pairs in the right order over the model's confidence"),
-        "note": "Bars at the dashed line: as often right as sure. Above each bar: its held-out pairs.",
-    }
+    svg = reliability_chart(known, "share of pairs in the right order over the model's confidence")
+    note = "A bar that ends at the dashed line: as often right as sure. In each bar: its held-out pairs."
+    return [{"title": "Reliability", "svg": svg, "note": note}] if svg else []
 
 
 def _calibration_error(training: Training) -> float | None:
@@ -448,7 +459,7 @@ def _cases(material: Material, training: Training, gallery: Gallery, pairs: int,
         "pairs": [_pair(row, sounds) for row in shown],
         "wrong": sum(row.get("right") is False for row in training.pairs),
         "num_pairs": len(training.pairs),
-        "pairs_absent": "" if training.pairs or not done else "It left no held-out pairs (pairs.jsonl).",
+        "pairs_absent": NO_PAIRS if done and not training.pairs and training.stage.kind == POLICIES else "",
         "prompts": [_prompt(id, training.answers_to(id), sounds) for id in ids[:prompts]],
         "num_prompts": len(ids),
         "answers_absent": _answers_absent(training) if done else "",
