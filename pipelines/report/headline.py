@@ -7,7 +7,7 @@ from typing import Any
 
 from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
-from pipelines.report.preferences import preference_tiles
+from pipelines.report.preferences.section import preference_tiles
 
 
 def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:

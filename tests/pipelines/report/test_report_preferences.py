@@ -18,7 +18,8 @@ from audiollm.recipe.stages import load_recipe
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style, reliability_chart
 from pipelines.report.material import Material
 from pipelines.report.media import Gallery
-from pipelines.report.preferences import NO_PAIRS, preferences_section, rewards_section
+from pipelines.report.preferences.cases import NO_PAIRS
+from pipelines.report.preferences.section import preferences_section, rewards_section
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_records
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
