@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -51,6 +51,9 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 	@$(BIN)/python -W ignore benchmarks/learn_tokenizer.py --data $(or $(DATA),../shared/data) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
+learn-vae: $(READY)  ## the continuous autoencoder's pitch, with and without its harmonic source: DATA=, MINUTES= (20 minutes)
+	@$(BIN)/python -W ignore benchmarks/learn_vae.py $(if $(DATA),--data $(DATA)) $(if $(MINUTES),--minutes $(MINUTES))
+
 learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (half an hour)
 	@$(BIN)/python -W ignore benchmarks/learn_tts.py $(if $(DATA),--data $(DATA))
 
@@ -71,7 +74,7 @@ tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at p
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer learn-tts learn-cloning learn-understanding learn-preference  ## every proof that a model learns
+learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tokenizer.checks import check_codes, check_mono_samples
 from tokenizer.native.model import TokenizerOutput
+from tokenizer.native.pitch import PitchTarget
 from tokenizer.quantizers.residual import ResidualVectorQuantizer
 
 STOCK_RATIOS = (8, 5, 4, 2)
@@ -48,6 +49,7 @@ class EncodecBaseline(nn.Module):
         num_codebooks: int | Tensor | None = None,
         quantize: bool = True,
         features_BTH: Tensor | None = None,
+        pitch: PitchTarget | None = None,
     ) -> TokenizerOutput:
         latent_BTD = self.latent(samples_BN)
         used_BTD, codes_BKT, commitment = latent_BTD, None, latent_BTD.new_zeros(())

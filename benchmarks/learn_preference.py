@@ -10,7 +10,8 @@ make_questions.py. For each of three seeds:
   a part of cross entropy on the right option);
 - the same budget with chosen and rejected exchanged at random (`shuffled`), and, with one seed, with the recordings
   exchanged among the pairs (`exchanged`): both must gain nothing;
-- the first model trained on with the right answers alone, for the same CPU time (`further`).
+- the first model trained on with the right answers alone, for the same CPU time (`further`);
+- a reward model from the first model (`reward`), and one whose labels are shuffled (`reward_shuffled`).
 
 Every model answers the held-out questions greedily, scored as `audiollm evaluate audio-qa` scores. The settings below
 were chosen with seed 0, which is not among the three. Bars: at least 0.90 of the held-out pairs are ordered right, and
@@ -85,6 +86,7 @@ ALIGNED: dict[str, Any] = {
     "steps": 250,
     "batch_size": 16,
 }
+REWARD: dict[str, Any] = {"learning_rate": 3e-4, "steps": 150, "batch_size": 16}
 FURTHER: dict[str, Any] = {"learning_rate": 3e-4, "batch_size": 16}
 BARS = {"pairs": 0.90, "gain": 0.20}
 
@@ -104,6 +106,7 @@ def main() -> None:
     console = Console(stderr=True)
     _run(folder, recipe_of(folder, arguments.seeds), console)
     _run(folder, further_of(folder, arguments.seeds), console, name="further")
+    _run(folder, rewards_of(folder, arguments.seeds), console, name="rewards")
     questions = [record for name in SOURCES for record in _evenly(asked[name], ASKED[name])]
     scores = {
         stage: score(folder / stage / "model", questions, folder / "answers" / stage)
@@ -181,6 +184,16 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
 
+def rewards_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """Reward models from the first models, on the pairs and on the shuffled ones."""
+    stages = []
+    for seed in seeds:
+        for kind, data in (("reward", "pairs"), ("reward_shuffled", f"shuffled{seed}")):
+            settings = {"samples": _sources(folder, data), "model": str(folder / f"first_{seed}" / "model")}
+            stages.append({"name": f"{kind}_{seed}", "train_reward": {**settings, **REWARD, "seed": seed}})
+    return {"name": "learn_preference", "size": "tiny", "stages": stages}
+
+
 def score(model: Path, questions: Sequence[AskedRecording], out: Path) -> dict[str, Any]:
     """Ask a model all questions, greedily, and score its answers as `audiollm evaluate audio-qa` does."""
     subject = load_answerer(str(model), None, max_tokens=24)
@@ -217,6 +230,11 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
     _print("shuffled: answers gained", gains["shuffled"], None)
     _print("shuffled: held-out pairs ordered right", ordered["shuffled"], None)
     _print("further SFT: answers gained", gains["further"], None)
+    for kind in ("reward", "reward_shuffled"):
+        found = [read_json(folder / f"{kind}_{seed}" / "stage.json")["figures"] for seed in seeds]
+        bar = BARS["pairs"] if kind == "reward" else None
+        _print(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in found], bar)
+        _print(f"{kind}: calibration error", [each["calibration_error"] for each in found], None)
     if (stage := f"exchanged_{EXCHANGED_SEED}") in scores:
         gained = scores[stage]["accuracy"] - scores[f"first_{EXCHANGED_SEED}"]["accuracy"]
         _print("exchanged recordings: answers gained", [gained], None)

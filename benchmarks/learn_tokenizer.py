@@ -149,7 +149,7 @@ def train_side(
     )
     task = TokenizerTask(model, *stores, task_config, teacher)
     if isinstance(model, EncodecBaseline):
-        model.initialize(task.crops(step_generator(0, 0, "initialize")))
+        model.initialize(task.crops(step_generator(0, 0, "initialize")).samples)
     figures = train(task, loop, folder, context, CPU)
     started = time.process_time()
     task.refit_codebooks()

@@ -39,7 +39,7 @@ the voice is recognized in 0.967, after 3,600 steps; without the teacher in 0.96
 24 frames, 1,496 steps and no teacher in 0.937 and 0.95 (one tokenizer each)."""
 PASSES = 18
 """Over the clips: held-out loss is lowest after 12."""
-SETTING: dict[str, Any] = {"text_guidance": 3.0, "speaker_guidance": 3.0, "temperature": 0.7, "top_p": 0.9}
+SETTING: dict[str, Any] = {"text_guidance": 2.0, "speaker_guidance": 1.5, "temperature": 0.7, "top_p": 0.9}
 """Sampling settings of the stage `generate`."""
 TEXT, VOICE = "what is said, relative to real takes", "the asked voice"
 BARS = {TEXT: 0.97, VOICE: 0.92}

@@ -76,6 +76,18 @@ class PackedScorer(nn.Module):
             ]
             return _flat(batch, *found)
 
+    def last_hidden(self, batch: PackedAnswers) -> Tensor:
+        """Compute the hidden state `[A, C]` at the last position of each answer, which ends its turn."""
+        layout = batch.pack.layout
+        ends_A = layout.cumulative_lengths[1 : batch.num_answers + 1].long() - 1
+        hidden_SC: Tensor = self.model(batch.pack)
+        return hidden_SC.index_select(0, layout.row_of_S[ends_A])
+
+    def freeze_head(self) -> None:
+        """Take both output heads out of what is trained."""
+        for head in (self.model.text_lm_head, self.model.audio_lm_head):
+            head.requires_grad_(False)
+
 
 @torch.no_grad()
 def figures_of_rows(batch: PackedAnswers, rows: TargetRows, request: TokenRequest) -> TokenFigures:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from audiollm.errors import ConfigError
@@ -76,15 +77,42 @@ class AnswerScorer(nn.Module):
             return logits_TV
         return token_figures(logits_TV, batch.target_T, request, reference_TV, draw_T)
 
-    def _logits(self, batch: PaddedAnswers) -> Tensor:
+    def last_hidden(self, batch: PaddedAnswers) -> Tensor:
+        """Compute the hidden state `[A, D]` at the last token of each answer, which ends its turn."""
+        row_A = torch.zeros(batch.num_answers, dtype=torch.long, device=batch.row_T.device)
+        row_A = row_A.scatter_reduce(0, batch.answer_T, batch.row_T, "amax") + 1
+        found: list[Tensor] = []
+
+        def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden_ALD, *others = inputs
+            found.append(hidden_ALD.flatten(0, 1)[row_A])
+            return (hidden_ALD[:, :0], *others)  # the head has nothing to do
+
+        handle = self._head().register_forward_pre_hook(keep)
+        try:
+            with encoded_once(self.model, batch.shared, batch.inputs["input_ids"]):
+                self.model(**self._inputs(batch), use_cache=False)
+        finally:
+            handle.remove()
+        return found[0]
+
+    def freeze_head(self) -> None:
+        """Take the output head out of what is trained, unless it is the input embedding, too."""
+        embedding = self.model.get_input_embeddings().weight
+        for parameter in self._head().parameters():
+            parameter.requires_grad_(parameter.requires_grad and parameter is embedding)
+
+    def _inputs(self, batch: PaddedAnswers) -> dict[str, Tensor]:
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
-        inputs = {
+        return {
             key: value.to(dtype) if value.is_floating_point() else value
             for key, value in batch.inputs.items()
         }
+
+    def _logits(self, batch: PaddedAnswers) -> Tensor:
         once = encoded_once(self.model, batch.shared, batch.inputs["input_ids"])
         with once, _head_rows(self._head(), batch.row_T):
-            logits_1TV: Tensor = self.model(**inputs, use_cache=False).logits
+            logits_1TV: Tensor = self.model(**self._inputs(batch), use_cache=False).logits
         if logits_1TV.shape[:2] != (1, len(batch.row_T)):
             raise RuntimeError(
                 f"{type(self.model).__name__} made logits {list(logits_1TV.shape)} for {len(batch.row_T)} answer tokens"

@@ -1,9 +1,8 @@
-"""The plan of the stage `train_preference`: parameters, memory of a device, steps, disk."""
+"""The plan of a training on judged answers: parameters, memory of a device, steps, disk."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from audiollm.data.records.opening import open_source
@@ -11,7 +10,7 @@ from audiollm.errors import ConfigError
 from audiollm.files.tensors import open_tensors
 from audiollm.models.pretrained import model_folder
 from audiollm.recipe.stages import StagePlan, required
-from audiollm.rl.preference.settings import PreferenceConfig
+from audiollm.rl.preference.settings import AnswerTrainingConfig
 
 OWN_MB = 700
 """Python, torch, and the context of a device."""
@@ -21,7 +20,7 @@ ADAPTER_SHARE = 0.02
 """Assumed share of an adapter's parameters in those of its model."""
 
 
-def plan_preference(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+def plan_answer_training(config: AnswerTrainingConfig, has_reference: bool) -> StagePlan:
     """Estimate from the sizes of the model's files; activations, which the answers' lengths decide, are left out."""
     batch = required(config.batch_size)
     records = _records(config)
@@ -33,14 +32,14 @@ def plan_preference(config: PreferenceConfig, plans: Mapping[str, StagePlan]) ->
         return StagePlan(note=f"{note}; its model is not there yet")
     is_adapter = config.trained == "adapter"
     trained = parameters * (ADAPTER_SHARE if is_adapter else 1.0)
-    frozen = parameters - trained + (parameters if config.needs_reference and not is_adapter else 0)
+    frozen = parameters - trained + (parameters if has_reference and not is_adapter else 0)
     memory = OWN_MB + (trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e6
     disk = parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
     seconds = config.minutes * 60 if config.minutes else None
     return StagePlan(parameters=parameters, memory_mb=memory, disk_mb=disk, seconds=seconds, note=note)
 
 
-def _records(config: PreferenceConfig) -> int:
+def _records(config: AnswerTrainingConfig) -> int:
     """The number of records in all sources; 0 where one is not there yet."""
     try:
         return sum(len(open_source(source.path)) for source in config.samples)

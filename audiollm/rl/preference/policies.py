@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from audiollm.errors import ConfigError
 from audiollm.models.hub import is_dual_ffn, is_language_model
-from audiollm.recipe.stages import required
-from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.dual_ffn_policy import MAX_TOKENS, DualFFNPolicy
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
-from audiollm.rl.preference.settings import PreferenceConfig
+from audiollm.train.options import LoRASettings, Trained
 
 
-def load_policy(config: PreferenceConfig, needs_reference: bool) -> Policy[Any, Any, Any]:
+def load_policy(
+    folder: Path,
+    trained: Trained = "all",
+    lora: LoRASettings | None = None,
+    reference: Path | None = None,
+    needs_reference: bool = False,
+    max_tokens: int = MAX_TOKENS,
+) -> Policy[Any, Any, Any]:
     """Load the policy to begin from, on the CPU: a DualFFN (or a plain Llama or Qwen as one), or an audio LLM of
     transformers.
+
+    Args:
+        trained, lora: what is trained of it; `lora` is read with `trained: adapter` alone.
+        reference: another model than `folder` as the reference.
+        max_tokens: most positions of the answers to one prompt together, for a DualFFN.
 
     Raises:
         ConfigError: the folder holds no model, or the settings do not fit it.
     """
-    lora = config.lora if config.trained == "adapter" else None
-    reference = config.reference if needs_reference else None
-    if is_dual_ffn(config.model) or is_language_model(config.model):
+    lora = lora if trained == "adapter" else None
+    reference = reference if needs_reference else None
+    if is_dual_ffn(folder) or is_language_model(folder):
         return DualFFNPolicy.load(
-            config.model,
-            config.trained,
+            folder,
+            trained,
             lora,
             reference=reference,
             needs_reference=needs_reference,
-            max_tokens=required(config.max_tokens),
+            max_tokens=max_tokens,
         )
-    if config.trained == "audio_ffn":
+    if trained == "audio_ffn":
         raise ConfigError(
             "trained: audio_ffn is a part of a DualFFN",
-            str(config.model),
+            str(folder),
             "take all, adapter, or patterns of names",
         )
     return TransformersPolicy.load(
-        config.model, config.trained, lora, reference=reference, needs_reference=needs_reference
+        folder, trained, lora, reference=reference, needs_reference=needs_reference
     )

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from audiollm.data.records.opening import open_source
+from audiollm.data.records.source import Source
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.eval_answers import EvalAnswers, obstacle_to_answers
 from audiollm.rl.preference.policies import load_policy
-from audiollm.rl.preference.records import Grouping, find_usable
-from audiollm.rl.preference.settings import PreferenceConfig
+from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
+from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
+from audiollm.train.parallel.frozen import place_frozen
 
 STAGE_NAME = "train_preference"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The opened sources of a training, and which of their records it uses."""
+
+    sources: Sequence[Source]
+    usable: UsableRecords
+    grouping: Grouping
+    set_aside: SetAside
+
+    @property
+    def trained(self) -> int:
+        """Number of the records that are trained on."""
+        return sum(len(each) for each in self.usable.train)
+
+    def counts(self) -> dict[str, int]:
+        """Figures of the stage."""
+        held_out = sum(len(each) for each in self.usable.held_out)
+        return {"records": self.trained, "held_out_records": held_out, "set_aside": len(self.set_aside.rows)}
 
 
 def train_preference(config: PreferenceConfig, context: Context) -> dict[str, Any]:
@@ -31,57 +58,91 @@ def train_preference(config: PreferenceConfig, context: Context) -> dict[str, An
     Raises:
         StageError: nothing to train on, or a bad record where `strict` is set.
     """
-    try:
+    with errors_of_stage():
         return _train(config, context)
+
+
+@contextmanager
+def errors_of_stage() -> Iterator[None]:
+    """Raise what a person can mend as a `StageError`."""
+    try:
+        yield
     except BadSample as bad:
         raise StageError(str(bad), "mend or remove it, or leave `strict` out to set it aside", 2) from bad
     except ConfigError as error:  # a model's folder that does not load, patterns that fit no parameter
         raise StageError(str(error), "", 2) from error
 
 
-def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
-    ranks, terms = context.ranks, config.terms
+def find_records(config: AnswerTrainingConfig, stage: str, context: Context) -> Records:
+    """Open the sources and look at every record once.
+
+    Raises:
+        StageError: none can be trained on.
+    """
     sources = [open_source(source.path) for source in config.samples]
-    set_aside = set_aside_of(context.folder, STAGE_NAME, ranks, config.strict)
-    fields = frozenset().union(*(needs.fields for needs in config.needs))
+    set_aside = set_aside_of(context.folder, stage, context.ranks, config.strict)
     altered = any(needs.altered_recordings for needs in config.needs)
-    grouping = Grouping(config.group_kind, fields, config.pairs, needs_recording=altered)
+    grouping = Grouping(config.group_kind, _fields(config), config.pairs, needs_recording=altered)
     with context.progress("reading records", sum(map(len, sources))) as bar:
         usable = find_usable(sources, grouping, set_aside, lambda: bar.advance(bar.task_ids[0]))
-    records = sum(len(each) for each in usable.train)
-    if not records:
+    found = Records(sources, usable, grouping, set_aside)
+    if not found.trained:
         raise StageError("no record of the train split can be used", "see set_aside.jsonl", 2)
-    torch.manual_seed(config.seed)  # an adapter begins at random
-    policy = load_policy(config, config.needs_reference)
-    policy.root.to(default_device())
-    for frozen in policy.frozen.values():
-        frozen.to(default_device())
-    steps: StepMaker[Any, Any, Any] = StepMaker(
+    return found
+
+
+def make_steps(
+    config: AnswerTrainingConfig, policy: Policy[Any, Any, Any], records: Records, ranks: Ranks
+) -> StepMaker[Any, Any, Any]:
+    """The batches of a training, as its objectives need them."""
+    fields = _fields(config)
+    return StepMaker(
         policy,
-        sources,
+        records.sources,
         config.weights,
-        usable,
-        grouping,
+        records.usable,
+        records.grouping,
         required(config.batch_size),
         required(config.max_tokens),
         config.seed,
         draws="draw_T" in fields or "contrast_T" in fields,
         mismatched=any(needs.mismatched_answers for needs in config.needs),
-        altered=altered,
+        altered=records.grouping.needs_recording,
         rank=ranks.rank,
         world=ranks.world,
     )
+
+
+def _fields(config: AnswerTrainingConfig) -> frozenset[str]:
+    return frozenset().union(*(needs.fields for needs in config.needs))
+
+
+def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
+    ranks = context.ranks
+    records = find_records(config, STAGE_NAME, context)
+    torch.manual_seed(config.seed)  # an adapter begins at random
+    policy = load_policy(
+        config.model,
+        config.trained,
+        config.lora,
+        config.reference,
+        config.needs_reference,
+        required(config.max_tokens),
+    )
+    policy.root.to(default_device())
+    for frozen in policy.frozen.values():
+        place_frozen(frozen, config.reference_placement, ranks, default_device())
+    steps = make_steps(config, policy, records, ranks)
     answers = _eval_answers(config, policy, steps, context)
-    task = PreferenceTask(policy, steps, terms, set_aside, ranks, context.folder, answers)
+    task = PreferenceTask(policy, steps, config.terms, records.set_aside, ranks, context.folder, answers)
     loop = config.loop_config(
-        config.steps_for(records / required(config.batch_size)), evaluations=config.evaluations
+        config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
         _save(config, context)
     ranks.barrier()
-    held_out = sum(len(each) for each in usable.held_out)
-    return {**figures, "records": records, "held_out_records": held_out, "set_aside": len(set_aside.rows)}
+    return {**figures, **records.counts()}
 
 
 def _eval_answers(
@@ -101,6 +162,6 @@ def _eval_answers(
 
 def _save(config: PreferenceConfig, context: Context) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
-    fresh = load_policy(config, needs_reference=False)
+    fresh = load_policy(config.model, config.trained, config.lora)
     fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
     fresh.save(context.folder)

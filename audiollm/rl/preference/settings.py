@@ -10,8 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import InputPath, Size
 from audiollm.rl.groups import PairChoice
-from audiollm.rl.objectives.catalog import GroupKind, ObjectiveNeeds, ObjectiveTerm, objective_term
+from audiollm.rl.objectives.catalog import (
+    CATALOG,
+    GroupKind,
+    ObjectiveNeeds,
+    ObjectiveTerm,
+    WhatIsRead,
+    objective_term,
+)
 from audiollm.supervised.settings import ShardsConfig
+from audiollm.train.options import FrozenPlacement
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -57,20 +65,16 @@ class ObjectiveChoice(BaseModel):
         return objective_term(self.name, self.model_extra or {}, self.weight)
 
 
-class PreferenceConfig(ModelTrainingConfig):
-    """Settings of `train_preference`. What is None follows from `size`, that of the model."""
-
-    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental
+class AnswerTrainingConfig(ModelTrainingConfig):
+    """Settings that trainings on judged answers share. What is None follows from `size`, that of the model."""
 
     samples: list[ShardsConfig] = Field(min_length=1)
     """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
     `{path, weight}`."""
     model: InputPath
-    """The policy to begin from: a folder in Hugging Face layout, or that of a training stage."""
-    reference: InputPath | None = None
-    """The model that the policy is held to; None: the one that it begins from."""
+    """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
     objective: list[ObjectiveChoice] = Field(min_length=1)
-    """The objective by name (`dpo`), with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
+    """The objective by name, with settings (`{name: dpo, beta: 0.2}`), or a list of these with `weight`."""
     pairs: PairChoice = "best_worst"
     """The pairs that are made of more than two answers."""
     max_tokens: int | None = Field(None, ge=64)
@@ -79,11 +83,14 @@ class PreferenceConfig(ModelTrainingConfig):
     """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
     evaluations: int = Field(4, ge=1)
     """Evaluations on the held-out samples (metadata `split: test`), evenly over the steps."""
-    eval_answers: int = Field(8, ge=0)
-    """Held-out prompts that the policy answers at every evaluation, greedily; 0: none."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
+
+    _reads: ClassVar[WhatIsRead] = "log_probs"
+    """What the objectives of this training read."""
+    _other_stage: ClassVar[str] = "train_reward"
+    """The stage of the objectives that read something else."""
 
     @field_validator("samples", mode="before")
     @classmethod
@@ -98,16 +105,13 @@ class PreferenceConfig(ModelTrainingConfig):
         return [{"name": one} if isinstance(one, str) else one for one in each]
 
     @model_validator(mode="after")
-    def _follow_size(self) -> PreferenceConfig:
+    def _follow_size(self) -> AnswerTrainingConfig:
         rule = SIZES[self.size]
         factor = ADAPTER_RATE_FACTOR if self.trained == "adapter" else 1.0
         self.follow_size(None, rule.passes, rule.batch_size, rule.learning_rate * factor)
         self.max_tokens = self.max_tokens or rule.max_tokens
         if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
             raise ValueError("give every one of the samples a weight, or none")
-        if self.reference is not None and not self.needs_reference:
-            names = ", ".join(choice.name for choice in self.objective)
-            raise ValueError(f"reference is set, but {names} has none: leave it out")
         self.group_kind  # noqa: B018  # raises where the objectives do not go together
         return self
 
@@ -122,20 +126,18 @@ class PreferenceConfig(ModelTrainingConfig):
         return [term.needs for term in self.terms]
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether any objective reads a reference."""
-        return any(needs.reference for needs in self.needs)
-
-    @property
     def group_kind(self) -> GroupKind:
         """The kind of groups that all objectives take.
 
         Raises:
-            ValueError: there is none, or an objective is one for reward models.
+            ValueError: there is none, or an objective is one of another stage.
         """
         for term in self.terms:
-            if term.needs.reads != "log_probs":
-                raise ValueError(f"objective: {term.name} trains a reward model: use the stage train_reward")
+            if term.needs.reads != self._reads:
+                raise ValueError(
+                    f"objective: {term.name} reads {term.needs.reads}, not {self._reads}: use the stage "
+                    f"{self._other_stage}, or {' or '.join(self._known())}"
+                )
             if missing := sorted(term.needs.fields & NOT_COMPUTED):
                 raise ValueError(
                     f"objective: {term.name} as set reads {', '.join(missing)}: {NOT_COMPUTED_REMEDY}"
@@ -144,10 +146,43 @@ class PreferenceConfig(ModelTrainingConfig):
         if not shared:
             takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)
             raise ValueError(f"objective: these do not go together: {takes}")
-        return shared[0]
+        # cross entropy alone learns from conversations, too, which are single answers
+        return "singles" if all(term.name == "sft" for term in self.terms) else shared[0]
 
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
         given = [source.weight for source in self.samples if source.weight is not None]
         return given or None
+
+    def _known(self) -> list[str]:
+        return sorted(name for name, entry in CATALOG.items() if entry.reads == self._reads)[:4]
+
+
+class PreferenceConfig(AnswerTrainingConfig):
+    """Settings of `train_preference`."""
+
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "reference_placement",
+        "eval_answers",
+    }
+
+    reference: InputPath | None = None
+    """The model that the policy is held to; None: the one that it begins from."""
+    reference_placement: FrozenPlacement = "whole"
+    """`whole` on every rank, `sharded` over the ranks, or on the `cpu` and copied layer by layer; the training is the
+    same."""
+    eval_answers: int = Field(8, ge=0)
+    """Held-out prompts that the policy answers at every evaluation, greedily; 0: none."""
+
+    @model_validator(mode="after")
+    def _reference_is_read(self) -> PreferenceConfig:
+        if self.reference is not None and not self.needs_reference:
+            names = ", ".join(choice.name for choice in self.objective)
+            raise ValueError(f"reference is set, but {names} has none: leave it out")
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any objective reads a reference."""
+        return any(needs.reference for needs in self.needs)

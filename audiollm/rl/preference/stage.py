@@ -17,9 +17,9 @@ def _run(config: PreferenceConfig, context: Context) -> dict[str, Any]:
 
 
 def _plan(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    from audiollm.rl.preference.planning import plan_preference  # here: it reads the model's folder
+    from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
-    return plan_preference(config, plans)
+    return plan_answer_training(config, config.needs_reference)
 
 
 STAGE = Stage(

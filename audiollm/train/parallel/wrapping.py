@@ -24,10 +24,16 @@ def ddp(device: torch.device, unused_parameters: bool) -> Callable[[nn.Module], 
     return wrap
 
 
-def fsdp2(device: torch.device, dtype: torch.dtype | None) -> Callable[[nn.Module], nn.Module]:
+def fsdp2(
+    device: torch.device, dtype: torch.dtype | None, keep_gathered: bool = True
+) -> Callable[[nn.Module], nn.Module]:
     """torch's `fully_shard`, called directly: Accelerate has FSDP2 on accelerators alone, not on CPUs.
 
     A module says by `_no_split_modules`, as in transformers, which of its parts are gathered one at a time.
+
+    Args:
+        keep_gathered: what belongs to no such part stays gathered between forward and backward pass; False: it does
+            not, as no backward pass follows.
     """
     from torch.distributed import broadcast, get_world_size
     from torch.distributed.device_mesh import init_device_mesh
@@ -45,7 +51,8 @@ def fsdp2(device: torch.device, dtype: torch.dtype | None) -> Callable[[nn.Modul
         for part in list(module.modules()):
             if type(part).__name__ in units and part is not module:
                 fully_shard(part, mesh=mesh, mp_policy=policy)
-        fully_shard(module, mesh=mesh, mp_policy=policy)  # in place
+        freed = None if keep_gathered else True
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=freed)  # in place
         return module
 
     return wrap

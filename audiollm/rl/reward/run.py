@@ -1,0 +1,55 @@
+"""The work of the stage `train_reward`. Called on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from audiollm.devices import default_device
+from audiollm.files.atomic import write_json
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import required
+from audiollm.rl.preference.run import errors_of_stage, find_records, make_steps
+from audiollm.rl.reward.model import RewardModel
+from audiollm.rl.reward.settings import RewardConfig
+from audiollm.rl.reward.task import RewardTask
+from audiollm.train.loop.checkpoint import trained_weights
+from audiollm.train.loop.loop import train
+
+STAGE_NAME = "train_reward"
+
+
+def train_reward(config: RewardConfig, context: Context) -> dict[str, Any]:
+    """Train on the records' train split and save the reward model to `model`; `reliability.json` beside it.
+
+    Raises:
+        StageError: nothing to train on, or a bad record where `strict` is set.
+    """
+    with errors_of_stage():
+        return _train(config, context)
+
+
+def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
+    ranks = context.ranks
+    records = find_records(config, STAGE_NAME, context)
+    torch.manual_seed(config.seed)  # the head, and an adapter, begin at random
+    model = RewardModel.begin(config.model, config.trained, config.lora, required(config.max_tokens))
+    model.root.to(default_device())
+    task = RewardTask(
+        model, make_steps(config, model.policy, records, ranks), config.terms, records.set_aside, ranks
+    )
+    loop = config.loop_config(
+        config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
+    )
+    figures = train(task, loop, context.folder, context, task.device)
+    if ranks.first:
+        torch.manual_seed(config.seed)
+        fresh = RewardModel.begin(config.model, config.trained, config.lora)
+        fresh.root.load_state_dict(trained_weights(context.folder, "reward"))
+        fresh.save(context.folder)
+        if task.reliability is not None:
+            write_json(context.folder / "reliability.json", asdict(task.reliability))
+    ranks.barrier()
+    return {**figures, **records.counts()}
