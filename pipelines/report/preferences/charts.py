@@ -50,6 +50,14 @@ def reward_charts(training: Training) -> list[Row]:
     return [
         chart_of(rows, "In the right order", "share of pairs", key("accuracy")),
         chart_of(rows, "Margin", "score of chosen − rejected", key("margin")),
+        drawn(
+            "Score",
+            "of held-out answers",
+            [
+                series_of(rows, f"evaluation/{key(f'score_{role}')}", role, True)
+                for role in ("chosen", "rejected")
+            ],
+        ),
         chart_of(rows, "Loss", "mean over pairs", "loss"),
         chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
     ]

@@ -223,6 +223,21 @@ def test_more_methods_than_a_picture_tells_apart_are_in_the_table_alone() -> Non
     assert compared_chart([Series("none", [])], "unit", "title") is None
 
 
+def test_many_evaluations_share_one_tile(tmp_path: Path) -> None:
+    asked = "".join(
+        f"  - name: heard{n}\n    evaluate_listening: {{model: AUDIO, samples: '${{compose.samples}}'}}\n"
+        for n in range(8)
+    )
+    recipe = f"name: many\nstages:\n  - compose: {{segments: AUDIO}}\n{asked}  - report: {{}}\n"
+    run = Run(tmp_path, recipe=recipe)
+    table = {"low": 0.1, "high": 0.9, "questions": 40, "chance": 0.25}
+    for n in range(7):
+        run.done(f"heard{n}", {"accuracy": 0.5 + 0.01 * (n == 4), **table})
+    page = Page(run.report()[0])
+    assert "right answers, the best of 7" in page.text and "heard4: 40 questions" in page.text
+    assert "heard5: right answers" not in page.text
+
+
 # -------------------------------------------------------------------------------------- sound from shards
 
 
