@@ -356,7 +356,10 @@ def rows_for_trl(folder: Path, policy: Policy[Any, Any, Any], records: Path) -> 
         encoded = policy.encode(policy.take(source[number], [0, 1]))
         (prompt, chosen), (_, rejected) = (parted(answer) for answer in encoded)
         rows.append(
-            {key: tokenizer.decode(ids) for key, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))}
+            {
+                key: tokenizer.decode(ids)
+                for key, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
+            }
         )
         for key, ids in (("chosen", chosen), ("rejected", rejected)):
             if tokenizer(rows[-1]["prompt"] + rows[-1][key])["input_ids"] != prompt + ids:
@@ -425,9 +428,7 @@ def in_turns(
     return {side: each[1:] for side, each in seconds.items()}, first
 
 
-def peer_of(
-    folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, checkpointed: bool
-) -> Peer:
+def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, checkpointed: bool) -> Peer:
     root = folder / "qwen2"
     return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", checkpointed)
 
@@ -486,10 +487,16 @@ def compare_heads(targets: int, hidden: int, vocabulary: int) -> None:
             found[side] = pool.apply(head_cost, (side, targets, hidden, vocabulary))
     for side, (_, _, norms) in found.items():
         if any(abs(a - b) > TOLERANCE * b for a, b in zip(norms, found["dense"][2], strict=True)):
-            raise SystemExit(f"head: gradient norms {norms} of {side}, {found['dense'][2]} of the dense formula")
+            raise SystemExit(
+                f"head: gradient norms {norms} of {side}, {found['dense'][2]} of the dense formula"
+            )
     for place, (what, unit) in enumerate((("memory", "MB at the peak"), ("time", "CPU-s"))):
         line = {"bench": "dpo", "case": f"head, {what}, {targets} targets, vocabulary {vocabulary}"}
-        print(json.dumps({**line, **{side: round(each[place], 1) for side, each in found.items()}, "unit": unit}))
+        print(
+            json.dumps(
+                {**line, **{side: round(each[place], 1) for side, each in found.items()}, "unit": unit}
+            )
+        )
 
 
 def head_cost(side: str, targets: int, hidden: int, vocabulary: int) -> tuple[float, float, list[float]]:

@@ -182,12 +182,12 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> M
         axes = figure.add_subplot()
         width = 0.6 * (1 - least) / max(5, len(bins))
         confidences, accuracies = [each[0] for each in known], [each[1] for each in known]
-        axes.bar(confidences, accuracies, width=width, color=_SERIES[0], alpha=0.75)
+        axes.bar(confidences, accuracies, width=width, color=_SERIES[0], alpha=0.45)
         axes.plot([least, 1], [least, 1], color=_SERIES[1], linestyle=(0, (4, 2)), linewidth=1.4)
-        for confidence, accuracy, count in known:
-            axes.text(confidence, accuracy + 0.02, f"{count:,}", ha="center", fontsize=8)
+        for confidence, _, count in known:
+            axes.text(confidence, 0.025, f"{count:,}", ha="center", fontsize=8)
         axes.set_xlim(least - width, 1 + width)
-        axes.set_ylim(0, 1.09)
+        axes.set_ylim(0, 1.04)
         axes.set_xlabel("confidence of the model")
         axes.set_ylabel("share in the right order")
         axes.tick_params(length=3, width=0.6)

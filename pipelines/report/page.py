@@ -21,12 +21,8 @@ from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
-from pipelines.report.preferences import (
-    POLICIES,
-    REWARD_MODELS,
-    preferences_section,
-    rewards_section,
-)
+from pipelines.report.preferences.history import POLICIES, REWARD_MODELS
+from pipelines.report.preferences.section import preferences_section, rewards_section
 from pipelines.report.recordings import recordings_section
 from pipelines.report.samples import samples_section
 from pipelines.report.scores import scores_section

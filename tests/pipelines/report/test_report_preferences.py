@@ -18,7 +18,8 @@ from audiollm.recipe.stages import load_recipe
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style, reliability_chart
 from pipelines.report.material import Material
 from pipelines.report.media import Gallery
-from pipelines.report.preferences import preferences_section, rewards_section
+from pipelines.report.preferences.cases import NO_PAIRS
+from pipelines.report.preferences.section import preferences_section, rewards_section
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.preference.records import write_records
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
@@ -42,8 +43,8 @@ stages:
   - report: {{}}
 """
 CHARTS = [
-    "Margin", "Implicit reward", "In the right order", "KL from the reference", "Length of answers", "Loss",
-    "Gradient norm",
+    "Margin", "Implicit reward, held out", "Implicit reward, training", "In the right order",
+    "KL from the reference", "Length of answers", "Loss", "Gradient norm",
 ]  # fmt: skip
 
 
@@ -176,7 +177,7 @@ def test_several_methods_share_pictures_and_a_table(compared: Run) -> None:
     assert [cell["value"] for cell in plain["answered"]] == [0.8] and not short["answered"]
     assert "80.0 %" in page.text and "10.0 → 19.0" in page.text and "40.0 %" in page.text
     assert "plain, the best of 2 trainings" in page.text  # of the third no share is known
-    assert page.tags["svg"] == 7 + 7 + 7 + 5  # single answers have no share in order, and no length
+    assert page.tags["svg"] == 7 + 8 + 8 + 6  # single answers have no share in order, and no length
     assert summary["train_preference"]["short"]["kl_per_token"] == 0.25
 
 
@@ -206,7 +207,7 @@ def test_missing_files_leave_sentences(compared: Run) -> None:
     del compared.results["thumbs"]
     page = Page(compared.report()[0])
     for text in (
-        "It left no held-out pairs (pairs.jsonl).", "It left no answers of its own (answers.jsonl).",
+        NO_PAIRS, "It left no answers of its own (answers.jsonl).",
         "The stage thumbs has not run.", "heard.wav: its file is no longer there, or it is in a shard",
     ):  # fmt: skip
         assert text in page.text, text
@@ -220,6 +221,21 @@ def test_more_methods_than_a_picture_tells_apart_are_in_the_table_alone() -> Non
         compared_chart(many[:MAX_COMPARED], "unit", "title")
     ).count("<path")
     assert compared_chart([Series("none", [])], "unit", "title") is None
+
+
+def test_many_evaluations_share_one_tile(tmp_path: Path) -> None:
+    asked = "".join(
+        f"  - name: heard{n}\n    evaluate_listening: {{model: AUDIO, samples: '${{compose.samples}}'}}\n"
+        for n in range(8)
+    )
+    recipe = f"name: many\nstages:\n  - compose: {{segments: AUDIO}}\n{asked}  - report: {{}}\n"
+    run = Run(tmp_path, recipe=recipe)
+    table = {"low": 0.1, "high": 0.9, "questions": 40, "chance": 0.25}
+    for n in range(7):
+        run.done(f"heard{n}", {"accuracy": 0.5 + 0.01 * (n == 4), **table})
+    page = Page(run.report()[0])
+    assert "right answers, the best of 7" in page.text and "heard4: 40 questions" in page.text
+    assert "heard5: right answers" not in page.text
 
 
 # -------------------------------------------------------------------------------------- sound from shards
@@ -276,12 +292,14 @@ def test_a_reward_model_has_its_ranking_and_its_reliability(compared: Run) -> No
     section = rewards_section(Material(compared.recipe, compared.results), Gallery(players=False))
     (stage,) = section["stages"]
     assert [chart["title"] for chart in stage["charts"]] == [
-        "In the right order", "Margin", "Reliability", "Loss", "Gradient norm",
+        "In the right order", "Margin", "Loss", "Gradient norm",
     ]  # fmt: skip
+    assert [chart["title"] for chart in stage["reliability"]] == ["Reliability"]
     facts = dict(stage["facts"])
     assert facts["calibration error"] == "0.062" and facts["in order, held out"] == "87.5 %"
     assert facts["margin, held out"] == "1.500" and len(stage["pairs"]) == 12
     page = Page(compared.report()[0])
+    assert "reward model: held-out pairs in order" in page.text and "calibration error 0.062" in page.text
     assert "Reward models" in page.text and "as often right as sure" in page.text
     assert [value for tag, key, value in page.attributes if (tag, key) == ("a", "href")] == [
         "#recordings", "#preferences", "#rewards", "#answers", "#run",

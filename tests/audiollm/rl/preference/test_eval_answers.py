@@ -26,8 +26,9 @@ from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, own_answers
+from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, obstacle_to_answers, own_answers
 from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.settings import PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.policy.packed_samples import heard, prompted, save_model
@@ -159,6 +160,16 @@ def test_two_ranks_leave_what_one_leaves(place: Path) -> None:
         assert one == two
     figures = read_json(place / "one" / "figures.json")
     assert read_json(place / "two" / "figures.json") == pytest.approx(figures, rel=1e-9)
+
+
+def test_sharded_weights_are_told_of(place: Path) -> None:
+    samples = str(place / "data" / "records.jsonl")
+    for strategy, obstacle in (("fsdp2", "no rank has the whole model"), ("ddp", "")):
+        config = PreferenceConfig.model_validate(
+            {"samples": samples, "model": place / "model", "objective": "dpo", "strategy": strategy}
+        )
+        assert obstacle in obstacle_to_answers(config, Ranks(0, 2)) and not obstacle_to_answers(config, ALONE)
+        assert bool(obstacle_to_answers(config, Ranks(0, 2))) == bool(obstacle)
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
