@@ -8,6 +8,7 @@ another one. `ours` is a DualFFN loaded from the Qwen2's folder, trained as the 
 its settings of size `tiny`, the loop's strategy); it also trains the audio part that a DualFFN has. `peer` is TRL's
 DPOTrainer in its own `train()`, with its defaults except for the batch of 16 pairs, float32 in place of bf16, and
 neither log nor checkpoint. TRL checkpoints activations by default: so do both sides (`--keep-activations`: neither).
+TRL pads the 16 pairs to one length; `--peer-batch 1` has it take a pair at a time, with accumulation, and pad less.
 Before anything is timed, loss and gradient norm of the first step are compared: a relative difference above 1e-4 ends
 the benchmark with exit code 1.
 
@@ -22,7 +23,7 @@ everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
 Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2) against
 TRL in the same turns; and `head`, the log-probabilities
 of 1,024 targets and their backward pass at a vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and
-the dense formula. Linux only; needs `trl` (extra `test`).
+the dense formula. Linux only; needs TRL 1.16 (extra `test`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from packing import long_tail
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer
-from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import TokenStream
@@ -101,6 +103,24 @@ class Shape:
     vocabulary: int = 32_768
 
 
+@dataclass(frozen=True)
+class Setting:
+    """How the sides take a step."""
+
+    checkpointed: bool = True
+    """Whether both compute layers again in the backward pass."""
+    peer_batch: int = 0
+    """Pairs that TRL takes at a time, with accumulation; 0: all of a step."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Entries of a printed line."""
+        return {
+            "checkpointed": self.checkpointed,
+            **({"peer batch": self.peer_batch} if self.peer_batch else {}),
+        }
+
+
 class Step(NamedTuple):
     """Loss of an optimizer step, and its gradient's norm before clipping."""
 
@@ -115,11 +135,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side that are timed")
     parser.add_argument("--only", default="time,memory,head", help="what is measured, of these three")
     parser.add_argument("--keep-activations", action="store_true", help="no activation checkpointing")
+    parser.add_argument("--peer-batch", type=int, default=0, help="pairs that TRL takes at a time; 0: all 16")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    only, checkpointed = set(arguments.only.split(",")), not arguments.keep_activations
+    only = set(arguments.only.split(","))
+    setting = Setting(not arguments.keep_activations, arguments.peer_batch)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lengths = {"equal": [EQUAL_TOKENS] * 2 * PAIRS, "long tail": long_tail(2 * PAIRS, MAX_TOKENS)}
@@ -128,9 +150,9 @@ def main() -> None:
             (folder / case).mkdir()
             write_records(folder / case / "records.jsonl", tokens)
             if "time" in only:
-                compare_time(folder, case, arguments.rounds, checkpointed)
+                compare_time(folder, case, arguments.rounds, setting)
             if "memory" in only:
-                compare_memory(folder, case, checkpointed)
+                compare_memory(folder, case, setting)
         if "head" in only:
             compare_heads(*HEAD_SHAPE)
 
@@ -287,19 +309,29 @@ class Ours:
 
 
 class Peer(DPOTrainer):
-    """TRL's trainer, which keeps the figures of its steps and calls `between` after each of them."""
+    """TRL's trainer, which keeps the figures of its optimizer steps and calls `between` after each of them."""
 
-    def __init__(self, model: Path, reference: Path, rows: Sequence[dict[str, str]], steps: int,
-                 output: Path, checkpointed: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Path,
+        reference: Path,
+        rows: Sequence[dict[str, str]],
+        steps: int,
+        output: Path,
+        setting: Setting,
+    ) -> None:
         self.seen: list[Step] = []
-        self.between: Callable[[int], None] = lambda step: None
+        self.between: Callable[[], None] = lambda: None
+        self._losses: list[float] = []
+        batch = setting.peer_batch or len(rows)
         config = DPOConfig(
             output_dir=str(output),
-            per_device_train_batch_size=len(rows),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=len(rows) // batch,
             max_steps=steps,
             bf16=False,
             use_cpu=True,
-            gradient_checkpointing=checkpointed,
+            gradient_checkpointing=setting.checkpointed,
             learning_rate=LEARNING_RATE,
             save_strategy="no",
             logging_strategy="no",
@@ -313,24 +345,29 @@ class Peer(DPOTrainer):
             train_dataset=datasets.Dataset.from_list(list(rows)),
             processing_class=transformers.AutoTokenizer.from_pretrained(model),
         )
-        peer = self
-
-        class Between(transformers.TrainerCallback):
-            def on_step_end(self, *_: Any, **given: Any) -> None:
-                peer.between(len(peer.seen))
-
-        self.add_callback(Between())
+        self.add_callback(Between(self))
         self.remove_callback(transformers.PrinterCallback)
 
     def training_step(self, *args: Any, **given: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **given)
-        self.seen.append(Step(float(loss), float("nan")))
+        self._losses.append(float(loss))
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        self.seen[-1] = Step(self.seen[-1].loss, float(norm))
+        self.seen.append(Step(sum(self._losses), float(norm)))
+        self._losses.clear()
         return norm
+
+
+class Between(transformers.TrainerCallback):
+    """Calls the trainer's `between` after each optimizer step."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def on_step_end(self, *_: Any, **given: Any) -> None:
+        self._peer.between()
 
 
 def policy_of(folder: Path, kind: str) -> Policy[Any, Any, Any]:
@@ -382,9 +419,9 @@ def parted(answer: TokenStream | EncodedAnswer) -> tuple[list[int], list[int]]:
 # Measurements
 
 
-def compare_time(folder: Path, case: str, rounds: int, checkpointed: bool) -> None:
+def compare_time(folder: Path, case: str, rounds: int, setting: Setting) -> None:
     """Time TRL, ours and the adapter, after a first step that must be equal."""
-    seconds, first = in_turns(folder, case, rounds, checkpointed)
+    seconds, first = in_turns(folder, case, rounds, setting)
     check_equal(case, first)
     medians = {side: statistics.median(each) for side, each in seconds.items()}
     for kind in OURS:
@@ -393,11 +430,11 @@ def compare_time(folder: Path, case: str, rounds: int, checkpointed: bool) -> No
         line |= {"ours": round(ours, 2), "peer": round(peer, 2)}
         if kind == "ours":
             line |= {"ratio": round(peer / ours, 2), "bar": round(1 / BARS[case], 2)}
-        print(json.dumps({**line, "unit": "CPU-s", "checkpointed": checkpointed}), flush=True)
+        print(json.dumps({**line, "unit": "CPU-s", **setting.told}), flush=True)
 
 
 def in_turns(
-    folder: Path, case: str, rounds: int, checkpointed: bool
+    folder: Path, case: str, rounds: int, setting: Setting
 ) -> tuple[dict[str, list[float]], dict[str, Step]]:
     """CPU-seconds of the steps of all sides without their first, and figures of the first."""
     records = folder / case / "records.jsonl"
@@ -405,13 +442,13 @@ def in_turns(
     rows, same = (rows_for_trl(folder, policy, records) for policy in policies.values())
     if rows != same:
         raise SystemExit("the adapter's tokens are not those of the DualFFN")
-    sides = {kind: Ours(policy, records, checkpointed) for kind, policy in policies.items()}
-    peer = peer_of(folder, case, rows, rounds + 1, checkpointed)
+    sides = {kind: Ours(policy, records, setting.checkpointed) for kind, policy in policies.items()}
+    peer = peer_of(folder, case, rows, rounds + 1, setting)
     seconds: dict[str, list[float]] = {side: [] for side in ("peer", *sides)}
     first: dict[str, Step] = {}
     started = 0.0
 
-    def turn(step: int) -> None:
+    def turn() -> None:
         nonlocal started
         seconds["peer"].append(time.process_time() - started)
         first.setdefault("peer", peer.seen[0])
@@ -428,9 +465,9 @@ def in_turns(
     return {side: each[1:] for side, each in seconds.items()}, first
 
 
-def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, checkpointed: bool) -> Peer:
+def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, setting: Setting) -> Peer:
     root = folder / "qwen2"
-    return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", checkpointed)
+    return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", setting)
 
 
 def check_equal(case: str, first: Mapping[str, Step]) -> None:
@@ -449,21 +486,21 @@ def check_equal(case: str, first: Mapping[str, Step]) -> None:
             raise SystemExit(f"{kind} and TRL differ by more than {TOLERANCE:g}: {first[kind]}, {peer}")
 
 
-def compare_memory(folder: Path, case: str, checkpointed: bool) -> None:
+def compare_memory(folder: Path, case: str, setting: Setting) -> None:
     """Measure both sides, each in a process of its own."""
     records = folder / case / "records.jsonl"
     rows = rows_for_trl(folder, policy_of(folder, "ours"), records)
     peaks = {}
     for side in ("ours", "peer"):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            peaks[side] = pool.apply(peak_memory, (folder, case, side, rows, checkpointed))
+            peaks[side] = pool.apply(peak_memory, (folder, case, side, rows, setting))
     line = {"bench": "dpo", "case": f"memory, {case}", **{side: round(mb) for side, mb in peaks.items()}}
     line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS[case], 2)}
-    print(json.dumps({**line, "unit": "MB at the peak", "checkpointed": checkpointed}), flush=True)
+    print(json.dumps({**line, "unit": "MB at the peak", **setting.told}), flush=True)
 
 
 def peak_memory(
-    folder: Path, case: str, side: str, rows: Sequence[dict[str, str]], checkpointed: bool
+    folder: Path, case: str, side: str, rows: Sequence[dict[str, str]], setting: Setting
 ) -> float:
     """MB of models, optimizer and two steps, above what the imports take."""
     torch.set_num_threads(1)
@@ -471,11 +508,11 @@ def peak_memory(
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     held = status_mb("VmRSS")
     if side == "ours":
-        ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", checkpointed)
+        ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", setting.checkpointed)
         for _ in range(2):
             ours.step()
     else:
-        peer_of(folder, case, rows, 2, checkpointed).train()
+        peer_of(folder, case, rows, 2, setting).train()
     return status_mb("VmHWM") - held
 
 
@@ -526,7 +563,7 @@ def our_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
 
 def trl_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
     outputs = ("log_probs", "entropy", "mean_logits", "is_top1")  # those of DPOTrainer's policy
-    found: Tensor = _ChunkedLogProbFunction.apply(
+    found: Tensor = ChunkedLogProbFunction.apply(
         hidden_XC, weight_VC, None, target_X, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
     )[0]
     return found

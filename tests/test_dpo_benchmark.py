@@ -30,7 +30,7 @@ def test_all_sides_take_the_same_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "PAIRS", 2)
-    seconds, first = bench.in_turns(folder, CASE, 1, checkpointed=True)
+    seconds, first = bench.in_turns(folder, CASE, 1, bench.Setting(peer_batch=1))
     assert {side: len(each) for side, each in seconds.items()} == {"peer": 1, "ours": 1, "adapter": 1}
     assert abs(first["ours"].loss - math.log(2)) > 1e-3  # the reference is another model
     bench.check_equal(CASE, first)
