@@ -164,7 +164,7 @@ def line_style(place: int) -> tuple[int, int]:
 
 
 def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> Markup | None:
-    """Bars of accuracy over confidence beside the diagonal where both are equal; None without a pair in any bin.
+    """Bars of accuracy by confidence, with a line in each at its mean confidence; None without a pair in any bin.
 
     Args:
         bins: mean confidence, accuracy, and number of pairs of each bin.
@@ -176,23 +176,36 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> M
     import matplotlib
     from matplotlib.figure import Figure
 
-    least = min(0.5 if all(confidence >= 0.5 for confidence, _, _ in known) else 0.0, known[0][0])
+    least = 0.5 if all(confidence >= 0.5 for confidence, _, _ in known) else 0.0
+    centres, width = _bin_centres([confidence for confidence, _, _ in known], least)
     with matplotlib.rc_context(_SVG_STYLE):
         figure = Figure(figsize=(4.5, 2.9), layout="constrained")
         axes = figure.add_subplot()
-        width = 0.6 * (1 - least) / max(5, len(bins))
-        confidences, accuracies = [each[0] for each in known], [each[1] for each in known]
-        axes.bar(confidences, accuracies, width=width, color=_SERIES[0], alpha=0.45)
-        axes.plot([least, 1], [least, 1], color=_SERIES[1], linestyle=(0, (4, 2)), linewidth=1.4)
-        for confidence, _, count in known:
-            axes.text(confidence, 0.025, f"{count:,}", ha="center", fontsize=8)
-        axes.set_xlim(least - width, 1 + width)
+        axes.plot([least, 1], [least, 1], color=_GRID, linestyle=(0, (4, 2)), linewidth=1.4)
+        axes.bar(
+            centres, [accuracy for _, accuracy, _ in known], width=0.84 * width, color=_SERIES[0], alpha=0.45
+        )
+        for centre, (confidence, _, count) in zip(centres, known, strict=True):
+            ends = [centre - 0.42 * width, centre + 0.42 * width]
+            axes.plot(ends, [confidence, confidence], color=_SERIES[1], linewidth=2)
+            axes.text(centre, 0.025, f"{count:,}", ha="center", fontsize=8)
+        axes.set_xlim(least, 1)
         axes.set_ylim(0, 1.04)
         axes.set_xlabel("confidence of the model")
         axes.set_ylabel("share in the right order")
         axes.tick_params(length=3, width=0.6)
         svg = _saved(figure)
     return _inline(svg, title, _page_colours(2))
+
+
+def _bin_centres(confidences: Sequence[float], least: float) -> tuple[list[float], float]:
+    """The centres of bins of equal width, one for each confidence, and the width: the fewest bins that part them."""
+    for count in (10, 20, 50):
+        width = (1 - least) / count
+        places = [min(count - 1, max(0, int((value - least) / width))) for value in confidences]
+        if len(set(places)) == len(places):
+            return [least + (place + 0.5) * width for place in places], width
+    return list(confidences), (1 - least) / 50
 
 
 def _fit(axes: Axes, series: Sequence[Series], y_label: str) -> None:

@@ -74,5 +74,5 @@ def reliability(training: Training) -> list[Row]:
         and all(isinstance(row.get(key), int | float) for key in ("confidence", "accuracy", "count"))
     ]
     svg = reliability_chart(known, "share of pairs in the right order over the model's confidence")
-    note = "A bar that ends at the dashed line: as often right as sure. In each bar: its held-out pairs."
+    note = "A bar that ends at its line: as often right as sure. Below: the number of held-out pairs."
     return [{"title": "Reliability", "svg": svg, "note": note}] if svg else []

@@ -15,10 +15,12 @@ from rich.console import Console
 
 from audiollm.audio import load as load_audio
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.evaluate.subjects.chat import PretrainedChat
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.generation.engine.request import Limits
+from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
@@ -160,6 +162,30 @@ def test_two_ranks_leave_what_one_leaves(place: Path) -> None:
         assert one == two
     figures = read_json(place / "one" / "figures.json")
     assert read_json(place / "two" / "figures.json") == pytest.approx(figures, rel=1e-9)
+
+
+@pytest.mark.parametrize("trained", ["all", "adapter"])
+def test_answers_of_a_dual_ffn_change_nothing(place: Path, trained: str) -> None:
+    model = place / "dual"
+    if not model.exists():
+        save_model(model, "features")
+    settings: dict[str, Any] = {"model": str(model), "trained": trained}
+    if trained == "adapter":
+        settings["lora"] = {"rank": 2, "alpha": 4}
+    with_answers = run(place, f"dual-{trained}", eval_answers=3, **settings)
+    without = run(place, f"dual-{trained}-silent", eval_answers=0, **settings)
+    for file in ("model/model.safetensors", "checkpoint/optimizers.safetensors", "pairs.jsonl"):
+        assert (with_answers / file).read_bytes() == (without / file).read_bytes(), file
+    rows = read_jsonl(with_answers / "answers.jsonl")
+    assert [row["step"] for row in rows] == [0] * 3 + [5] * 3 + [10] * 3
+    generator = Generator.from_pretrained(with_answers / "model")
+    for row in rows[6:]:
+        audio, question = row["messages"][0]["content"]
+        message = Message(
+            role="user", content=[AudioPart(path=audio["path"]), TextPart(text=question["text"])]
+        )
+        asked = generator.asked([message], audio["path"], max_tokens=16)
+        assert row["answer"] == generator.answer_all([asked])[0].text.strip()
 
 
 def test_sharded_weights_are_told_of(place: Path) -> None:
