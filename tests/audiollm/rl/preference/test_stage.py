@@ -68,7 +68,28 @@ SETTINGS: dict[str, Any] = {
 NOT_HERE = {name for name, entry in CATALOG.items() if entry.reads != "log_probs"} | {"dro"}
 
 
-@pytest.mark.parametrize("name", sorted(CATALOG.keys() - NOT_HERE))
+QUICK = {
+    "dpo",
+    "tdpo2",
+    "cringe",
+    "sampo",
+    "opa_dpo",
+    "aot",
+    "beta_dpo",
+    "kto",
+    "bco",
+    "lipo_lambda",
+    "orpo",
+    "sft",
+}
+"""One of each kind of need; the others are slow for their number alone."""
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(CATALOG.keys() - NOT_HERE)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_objective_trains(place: Path, name: str) -> None:
     figures = run(
         place, f"every-{name}", objective={"name": name, **SETTINGS.get(name, {})}, trained="adapter"
