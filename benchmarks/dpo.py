@@ -20,10 +20,10 @@ the benchmark with exit code 1.
 the others counts. `memory` is the peak resident size of a process of each side's own, above what it holds when
 everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
 
-Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2) against
-TRL in the same turns; and `head`, the log-probabilities
-of 1,024 targets and their backward pass at a vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and
-the dense formula. Linux only; needs TRL 1.16 (extra `test`).
+Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2)
+against TRL in the same turns; and `head`, the log-probabilities of 1,024 targets and their backward pass at a
+vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and the dense formula. Linux only; needs TRL 1.16
+(extra `test`).
 """
 
 from __future__ import annotations
