@@ -110,9 +110,9 @@ def _texts(sample: Sample, sampler: Any, sampling: AnswerSampling, count: int, s
     """The model's answers; those of an earlier attempt are taken from the store."""
     from dataclasses import asdict
 
-    from pipelines.answers.samplers import prompt_of
+    from pipelines.answers.samplers import prompt_and_answer
 
-    messages, _ = prompt_of(sample)
+    messages, _ = prompt_and_answer(sample)
     asked = sample.model_copy(update={"messages": messages})
     key = [sampler.fingerprint, sample.id, [m.model_dump(mode="json") for m in messages], asdict(sampling)]
     rows = [store.get(*key, number) for number in range(count)]
@@ -129,9 +129,9 @@ def _with_answers(
 ) -> Sample:
     """The prompt with its different answers, each scored; an empty answer cannot be trained on and is left out."""
     from audiollm.data.records.sample import RatedAnswer, TextPart
-    from pipelines.answers.samplers import prompt_of
+    from pipelines.answers.samplers import prompt_and_answer
 
-    messages, right = prompt_of(sample)
+    messages, right = prompt_and_answer(sample)
     counts = Counter(text for text in texts if text.strip())
     origins = dict.fromkeys(counts, config.model.name)
     if config.add_right and right:

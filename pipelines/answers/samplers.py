@@ -120,7 +120,7 @@ class TransformersSampler:
         return moved.to(self._model.dtype) if torch.is_floating_point(moved) else moved
 
 
-def prompt_of(sample: Sample) -> tuple[list[Message], str | None]:
+def prompt_and_answer(sample: Sample) -> tuple[list[Message], str | None]:
     """The messages to be answered, and the answer that the sample has, if any."""
     *asked, last = sample.messages
     if last.role != "assistant":
