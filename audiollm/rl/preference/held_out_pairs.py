@@ -51,14 +51,9 @@ class WorstItems:
         self._items: list[OrderedItem] = []
 
     def add(self, micro: MicroBatch[Any], metrics: Mapping[str, Tensor]) -> None:
-        """Take a micro-batch with the figures of its items, `[I]` each; figures without rewards add nothing.
-
-        The scores of a reward model stand for implicit rewards.
-        """
-        single = _values(metrics, "reward")
-        chosen, rejected = (
-            _values(metrics, f"reward_{role}") or _values(metrics, f"score_{role}")
-            for role in ("chosen", "rejected")
+        """Take a micro-batch with the figures of its items, `[I]` each; figures without rewards add nothing."""
+        chosen, rejected, single = (
+            _values(metrics, name) for name in ("reward_chosen", "reward_rejected", "reward")
         )
         for number, origin in enumerate(micro.origins):
             if chosen and rejected:

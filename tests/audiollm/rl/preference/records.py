@@ -36,8 +36,11 @@ def write_records(folder: Path, count: int = 24) -> Path:
     return folder / "records.jsonl"
 
 
-def write_lists(folder: Path) -> Path:
-    """Eight records of two to four answers of different length, with one or two recordings, scored and judged."""
+def write_lists(folder: Path, held_out: int = 0) -> Path:
+    """Eight records of two to four answers of different length, with one or two recordings, scored and judged.
+
+    The last `held_out` are held out.
+    """
     samples = []
     for n in range(8):
         parts: list[AudioPart | TextPart] = [TextPart(text="What?"[: 2 + n % 4])]
@@ -53,6 +56,9 @@ def write_lists(folder: Path) -> Path:
             for k in range(2 + n % 3)
         ]
         message = Message(role="user", content=parts)
-        samples.append(Sample(id=f"list{n}", messages=[message], task="question", answers=answers))
+        split = {"split": "test"} if n >= 8 - held_out else {}
+        samples.append(
+            Sample(id=f"list{n}", messages=[message], task="question", metadata=split, answers=answers)
+        )
     write_samples(folder / "records.jsonl", samples)
     return folder / "records.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -114,11 +113,7 @@ def test_pairs_are_kept_with_their_rewards_the_worst_first(place: Path) -> None:
     ],
 )
 def test_lists_and_single_answers(tmp_path: Path, objective: Any, roles: set[str] | None) -> None:
-    path = write_lists(tmp_path)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines[3:]:
-        line["metadata"] = {"split": "test"}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_lists(tmp_path, held_out=5)
     (tmp_path / "data").mkdir()
     save_tiny("qwen2_audio", tmp_path / "model")
     folder = run(tmp_path, "any", samples=str(path), objective=objective, batch_size=3, eval_answers=0)

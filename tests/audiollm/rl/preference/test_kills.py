@@ -78,11 +78,11 @@ def attempt(folder: Path, name: str, told: Connection) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills: int) -> None:
-    write_lists(tmp_path)
+    write_lists(tmp_path, held_out=3)
     save_tiny("qwen2_audio", tmp_path / "llm")
     stage = {
         "samples": "records.jsonl", "model": "llm", "steps": STEPS, "batch_size": 3, "learning_rate": 1e-3,
-        "checkpoint_seconds": 0, "report_to": [], "precision": "fp32", "evaluations": 3, **CASES[case],
+        "checkpoint_seconds": 0, "report_to": [], "precision": "fp32", "evaluations": 12, **CASES[case],
     }  # fmt: skip
     recipe = {"name": "any", "seed": 2, "stages": [{"train_preference": stage}]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -121,6 +121,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, case: str, kills
     names = {str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file()}
     assert {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()} == names
     assert {"model/model.safetensors", "checkpoint/modules.safetensors", "metrics.jsonl"} < names
+    assert {"answers.jsonl", "pairs.jsonl"} < names
     for name in names - {"stage.json", "performance.jsonl"}:
         if name.endswith("state.json"):
             states = [read_json(folder / name) for folder in (found, expected)]
