@@ -21,7 +21,7 @@ from audiollm.files.tensors import load_tensors
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerScores, StepScores
 from audiollm.rl.preference.policies import load_policy
-from audiollm.rl.reward.steps import StepPolicy, SteppedBatch
+from audiollm.rl.reward.steps import SteppedBatch, StepPolicy
 from audiollm.train.options import LoRASettings, Trained
 
 HEAD_FILE = "score_head.safetensors"
