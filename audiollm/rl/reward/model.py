@@ -69,7 +69,8 @@ class RewardScorer(nn.Module):
             hidden_XC = scorer.hidden_at(batch.batch, batch.answer_S, batch.position_S)
         else:
             hidden_XC = scorer.last_hidden(batch)
-        score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
+        with torch.autocast(hidden_XC.device.type, enabled=False):  # bf16 would round scores to 3 digits
+            score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
         return score_X1[:, 0]
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
 
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.objectives.answers import Pairs
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
@@ -109,15 +111,15 @@ def test_two_ranks_are_one(folder: Path) -> None:
 
 
 def test_a_margin_asks_for_more(folder: Path) -> None:
-    """The loss of each pair is that of Bradley-Terry with the scaled difference of the answers' own scores."""
+    """The loss of each pair is Bradley-Terry's, with the scaled difference of the answers' judged scores."""
     task = make_task(folder, "bradley_terry", 100_000, ALONE)
     (micro,) = task.batch(0, torch.Generator()).micro
+    pairs = micro.groups
+    assert isinstance(pairs, Pairs) and pairs.margin_P is not None and bool((pairs.margin_P > 0).all())
     with torch.no_grad():
-        scores, groups = task._scored(micro)
-        plain, _ = RewardTask._scored(task, micro)
-    assert micro.groups.margin_P is not None
-    torch.testing.assert_close(groups.margin_P, MARGIN_SCALE * micro.groups.margin_P)
-    assert torch.equal(scores.score_A, plain.score_A)
-    none = make_task(folder, "bradley_terry", 100_000, ALONE)
-    none._margin_scale = 0.0
-    assert none._scored(micro)[1].margin_P is None
+        score_A = task.modules()["reward"](micro.batch)
+        chosen_P, rejected_P = score_A[pairs.chosen_P], score_A[pairs.rejected_P]
+        loss_P = -logsigmoid(chosen_P - rejected_P - MARGIN_SCALE * pairs.margin_P)
+        expected = (loss_P + 0.01 * (chosen_P + rejected_P).square()).mean()
+        (update,) = task.updates(task.batch(0, torch.Generator()), 0, 2)
+        assert float(sum(update.loss)) == pytest.approx(float(expected), rel=1e-6)

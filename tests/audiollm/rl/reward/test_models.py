@@ -157,7 +157,7 @@ def test_the_gradient_reaches_what_hears_and_not_the_output_head(folders: dict[s
     hears = "embed_audio_tokens" if kind == "codes" else "audio_tower.layers.0"
     assert any(hears in name for name in reached)
     if kind != "codes":
-        assert any("proj" in name and "audio" in name or "projector" in name for name in reached)
+        assert any(("proj" in name and "audio" in name) or "projector" in name for name in reached)
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])
