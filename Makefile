@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -91,6 +91,9 @@ dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forw
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
 	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
 
+dpo: $(READY)  ## a step of DPO against TRL's DPOTrainer: CPU-seconds, memory; log-probabilities at a large vocabulary (20 minutes)
+	@$(BIN)/python -W ignore benchmarks/dpo.py
+
 annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two workers, hours by step, a 3-hour file: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/annotate.py $(if $(DATA),--data $(DATA))
@@ -101,7 +104,7 @@ annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, so
 	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train annotate-speed annotate-quality busy-neighbour  ## every benchmark; each prints JSON lines
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour  ## every benchmark; each prints JSON lines
 
 busy-neighbour: $(READY)  ## CPU-seconds of a training, alone and beside one busy process
 	@$(BIN)/python benchmarks/busy_neighbour.py

@@ -26,7 +26,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(
     path for path in RECIPES.rglob("*.yaml") if "stages" in yaml.safe_load(path.read_text(encoding="utf-8"))
 )
-FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse")
+FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse", "align")
 WORDS = ["one", "two", "three"]
 SMALL = (
     f"annotate.corpus.words=[{','.join(WORDS)}]",

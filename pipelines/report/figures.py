@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
 # colours that stand for the page's own, which differ between light and dark
@@ -43,6 +44,9 @@ _SVG_STYLE: Any = {
     "ytick.labelcolor": _INK,
     "figure.facecolor": "none",
 }
+COMPARED_COLOURS, _DASHES = 8, ("-", (0, (4, 1.5)), (0, (1, 1.3)), (0, (5, 1.3, 1, 1.3)))
+MAX_COMPARED = COMPARED_COLOURS * len(_DASHES)
+"""Most series that a picture of several methods tells apart: each colour in each kind of line."""
 _MAX_POINTS = 800
 _MAX_DRAWN = 1e30
 
@@ -101,11 +105,7 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
             axes.plot(
                 steps, values, color=colour, linewidth=1.4, label=one.name, marker=marker, markersize=3.2
             )
-        low, high, highest = _limits(series)
-        axes.set_ylim(low, high)
-        if highest > high:
-            axes.text(0.16, 0.93, f"from {highest:.3g}", transform=axes.transAxes, fontsize=8.5)
-        _label(axes, y_label)
+        _fit(axes, series, y_label)
         if len(series) > 1:
             many = len(series) > 3
             axes.legend(
@@ -119,9 +119,95 @@ def curve_chart(series: Sequence[Series], y_label: str, title: str, legend_title
                 title=legend_title or None,
                 title_fontsize=8.5,
             )
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return _inline(buffer.getvalue().decode(), title, _page_colours(len(series)))
+        svg = _saved(figure)
+    return _inline(svg, title, _page_colours(len(series)))
+
+
+def compared_chart(series: Sequence[Series], y_label: str, title: str) -> Markup | None:
+    """One larger chart of up to `MAX_COMPARED` series without a legend; None where there is no point at all.
+
+    The colour and the kind of line of a series follow from its place (`line_style`), also where others have no points:
+    one legend beside them serves several charts.
+    """
+    shown = [(place, one) for place, one in enumerate(series[:MAX_COMPARED]) if one.points]
+    if not shown:
+        return None
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SVG_STYLE):
+        figure = Figure(figsize=(4.5, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        for place, one in shown:
+            colour, dashes = line_style(place)
+            steps, values = zip(*_thinned(one.points), strict=True)
+            marker = "o" if one.dotted or len(steps) == 1 else None
+            style = _DASHES[dashes]
+            axes.plot(
+                steps,
+                values,
+                color=_SERIES[colour],
+                linestyle=style,
+                linewidth=1.5,
+                marker=marker,
+                markersize=3,
+            )
+        _fit(axes, [one for _, one in shown], y_label)
+        svg = _saved(figure)
+    colours = {stand_in: f"var(--m{place})" for place, stand_in in enumerate(_SERIES[:COMPARED_COLOURS])}
+    return _inline(svg, title, {_INK: "currentColor", _GRID: "var(--line)", **colours})
+
+
+def line_style(place: int) -> tuple[int, int]:
+    """The number of the colour and that of the kind of line by which the series at a place is told apart."""
+    return place % COMPARED_COLOURS, place // COMPARED_COLOURS % len(_DASHES)
+
+
+def reliability_chart(bins: Sequence[tuple[float, float, int]], title: str) -> Markup | None:
+    """Bars of accuracy over confidence beside the diagonal where both are equal; None without a pair in any bin.
+
+    Args:
+        bins: mean confidence, accuracy, and number of pairs of each bin.
+        title: what the chart shows, for those who hear the page.
+    """
+    known = [each for each in bins if each[2] > 0]
+    if not known:
+        return None
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    least = min(0.5 if all(confidence >= 0.5 for confidence, _, _ in known) else 0.0, known[0][0])
+    with matplotlib.rc_context(_SVG_STYLE):
+        figure = Figure(figsize=(4.5, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        width = 0.6 * (1 - least) / max(5, len(bins))
+        confidences, accuracies = [each[0] for each in known], [each[1] for each in known]
+        axes.bar(confidences, accuracies, width=width, color=_SERIES[0], alpha=0.45)
+        axes.plot([least, 1], [least, 1], color=_SERIES[1], linestyle=(0, (4, 2)), linewidth=1.4)
+        for confidence, _, count in known:
+            axes.text(confidence, 0.025, f"{count:,}", ha="center", fontsize=8)
+        axes.set_xlim(least - width, 1 + width)
+        axes.set_ylim(0, 1.04)
+        axes.set_xlabel("confidence of the model")
+        axes.set_ylabel("share in the right order")
+        axes.tick_params(length=3, width=0.6)
+        svg = _saved(figure)
+    return _inline(svg, title, _page_colours(2))
+
+
+def _fit(axes: Axes, series: Sequence[Series], y_label: str) -> None:
+    """Set the visible range and the labels."""
+    low, high, highest = _limits(series)
+    axes.set_ylim(low, high)
+    if highest > high:
+        axes.text(0.16, 0.93, f"from {highest:.3g}", transform=axes.transAxes, fontsize=8.5)
+    _label(axes, y_label)
+
+
+def _saved(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue().decode()
 
 
 def _page_colours(count: int) -> dict[str, str]:

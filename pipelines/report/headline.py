@@ -7,6 +7,10 @@ from typing import Any
 
 from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
+from pipelines.report.preferences.section import preference_tiles
+
+MAX_ANSWERING = 6
+"""Stages `evaluate_listening` that have a tile each; of more, the best one has."""
 
 
 def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
@@ -19,9 +23,20 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
         tiles = [_voice_tile(name, figures) for name, figures in spoken]
     else:
         tiles = [tile for _, figures in spoken for tile in _voice_tiles(figures)]
+    tiles += preference_tiles(material)
     answering = material.stages("evaluate_listening")
-    for stage in answering:
-        tiles += _answer_tiles(stage.figures or {}, stage.name if len(answering) > 1 else "")
+    if len(answering) > MAX_ANSWERING:
+        scored = [stage for stage in answering if (stage.figures or {}).get("accuracy") is not None]
+        answering = sorted(scored, key=lambda stage: -(stage.figures or {})["accuracy"])[:1]
+        tiles += [
+            tile
+            | {"title": f"right answers, the best of {len(scored)}", "note": f"{stage.name}: {tile['note']}"}
+            for stage in answering
+            for tile in _answer_tiles(stage.figures or {}, "")[:1]
+        ]
+    else:
+        for stage in answering:
+            tiles += _answer_tiles(stage.figures or {}, stage.name if len(answering) > 1 else "")
     seconds, memory = dict(summary["seconds"]), summary["memory_mb"]
     total = seconds.pop("total")
     longest, largest = max(seconds, key=seconds.__getitem__), max(memory, key=memory.__getitem__)

@@ -21,6 +21,8 @@ from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
+from pipelines.report.preferences.history import POLICIES, REWARD_MODELS
+from pipelines.report.preferences.section import preferences_section, rewards_section
 from pipelines.report.recordings import recordings_section
 from pipelines.report.samples import samples_section
 from pipelines.report.scores import scores_section
@@ -33,6 +35,8 @@ TITLES = {
     "recordings": "Recordings",
     "tokenizer": "Tokenizer",
     "training": "Training",
+    "preferences": "Preferences",
+    "rewards": "Reward models",
     "answers": "Answers",
     "samples": "Samples",
     "scores": "Scores",
@@ -42,6 +46,8 @@ KINDS = {
     "recordings": ("annotate", "compose"),
     "tokenizer": TOKENIZER_STAGES,
     "training": ("train",),
+    "preferences": (POLICIES,),
+    "rewards": (REWARD_MODELS,),
     "answers": ("evaluate_listening",),
     "samples": ("generate", "evaluate"),
     "scores": ("evaluate",),
@@ -59,6 +65,8 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
         "recordings": lambda: recordings_section(material, gallery),
         "tokenizer": lambda: tokenizer_section(material, gallery),
         "training": lambda: training_section(material, gallery),
+        "preferences": lambda: preferences_section(material, gallery),
+        "rewards": lambda: rewards_section(material, gallery),
         "answers": lambda: answers_section(material, gallery),
         "samples": lambda: samples_section(material, gallery, config.samples),
         "scores": lambda: scores_section(material),

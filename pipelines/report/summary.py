@@ -26,6 +26,8 @@ SECTIONS = {
     "tokenizer": "train_tokenizer",
     "tokenize": "tokenize",
     "train": "train",
+    "train_preference": "train_preference",
+    "train_reward": "train_reward",
     "generate": "generate",
     "evaluate": "evaluate",
     "evaluate_listening": "evaluate_listening",

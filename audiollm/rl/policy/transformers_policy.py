@@ -115,6 +115,11 @@ class TransformersPolicy:
         return self._processor
 
     @property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end an answer."""
+        return self._ends
+
+    @property
     def frozen(self) -> Mapping[str, nn.Module]:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}

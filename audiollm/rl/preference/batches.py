@@ -31,11 +31,31 @@ HELD_OUT = 256
 """Held-out records that an evaluation looks at, at most, evenly picked."""
 
 
+RecordPlace = tuple[int, int]
+"""A source's number, and that of a record in it."""
+
+
+@dataclass(frozen=True)
+class ItemOrigin:
+    """The answers of a record that an item of the loss compares."""
+
+    record: RecordPlace
+    answers: tuple[int, ...]
+    """Numbers in the record; of a pair the chosen one first, of a list the best first."""
+    num_tokens: tuple[int, ...]
+    """Tokens of each of these answers."""
+    desirable: bool | None = None
+    """The verdict on a single answer."""
+
+
 @dataclass(frozen=True)
 class EncodedRecord(Generic[Encoded]):
     """A record's answers as the policy takes them, and how they are compared."""
 
     id: str
+    place: RecordPlace
+    used: list[int]
+    """Numbers of `answers` in the record."""
     answers: list[Encoded]
     groups: list[SampleGroup]
     """Their answers are places in `answers`."""
@@ -55,6 +75,8 @@ class MicroBatch(Generic[Batch]):
     """int64: tokens of each answer."""
     draw_T: Tensor | None = None
     """A random number per answer token, where an objective asks for it."""
+    origins: Sequence[ItemOrigin] = ()
+    """The origin of each item, in order."""
 
     def to(self, device: torch.device) -> MicroBatch[Batch]:
         """Return it on a device."""
@@ -65,6 +87,7 @@ class MicroBatch(Generic[Batch]):
             self.num_items,
             self.length_A.to(device),
             None if self.draw_T is None else self.draw_T.to(device),
+            self.origins,
         )
 
 
@@ -131,11 +154,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
 
     def held_out(self) -> Iterator[PreferenceStep[Batch]]:
         """This rank's held-out records, a batch at a time; encoded when asked for."""
-        items = [
-            (place, int(index))
-            for place, used in enumerate(self._usable.held_out)
-            for index in evenly(used, HELD_OUT)
-        ]
+        items = self.held_out_places()
         for first in range(0, len(items), self._batch_size):
             batch = items[first : first + self._batch_size]
             bad: list[BadSample] = []
@@ -146,6 +165,36 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             records = [record for record in found if record]
             yield PreferenceStep(self._micro_batches(records, "held out"), [], bad)
 
+    def held_out_places(self) -> list[RecordPlace]:
+        """The places of the held-out records that evaluations look at."""
+        return [
+            (place, int(index))
+            for place, used in enumerate(self._usable.held_out)
+            for index in evenly(used, HELD_OUT)
+        ]
+
+    def read(self, place: RecordPlace) -> tuple[LoadedSample, list[SampleGroup]]:
+        """Read a record and the groups of its answers.
+
+        Raises:
+            BadSample: it cannot be used.
+        """
+        source, index = place
+        loaded = self._sources[source][index]
+        sample, groups = self._grouping.groups(loaded.sample, self.name_of(place))
+        return replace(loaded, sample=sample), groups
+
+    def name_of(self, place: RecordPlace) -> str:
+        """Where a record was read, for errors."""
+        source, index = place
+        return f"{self._sources[source].name} [{index}]"
+
+    def code_rate(self, place: RecordPlace) -> float | None:
+        """Code frames per second of a record's codec; None where the source does not tell."""
+        codec = getattr(self._sources[place[0]], "facts", {}).get("codec") or {}
+        rate = codec.get("frame_rate")
+        return float(rate) if rate else None
+
     def idle(self) -> MicroBatch[Batch]:
         """A micro-batch without groups: for a rank that has fewer than others, which wait for it."""
         draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
@@ -154,43 +203,33 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T)
 
     def _encoded(
-        self, item: tuple[int, int], other: tuple[int, int], bad: list[BadSample]
+        self, item: RecordPlace, other: RecordPlace, bad: list[BadSample]
     ) -> EncodedRecord[Encoded] | None:
         """Encode a record; `other` is the one whose recordings it is heard with where they are altered."""
-        place = self._place(item)
+        place = self.name_of(item)
         try:
-            loaded, groups = self._read(item)
+            loaded, groups = self.read(item)
             used = sorted({answer for group in groups for answer in answers_of(group)})
             answers = self._policy.encode(self._policy.take(loaded, used, place))
             numbered = [renumbered(group, used) for group in groups]
             if not self._altered:
-                return EncodedRecord(loaded.sample.id, answers, numbered)
-            heard = with_recordings_of(loaded, self._read(other)[0])
+                return EncodedRecord(loaded.sample.id, item, used, answers, numbered)
+            heard = with_recordings_of(loaded, self.read(other)[0])
             chosen = [group.chosen for group in groups if isinstance(group, AnswerPair)]
             altered = self._policy.encode(self._policy.take(heard, chosen, place))
         except BadSample as error:
             bad.append(error.with_traceback(None))
             return None
         places = [len(answers) + n for n in range(len(altered))]
-        return EncodedRecord(loaded.sample.id, [*answers, *altered], numbered, places)
+        return EncodedRecord(loaded.sample.id, item, used, [*answers, *altered], numbered, places)
 
-    def _read(self, item: tuple[int, int]) -> tuple[LoadedSample, list[SampleGroup]]:
-        source, index = item
-        loaded = self._sources[source][index]
-        sample, groups = self._grouping.groups(loaded.sample, self._place(item))
-        return replace(loaded, sample=sample), groups
-
-    def _place(self, item: tuple[int, int]) -> str:
-        source, index = item
-        return f"{self._sources[source].name} [{index}]"
-
-    def _beside(self, own: tuple[int, int], other: tuple[int, int]) -> list[Encoded] | None:
+    def _beside(self, own: RecordPlace, other: RecordPlace) -> list[Encoded] | None:
         """The used answers of one record behind the messages of another; None where one of them is bad."""
         try:
-            loaded, groups = self._read(own)
-            asked, _ = self._read(other)
+            loaded, groups = self.read(own)
+            asked, _ = self.read(other)
             used = sorted({answer for group in groups for answer in answers_of(group)})
-            return self._policy.encode(self._policy.take_beside(asked, loaded, used, self._place(own)))
+            return self._policy.encode(self._policy.take_beside(asked, loaded, used, self.name_of(own)))
         except BadSample:
             return None  # named where it is met as a record of its own
 
@@ -217,8 +256,20 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
                 draw_T = answer_draws(lengths, seeds)
             items = sum(len(record.groups) for record in chosen)
             length_A = torch.tensor(lengths, dtype=torch.long)
-            made.append(MicroBatch(self._policy.batch(answers), groups, items, length_A, draw_T))
+            origins = [origin for record in chosen for origin in self._origins(record)]
+            made.append(MicroBatch(self._policy.batch(answers), groups, items, length_A, draw_T, origins))
         return made
+
+    def _origins(self, record: EncodedRecord[Encoded]) -> list[ItemOrigin]:
+        return [
+            ItemOrigin(
+                record.place,
+                tuple(record.used[answer] for answer in answers_of(group)),
+                tuple(self._policy.num_answer_tokens(record.answers[answer]) for answer in answers_of(group)),
+                group.desirable if isinstance(group, JudgedAnswer) else None,
+            )
+            for group in record.groups
+        ]
 
     def _batches(self, groups: Sequence[list[Encoded]]) -> list[Batch]:
         plans = self._policy.plan(groups, self._max_tokens)

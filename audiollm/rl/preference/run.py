@@ -19,6 +19,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.eval_answers import EvalAnswers, obstacle_to_answers
 from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
@@ -132,7 +133,8 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     for frozen in policy.frozen.values():
         place_frozen(frozen, config.reference_placement, ranks, default_device())
     steps = make_steps(config, policy, records, ranks)
-    task = PreferenceTask(policy, steps, config.terms, records.set_aside, ranks)
+    answers = _eval_answers(config, policy, steps, context)
+    task = PreferenceTask(policy, steps, config.terms, records.set_aside, ranks, context.folder, answers)
     loop = config.loop_config(
         config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
     )
@@ -141,6 +143,21 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
         _save(config, context)
     ranks.barrier()
     return {**figures, **records.counts()}
+
+
+def _eval_answers(
+    config: PreferenceConfig, policy: Policy[Any, Any, Any], steps: StepMaker[Any, Any, Any], context: Context
+) -> EvalAnswers | None:
+    """Pick the prompts that evaluations answer, and have the model answer them once before it is trained."""
+    if not config.eval_answers or not steps.held_out_places():
+        return None
+    obstacle = obstacle_to_answers(config, context.ranks)
+    if obstacle:
+        context.say(f"no answers are given at evaluations: {obstacle}")
+        return None
+    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, context.ranks)
+    answers.begin()
+    return answers
 
 
 def _save(config: PreferenceConfig, context: Context) -> None:

@@ -146,7 +146,8 @@ class AnswerTrainingConfig(ModelTrainingConfig):
         if not shared:
             takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)
             raise ValueError(f"objective: these do not go together: {takes}")
-        return shared[0]
+        # cross entropy alone learns from conversations, too, which are single answers
+        return "singles" if all(term.name == "sft" for term in self.terms) else shared[0]
 
     @property
     def weights(self) -> list[float] | None:
@@ -161,13 +162,18 @@ class AnswerTrainingConfig(ModelTrainingConfig):
 class PreferenceConfig(AnswerTrainingConfig):
     """Settings of `train_preference`."""
 
-    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {"reference_placement"}
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "reference_placement",
+        "eval_answers",
+    }
 
     reference: InputPath | None = None
     """The model that the policy is held to; None: the one that it begins from."""
     reference_placement: FrozenPlacement = "whole"
     """`whole` on every rank, `sharded` over the ranks, or on the `cpu` and copied layer by layer; the training is the
     same."""
+    eval_answers: int = Field(8, ge=0)
+    """Held-out prompts that the policy answers at every evaluation, greedily; 0: none."""
 
     @model_validator(mode="after")
     def _reference_is_read(self) -> PreferenceConfig:

@@ -6,6 +6,7 @@ Shapes: I items (pairs, lists, single answers) of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
+from audiollm.rl.preference.eval_answers import EvalAnswers
+from audiollm.rl.preference.held_out_pairs import WorstItems
 from audiollm.rl.preference.statistics import StepStatistics
 from audiollm.train.loop.task import Update
 
@@ -62,6 +65,8 @@ class PreferenceTask:
         steps: step -> this rank's batches; also gives those held out.
         terms: objectives and their weights.
         set_aside: where records go that turn out bad.
+        folder: where every evaluation writes `pairs.jsonl`; None: nowhere.
+        eval_answers: has the policy answer held-out prompts at every evaluation.
     """
 
     def __init__(
@@ -71,7 +76,10 @@ class PreferenceTask:
         terms: Sequence[ObjectiveTerm],
         set_aside: SetAside,
         ranks: Ranks = ALONE,
+        folder: Path | None = None,
+        eval_answers: EvalAnswers | None = None,
     ) -> None:
+        self._folder, self._eval_answers = folder, eval_answers
         self._policy, self._steps, self._terms = policy, steps, terms
         self._set_aside, self._ranks = set_aside, ranks
         self._root: nn.Module = policy.root
@@ -116,15 +124,22 @@ class PreferenceTask:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Means over the held-out items: loss, figures of the objectives, and the KL from the reference per token."""
-        sums = MetricSums()
+        """Means over the held-out items: loss, figures of the objectives, and the KL from the reference per token.
+
+        Also writes the items that are ordered worst, and has held-out prompts answered (`answer_length`).
+        """
+        sums, worst = MetricSums(), WorstItems()
         for batch in self._steps.held_out():
             self._set_aside.add(batch.bad)
             micro = self._evened(batch.micro)
             for each, figures in zip(micro, self._figures(micro, [], training=False), strict=True):
                 found = self._losses(each, figures, with_kl=True)
                 sums.add({"loss": found.loss_I, **found.metrics})
-        return sums.means(self._ranks)
+                worst.add(each, found.metrics)
+        if self._folder is not None:
+            worst.write(self._folder / "pairs.jsonl", self._steps, step, self._ranks)
+        answered = self._eval_answers(step) if self._eval_answers is not None else {}
+        return {**sums.means(self._ranks), **answered}
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Tell of answers that both become unlikely: the policy forgets how to answer at all."""

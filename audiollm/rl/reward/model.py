@@ -71,7 +71,7 @@ class RewardScorer(nn.Module):
             hidden_XC = scorer.last_hidden(batch)
         with torch.autocast(hidden_XC.device.type, enabled=False):  # bf16 would round scores to 3 digits
             score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
-        return score_X1[:, 0]
+        return score_X1.sum(1)  # no view: FSDP2 puts a hook on what a root returns
 
 
 class RewardModel:

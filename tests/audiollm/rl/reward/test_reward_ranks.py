@@ -56,12 +56,9 @@ def all_cases(folder: Path, ranks: Ranks, names: tuple[str, ...]) -> None:
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
-    keys = ("loss", "accuracy", "gradient_norm")
-    return [
-        {key: row[key] for key in keys if key in row}
-        for row in read_jsonl(folder / "metrics.jsonl")
-        if "loss" in row
-    ]
+    keys = ("loss", "gradient_norm", "evaluation/loss", "evaluation/accuracy", "evaluation/calibration_error")
+    rows = [{key: row[key] for key in keys if key in row} for row in read_jsonl(folder / "metrics.jsonl")]
+    return [row for row in rows if row]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +72,8 @@ def test_two_ranks_follow_one(tmp_path: Path, strategies: tuple[str, ...]) -> No
     for lora in {"lora" in name for name in names}:
         train_case(tmp_path, ALONE, f"one-{lora}", **(LORA if lora else {}))
         expected = curve(tmp_path / f"one-{lora}")
-        assert len(expected) >= 2 and expected[-1]["loss"] < expected[0]["loss"]
+        held_out = [row["evaluation/loss"] for row in expected if "evaluation/loss" in row]
+        assert len(held_out) >= 3 and held_out[-1] < held_out[0]
         for name in (name for name in names if ("lora" in name) == lora):
             for row, wanted in zip(curve(tmp_path / name), expected, strict=True):
                 assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5), name

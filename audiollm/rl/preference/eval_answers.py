@@ -1,0 +1,244 @@
+"""The policy's own greedy answers to the same held-out prompts at every evaluation: `answers.jsonl`.
+
+They show what pairs do not: whether answers grow, and what they say by now. Nothing is drawn at random, and weights and
+random state stay as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.data.records.sample import TextPart
+from audiollm.data.records.source import LoadedSample
+from audiollm.errors import BadSample
+from audiollm.files.atomic import read_whole_lines, write_jsonl
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import AnswerKind, Limits, Request
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.audio_llms.inputs import processor_inputs
+from audiollm.recipe.ranks import Ranks
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from audiollm.rl.preference.batches import RecordPlace, StepMaker, answers_of
+from audiollm.rl.preference.held_out_pairs import described_messages
+from audiollm.rl.preference.settings import PreferenceConfig
+
+FILE = "answers.jsonl"
+LIMIT_FACTOR = 4
+"""An answer is cut at this many times the length of its record's longest answer."""
+MIN_LIMIT, MAX_LIMIT = 16, 512
+"""Bounds of that length, in tokens or code frames."""
+
+
+@dataclass(frozen=True)
+class OwnAnswer:
+    """An answer that the policy gave."""
+
+    text: str
+    tokens: int
+    """Words and codes of all codebooks; with the token that ends the answer, where it ended."""
+    frames: int
+    """Code frames of its speech."""
+    stopped: bool
+    """Whether it ended by itself and was not cut."""
+
+
+@dataclass(frozen=True)
+class EvalPrompt:
+    """A held-out prompt."""
+
+    place: RecordPlace
+    id: str
+    messages: list[dict[str, Any]]
+    """As plain data, for `answers.jsonl`."""
+    prompted: Any
+    """What the policy takes, without answers."""
+    kind: AnswerKind
+    limits: Limits
+
+
+class EvalAnswers:
+    """Has the policy answer held-out prompts, and keeps the answers of all evaluations in `answers.jsonl`.
+
+    The first rank alone answers, with weights that it holds whole.
+
+    Args:
+        steps: gives the held-out records.
+        count: prompts, at most.
+        folder: of the stage.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any, Any, Any],
+        steps: StepMaker[Any, Any, Any],
+        count: int,
+        folder: Path,
+        ranks: Ranks,
+    ) -> None:
+        self._policy, self._path, self._ranks = policy, folder / FILE, ranks
+        self._rates = steps.code_rate
+        self._prompts = list(_prompts(policy, steps, count)) if ranks.first else []
+
+    def begin(self) -> None:
+        """Answer with the model that the training begins from, as step 0; a resumed run has done so."""
+        if self._ranks.first and not self._rows_before(1):
+            self._answer(0)
+        self._ranks.barrier()
+
+    def __call__(self, step: int) -> Mapping[str, float]:
+        """Answer, write the answers, and return their mean length in tokens and seconds. Called on every rank."""
+        found: Mapping[str, float] = self._ranks.of_first(self._answer(step) if self._ranks.first else {})
+        return found
+
+    @torch.no_grad()
+    def _answer(self, step: int) -> Mapping[str, float]:
+        root = self._policy.root
+        was_training = root.training
+        root.eval()
+        answers = own_answers(self._policy, self._prompts)
+        root.train(was_training)
+        rows = [
+            self._row(step, prompt, answer) for prompt, answer in zip(self._prompts, answers, strict=True)
+        ]
+        if rows:
+            write_jsonl(self._path, [*self._rows_before(step), *rows])
+        seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+        return {
+            **({"answer_length": fmean(row["tokens"] for row in rows)} if rows else {}),
+            **({"answer_seconds": fmean(seconds)} if seconds else {}),
+        }
+
+    def _row(self, step: int, prompt: EvalPrompt, answer: OwnAnswer) -> dict[str, Any]:
+        rate = self._rates(prompt.place)
+        seconds = round(answer.frames / rate, 3) if rate and prompt.kind != "text" else None
+        return {
+            "step": step,
+            "id": prompt.id,
+            "messages": prompt.messages,
+            "answer": answer.text,
+            "tokens": answer.tokens,
+            "seconds": seconds,
+            "stopped": answer.stopped,
+        }
+
+    def _rows_before(self, step: int) -> list[dict[str, Any]]:
+        """The rows of earlier evaluations: an attempt that was killed may have left later ones."""
+        if not self._path.exists():
+            return []
+        return [row for row in read_whole_lines(self._path, {"step": int}).rows if row["step"] < step]
+
+
+def obstacle_to_answers(config: PreferenceConfig, ranks: Ranks) -> str:
+    """Return why no answers can be given at evaluations; empty where they can."""
+    if ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
+        return f"with {config.strategy} no rank has the whole model"
+    return ""
+
+
+def own_answers(policy: Policy[Any, Any, Any], prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:
+    """Answer the prompts greedily, in order.
+
+    Args:
+        policy: with whole weights, in eval mode.
+    """
+    if isinstance(policy, DualFFNPolicy):
+        return _spoken_and_written(policy, prompts)
+    assert isinstance(policy, TransformersPolicy)
+    return [_written(policy, prompt) for prompt in prompts]
+
+
+def _spoken_and_written(policy: DualFFNPolicy, prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:
+    greedy = SamplingConfig(temperature=0.0)
+    requests = [
+        Request(each.prompted.prompt, 0, each.prompted.audio, greedy, each.limits, each.kind)
+        for each in prompts
+    ]
+    if not requests:
+        return []
+    engine = Engine.sized_for(policy.root.model, policy.template, requests)
+    words = policy.template.tokenizer
+    return [
+        OwnAnswer(
+            answer.text.strip(),
+            # the engine tells the text alone: its bytes may be no whole characters, and then make more tokens
+            min(len(words.encode(answer.text, add_special_tokens=False).ids), each.limits.max_text_tokens)
+            + answer.codes_KT.numel()
+            + answer.stopped,
+            answer.codes_KT.shape[1],
+            answer.stopped,
+        )
+        for each, answer in zip(prompts, engine.run(requests), strict=True)
+    ]
+
+
+def _written(policy: TransformersPolicy, prompt: EvalPrompt) -> OwnAnswer:
+    root, prompted = policy.root, prompt.prompted
+    weight = next(p for p in root.parameters() if p.is_floating_point())
+    inputs = processor_inputs(policy.processor, prompted.prompt, True, prompted.recordings)
+    most, ends = prompt.limits.max_text_tokens, sorted(policy.ends)
+    made: Tensor = root.model.generate(
+        **{
+            key: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+            for key, value in inputs.items()
+        },
+        max_new_tokens=most,
+        do_sample=False,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+    )
+    ids = made[0, inputs["input_ids"].shape[1] :].tolist()
+    text: str = policy.processor.tokenizer.decode(ids, skip_special_tokens=True)
+    return OwnAnswer(text.strip(), len(ids), 0, bool(ids) and ids[-1] in policy.ends)
+
+
+def _prompts(
+    policy: Policy[Any, Any, Any], steps: StepMaker[Any, Any, Any], count: int
+) -> Iterable[EvalPrompt]:
+    """Held-out prompts; those that the policy cannot take are left out (evaluations name them).
+
+    They are drawn, the same ones in every training: of records that take turns, an even choice would see one kind.
+    """
+    places = steps.held_out_places()
+    for number in sorted(random.Random(0).sample(range(len(places)), min(count, len(places)))):
+        place = places[number]
+        try:
+            loaded, groups = steps.read(place)
+            used = sorted({answer for group in groups for answer in answers_of(group)})
+            encoded = policy.encode(policy.take(loaded, used, steps.name_of(place)))
+            prompted = policy.take(loaded, [], steps.name_of(place))
+        except BadSample:
+            continue
+        tokens = max(policy.num_answer_tokens(each) for each in encoded)
+        kind = _kind(loaded, used)
+        yield EvalPrompt(
+            place, loaded.sample.id, described_messages(loaded), prompted, kind, _limits(loaded, kind, tokens)
+        )
+
+
+def _kind(loaded: LoadedSample, used: Sequence[int]) -> AnswerKind:
+    """As the record's answers are: speech alone, text alone, or both."""
+    contents = [loaded.sample.answers[number] for number in used]
+    if not any(answer.audio_parts() for answer in contents):
+        return "text"
+    written = any(isinstance(part, TextPart) for answer in contents for part in answer.content)
+    return "any" if written else "audio"
+
+
+def _limits(loaded: LoadedSample, kind: AnswerKind, tokens: int) -> Limits:
+    frames = 0
+    if kind != "text" and loaded.encodings:
+        frames = max((codes_KT.shape[1] for codes_KT in loaded.encodings[0][loaded.num_asked :]), default=0)
+    most_text, most_frames = (
+        min(MAX_LIMIT, max(MIN_LIMIT, LIMIT_FACTOR * longest)) for longest in (tokens, frames)
+    )
+    return Limits(most_frames, most_text)

@@ -1,0 +1,543 @@
+"""A step of DPO: ours on packs, against TRL's DPOTrainer on its padded batch.
+
+    OMP_WAIT_POLICY=passive python benchmarks/dpo.py [--rounds 3] [--only time,memory,head]
+
+A step is the batch, the policy and the frozen reference on 16 pairs, backward pass, clipping and AdamW, in float32 on
+one thread. The model is a Qwen2 of random weights, 256 wide with 4 layers and a vocabulary of 32,768; the reference is
+another one. `ours` is a DualFFN loaded from the Qwen2's folder, trained as the stage `train_preference` does (its task,
+its settings of size `tiny`, the loop's strategy); it also trains the audio part that a DualFFN has. `peer` is TRL's
+DPOTrainer in its own `train()`, with its defaults except for the batch of 16 pairs, float32 in place of bf16, and
+neither log nor checkpoint. TRL checkpoints activations by default: so do both sides (`--keep-activations`: neither).
+Before anything is timed, loss and gradient norm of the first step are compared: a relative difference above 1e-4 ends
+the benchmark with exit code 1.
+
+    long tail    prompt and answer have lengths as in packing.py, but at most 960 tokens: with the marks of the chat
+                 template, TRL's default `max_length` of 1,024 cuts none
+    equal        prompt and answer have 256 tokens
+
+`time` is CPU-seconds of a step: the sides take turns in one process, the first round is thrown away, and the median of
+the others counts. `memory` is the peak resident size of a process of each side's own, above what it holds when
+everything is imported: models, optimizer and two steps. `ratio` is peer / ours.
+
+Reported without a ratio: `adapter`, our policy for models of transformers (a Qwen2-Audio around the same Qwen2) against
+TRL in the same turns; and `head`, the log-probabilities
+of 1,024 targets and their backward pass at a vocabulary of 151,936: ours, TRL's in tiles (as DPOTrainer calls it), and
+the dense formula. Linux only; needs `trl` (extra `test`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import torch
+import transformers
+from loss_memory import status_mb
+from packing import long_tail
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from trl import DPOConfig, DPOTrainer
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction
+
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import TokenStream
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
+from audiollm.data.text.tokenizer import add_special_tokens
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import ALONE
+from audiollm.rl.objectives.catalog import objective_term
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.encoding import EncodedAnswer
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.token_figures import TokenRequest, linear_token_figures
+from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.settings import SIZES
+from audiollm.rl.preference.task import PreferenceTask
+from audiollm.train.loop.modules import checkpoint_activations
+from audiollm.train.loop.optim import build_optimizer
+from audiollm.train.options import LoopConfig
+from audiollm.train.parallel.strategy import choose_strategy
+
+PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
+LEARNING_RATE = 1e-6
+"""TRL's default."""
+TOLERANCE = 1e-4
+BARS = {"long tail": 0.5, "equal": 0.7}
+"""The largest share of TRL's time, and of its memory, that is asked for."""
+OURS = ("ours", "adapter")
+"""The policies: a DualFFN, and a model of transformers."""
+END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{% if part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""ChatML, as `audiollm.data.chat.template` writes it."""
+HEAD_SHAPE = (1024, 256, 151_936)
+"""Targets, hidden size and vocabulary of the case `head`."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the Qwen2."""
+
+    hidden: int = 256
+    intermediate: int = 1024
+    layers: int = 4
+    heads: int = 4
+    vocabulary: int = 32_768
+
+
+class Step(NamedTuple):
+    """Loss of an optimizer step, and its gradient's norm before clipping."""
+
+    loss: float
+    norm: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each side that are timed")
+    parser.add_argument("--only", default="time,memory,head", help="what is measured, of these three")
+    parser.add_argument("--keep-activations", action="store_true", help="no activation checkpointing")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    only, checkpointed = set(arguments.only.split(",")), not arguments.keep_activations
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lengths = {"equal": [EQUAL_TOKENS] * 2 * PAIRS, "long tail": long_tail(2 * PAIRS, MAX_TOKENS)}
+        write_models(folder, Shape())
+        for case, tokens in lengths.items():
+            (folder / case).mkdir()
+            write_records(folder / case / "records.jsonl", tokens)
+            if "time" in only:
+                compare_time(folder, case, arguments.rounds, checkpointed)
+            if "memory" in only:
+                compare_memory(folder, case, checkpointed)
+        if "head" in only:
+            compare_heads(*HEAD_SHAPE)
+
+
+# Models and pairs
+
+
+def write_models(folder: Path, shape: Shape) -> None:
+    """Write `qwen2` and `qwen2_audio` with the same text model, and a reference with other weights of each."""
+    words = word_tokenizer()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token=END_OF_TEXT, eos_token=END_OF_TURN
+    )
+    torch.manual_seed(0)
+    text = transformers.Qwen2Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // 2,
+        vocab_size=shape.vocabulary,
+        bos_token_id=None,
+        eos_token_id=words.token_to_id(END_OF_TURN),
+        pad_token_id=words.token_to_id(END_OF_TEXT),
+    )
+    model = transformers.Qwen2ForCausalLM(text)
+    audio_llm, processor = around(model, tokenizer)
+    for role in ("policy", "reference"):
+        model.save_pretrained(folder / "qwen2" / role)
+        tokenizer.save_pretrained(folder / "qwen2" / role)
+        audio_llm.save_pretrained(folder / "qwen2_audio" / role)
+        processor.save_pretrained(folder / "qwen2_audio" / role)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+
+
+def around(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """A Qwen2-Audio whose text model is `model` itself, with a tiny encoder; and its processor."""
+    bins, window_s = 16, 2
+    audio = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64}
+    audio |= {"num_mel_bins": bins, "max_source_positions": window_s * 50}
+    marks = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+    config = transformers.Qwen2AudioConfig(
+        audio_config=audio,
+        text_config=model.config.to_dict(),
+        audio_token_index=tokenizer.convert_tokens_to_ids(marks[1]),
+    )
+    whole = transformers.Qwen2AudioForConditionalGeneration(config)
+    weights = {f"model.language_model.{key}": value for key, value in model.model.named_parameters()}
+    weights |= {"lm_head.weight": model.lm_head.weight}
+    known = dict(whole.named_parameters())
+    if missing := weights.keys() - known.keys():
+        raise RuntimeError(f"Qwen2-Audio has no parameters {sorted(missing)[:3]}")
+    whole.load_state_dict(weights, strict=False, assign=True)
+    whole.generation_config.eos_token_id = model.config.eos_token_id
+    extractor = transformers.WhisperFeatureExtractor(feature_size=bins, chunk_length=window_s)
+    return whole, transformers.Qwen2AudioProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE)
+
+
+def word_tokenizer() -> Tokenizer:
+    """Byte-level BPE in which each of `spoken_words`, with the space before it, is one token."""
+    consonants, vowels = "bcdfghjklmnpqrstvwxyz", "aeiou"
+    syllables = [c + v for c in consonants for v in vowels]
+    words = [one + other for one in syllables for other in syllables]
+    merges = [(s[0], s[1]) for s in syllables]
+    merges += [(word[:2], word[2:]) for word in words] + [("Ġ", word) for word in words]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = [*letters, *syllables, *words, *(f"Ġ{word}" for word in words)]
+    made = Tokenizer(models.BPE({token: number for number, token in enumerate(entries)}, merges))
+    line_ends = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    marks = (END_OF_TEXT, "<|im_start|>", END_OF_TURN)
+    made.add_special_tokens([AddedToken(token, special=True) for token in marks])
+    add_special_tokens(made, "chatml")
+    return made
+
+
+def write_records(path: Path, lengths: Sequence[int]) -> None:
+    """Write pairs of random words: `lengths` are tokens of prompt and answer, two after another of each pair."""
+    generator = torch.Generator().manual_seed(1)
+    words = [token for token in word_tokenizer().get_vocab() if token.startswith("Ġ") and len(token) == 5]
+    words.sort()
+
+    def text(tokens: int) -> TextPart:
+        drawn = torch.randint(len(words), (tokens,), generator=generator).tolist()
+        return TextPart(text="".join(words[place] for place in drawn).replace("Ġ", " "))
+
+    samples = []
+    for number, pair in enumerate(zip(lengths[::2], lengths[1::2], strict=True)):
+        answers = [
+            RatedAnswer(content=[text(tokens - PROMPT_TOKENS)], score=1.0 - place)
+            for place, tokens in enumerate(pair)
+        ]
+        asked = [Message(role="user", content=[text(PROMPT_TOKENS)])]
+        samples.append(Sample(id=f"pair{number}", messages=asked, task="question", answers=answers))
+    write_samples(path, samples)
+
+
+# The two sides
+
+
+class Ours:
+    """The task of `train_preference` on a policy, stepped as the training loop does."""
+
+    def __init__(self, policy: Policy[Any, Any, Any], records: Path, checkpointed: bool) -> None:
+        rule, term = SIZES["tiny"], objective_term("dpo", {})
+        sources = [ManifestSource(records)]
+        grouping = Grouping("pairs", term.needs.fields)
+        set_aside = SetAside(records.parent / "set_aside.jsonl", "dpo", strict=True)
+        usable = find_usable(sources, grouping, set_aside)
+        steps: StepMaker[Any, Any, Any] = StepMaker(
+            policy, sources, None, usable, grouping, PAIRS, rule.max_tokens, seed=0
+        )
+        self._task = PreferenceTask(policy, steps, [term], set_aside)
+        self._config = LoopConfig(learning_rate=LEARNING_RATE, steps=10, weight_decay=0.0)
+        modules = self._task.modules()
+        if checkpointed:
+            checkpoint_activations(modules)
+        self._strategy = choose_strategy("auto", ALONE, torch.device("cpu"), None, self._config.clip_norm)
+        named = [(f"{name}.{key}", p) for name, m in modules.items() for key, p in m.named_parameters()]
+        wrapped = self._strategy.prepare(
+            modules,
+            self._task.optimizers(),
+            lambda: {"main": build_optimizer(named, self._config.weight_decay, self._config.betas)},
+        )
+        self._task.adopt(wrapped)
+        self._root, self._step = wrapped["policy"], 0
+
+    def step(self) -> Step:
+        """Take an optimizer step."""
+        self._root.train()
+        batch = self._task.batch(self._step, torch.Generator())
+        (update,) = self._task.updates(batch, self._step, 10)
+        optimizer = self._strategy.optimizers["main"]
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE
+        optimizer.zero_grad(set_to_none=True)
+        total, losses = 0.0, iter(update.loss)
+        for number in range(1, update.losses + 1):
+            last = number == update.losses
+            with self._strategy.accumulate("main", last):
+                loss = next(losses)
+                self._strategy.backward(loss, "main", last)
+            total += float(loss.detach())
+            del loss
+        next(losses, None)
+        norm = float(self._strategy.step("main", self._config.clip_norm))
+        self._step += 1
+        return Step(total, norm)
+
+
+class Peer(DPOTrainer):
+    """TRL's trainer, which keeps the figures of its steps and calls `between` after each of them."""
+
+    def __init__(self, model: Path, reference: Path, rows: Sequence[dict[str, str]], steps: int,
+                 output: Path, checkpointed: bool) -> None:  # fmt: skip
+        self.seen: list[Step] = []
+        self.between: Callable[[int], None] = lambda step: None
+        config = DPOConfig(
+            output_dir=str(output),
+            per_device_train_batch_size=len(rows),
+            max_steps=steps,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=checkpointed,
+            learning_rate=LEARNING_RATE,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        super().__init__(
+            str(model),
+            transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32),
+            config,
+            train_dataset=datasets.Dataset.from_list(list(rows)),
+            processing_class=transformers.AutoTokenizer.from_pretrained(model),
+        )
+        peer = self
+
+        class Between(transformers.TrainerCallback):
+            def on_step_end(self, *_: Any, **given: Any) -> None:
+                peer.between(len(peer.seen))
+
+        self.add_callback(Between())
+        self.remove_callback(transformers.PrinterCallback)
+
+    def training_step(self, *args: Any, **given: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **given)
+        self.seen.append(Step(float(loss), float("nan")))
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.seen[-1] = Step(self.seen[-1].loss, float(norm))
+        return norm
+
+
+def policy_of(folder: Path, kind: str) -> Policy[Any, Any, Any]:
+    """Load the policy `ours` (a DualFFN) or `adapter` (a model of transformers), in float32."""
+    torch.manual_seed(0)  # the audio part of the DualFFN begins at random
+    if kind == "ours":
+        root = folder / "qwen2"
+        tokens = SIZES["tiny"].max_tokens
+        return DualFFNPolicy.load(root / "policy", reference=root / "reference", max_tokens=tokens)
+    root = folder / "qwen2_audio"
+    return TransformersPolicy.load(root / "policy", reference=root / "reference")
+
+
+def rows_for_trl(folder: Path, policy: Policy[Any, Any, Any], records: Path) -> list[dict[str, str]]:
+    """The pairs as TRL takes them, in text; its tokenizer must give the policy's own tokens.
+
+    Raises:
+        SystemExit: it does not.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "qwen2" / "policy")
+    rows, source = [], ManifestSource(records)
+    for number in range(len(source)):
+        encoded = policy.encode(policy.take(source[number], [0, 1]))
+        (prompt, chosen), (_, rejected) = (parted(answer) for answer in encoded)
+        rows.append(
+            {
+                key: tokenizer.decode(ids)
+                for key, ids in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected))
+            }
+        )
+        for key, ids in (("chosen", chosen), ("rejected", rejected)):
+            if tokenizer(rows[-1]["prompt"] + rows[-1][key])["input_ids"] != prompt + ids:
+                raise SystemExit(f"pair {number}: TRL's tokens are not ours")
+    return rows
+
+
+def parted(answer: TokenStream | EncodedAnswer) -> tuple[list[int], list[int]]:
+    """Token ids of the prompt and of the answer."""
+    if isinstance(answer, EncodedAnswer):
+        ids = answer.tokens["input_ids"].tolist()
+        first = len(ids) - answer.num_answer_tokens
+        return ids[:first], ids[first:]
+    targets = (answer.text_targets_S != IGNORE).nonzero()[:, 0]
+    ids = answer.text_ids_S.tolist()
+    first, last = int(targets[0]), int(targets[-1])
+    return ids[:first], ids[first : last + 1]
+
+
+# Measurements
+
+
+def compare_time(folder: Path, case: str, rounds: int, checkpointed: bool) -> None:
+    """Time TRL, ours and the adapter, after a first step that must be equal."""
+    seconds, first = in_turns(folder, case, rounds, checkpointed)
+    check_equal(case, first)
+    medians = {side: statistics.median(each) for side, each in seconds.items()}
+    for kind in OURS:
+        ours, peer = medians[kind], medians["peer"]
+        line: dict[str, Any] = {"bench": "dpo", "case": f"{'time' if kind == 'ours' else kind}, {case}"}
+        line |= {"ours": round(ours, 2), "peer": round(peer, 2)}
+        if kind == "ours":
+            line |= {"ratio": round(peer / ours, 2), "bar": round(1 / BARS[case], 2)}
+        print(json.dumps({**line, "unit": "CPU-s", "checkpointed": checkpointed}), flush=True)
+
+
+def in_turns(
+    folder: Path, case: str, rounds: int, checkpointed: bool
+) -> tuple[dict[str, list[float]], dict[str, Step]]:
+    """CPU-seconds of the steps of all sides without their first, and figures of the first."""
+    records = folder / case / "records.jsonl"
+    policies = {kind: policy_of(folder, kind) for kind in OURS}
+    rows, same = (rows_for_trl(folder, policy, records) for policy in policies.values())
+    if rows != same:
+        raise SystemExit("the adapter's tokens are not those of the DualFFN")
+    sides = {kind: Ours(policy, records, checkpointed) for kind, policy in policies.items()}
+    peer = peer_of(folder, case, rows, rounds + 1, checkpointed)
+    seconds: dict[str, list[float]] = {side: [] for side in ("peer", *sides)}
+    first: dict[str, Step] = {}
+    started = 0.0
+
+    def turn(step: int) -> None:
+        nonlocal started
+        seconds["peer"].append(time.process_time() - started)
+        first.setdefault("peer", peer.seen[0])
+        for kind, side in sides.items():
+            started = time.process_time()
+            taken = side.step()
+            seconds[kind].append(time.process_time() - started)
+            first.setdefault(kind, taken)
+        started = time.process_time()
+
+    peer.between = turn
+    started = time.process_time()
+    peer.train()
+    return {side: each[1:] for side, each in seconds.items()}, first
+
+
+def peer_of(folder: Path, case: str, rows: Sequence[dict[str, str]], steps: int, checkpointed: bool) -> Peer:
+    root = folder / "qwen2"
+    return Peer(root / "policy", root / "reference", rows, steps, folder / case / "trl", checkpointed)
+
+
+def check_equal(case: str, first: Mapping[str, Step]) -> None:
+    """Print loss and gradient norm of the first step of each side.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    peer = first["peer"]
+    for kind in OURS:
+        differences = [abs(one - other) / abs(other) for one, other in zip(first[kind], peer, strict=True)]
+        line = {"bench": "dpo", "case": f"first step, {kind}, {case}", "loss": [first[kind].loss, peer.loss]}
+        line |= {"gradient norm": [first[kind].norm, peer.norm]}
+        print(json.dumps(line | {"difference": [float(f"{each:.2g}") for each in differences]}), flush=True)
+        if not all(each <= TOLERANCE for each in differences):  # NaN differs too
+            raise SystemExit(f"{kind} and TRL differ by more than {TOLERANCE:g}: {first[kind]}, {peer}")
+
+
+def compare_memory(folder: Path, case: str, checkpointed: bool) -> None:
+    """Measure both sides, each in a process of its own."""
+    records = folder / case / "records.jsonl"
+    rows = rows_for_trl(folder, policy_of(folder, "ours"), records)
+    peaks = {}
+    for side in ("ours", "peer"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            peaks[side] = pool.apply(peak_memory, (folder, case, side, rows, checkpointed))
+    line = {"bench": "dpo", "case": f"memory, {case}", **{side: round(mb) for side, mb in peaks.items()}}
+    line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS[case], 2)}
+    print(json.dumps({**line, "unit": "MB at the peak", "checkpointed": checkpointed}), flush=True)
+
+
+def peak_memory(
+    folder: Path, case: str, side: str, rows: Sequence[dict[str, str]], checkpointed: bool
+) -> float:
+    """MB of models, optimizer and two steps, above what the imports take."""
+    torch.set_num_threads(1)
+    datasets.disable_progress_bars()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    held = status_mb("VmRSS")
+    if side == "ours":
+        ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", checkpointed)
+        for _ in range(2):
+            ours.step()
+    else:
+        peer_of(folder, case, rows, 2, checkpointed).train()
+    return status_mb("VmHWM") - held
+
+
+def compare_heads(targets: int, hidden: int, vocabulary: int) -> None:
+    """Measure the heads, each in a process of its own; their gradients must be equal."""
+    found: dict[str, tuple[float, float, list[float]]] = {}
+    for side in HEADS:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[side] = pool.apply(head_cost, (side, targets, hidden, vocabulary))
+    for side, (_, _, norms) in found.items():
+        if any(abs(a - b) > TOLERANCE * b for a, b in zip(norms, found["dense"][2], strict=True)):
+            raise SystemExit(
+                f"head: gradient norms {norms} of {side}, {found['dense'][2]} of the dense formula"
+            )
+    for place, (what, unit) in enumerate((("memory", "MB at the peak"), ("time", "CPU-s"))):
+        line = {"bench": "dpo", "case": f"head, {what}, {targets} targets, vocabulary {vocabulary}"}
+        print(
+            json.dumps(
+                {**line, **{side: round(each[place], 1) for side, each in found.items()}, "unit": unit}
+            )
+        )
+
+
+def head_cost(side: str, targets: int, hidden: int, vocabulary: int) -> tuple[float, float, list[float]]:
+    """MB above inputs and weight, CPU-seconds, and the gradients' norms."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+
+    def problem(rows: int, words: int) -> tuple[Tensor, Tensor, Tensor]:
+        hidden_XC = torch.randn(rows, hidden, generator=generator).requires_grad_()
+        weight_VC = torch.randn(words, hidden, generator=generator).mul_(0.02).requires_grad_()
+        return hidden_XC, weight_VC, torch.randint(words, (rows,), generator=generator)
+
+    HEADS[side](*problem(4, 64)).sum().backward()  # what is allocated once does not count
+    hidden_XC, weight_VC, target_X = problem(targets, vocabulary)
+    upstream_X = torch.randn(targets, generator=generator)
+    Path("/proc/self/clear_refs").write_text("5")
+    held, started = status_mb("VmRSS"), time.process_time()
+    (HEADS[side](hidden_XC, weight_VC, target_X) * upstream_X).sum().backward()
+    seconds, peak = time.process_time() - started, status_mb("VmHWM") - held
+    assert hidden_XC.grad is not None and weight_VC.grad is not None
+    return peak, seconds, [float(hidden_XC.grad.norm()), float(weight_VC.grad.norm())]
+
+
+def our_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
+    return linear_token_figures(hidden_XC, weight_VC, target_X[:, None], TokenRequest()).logprob_T[:, 0]
+
+
+def trl_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
+    outputs = ("log_probs", "entropy", "mean_logits", "is_top1")  # those of DPOTrainer's policy
+    found: Tensor = _ChunkedLogProbFunction.apply(
+        hidden_XC, weight_VC, None, target_X, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
+    )[0]
+    return found
+
+
+def dense_head(hidden_XC: Tensor, weight_VC: Tensor, target_X: Tensor) -> Tensor:
+    return (hidden_XC @ weight_VC.T).log_softmax(-1).gather(1, target_X[:, None])[:, 0]
+
+
+HEADS = {"ours": our_head, "trl": trl_head, "dense": dense_head}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Answers of a model to its own prompts: sampled and scored (`sample_answers`), and selected (`select_answers`)."""

@@ -1,0 +1,192 @@
+"""What evaluations leave to be read: the held-out pairs that are ordered worst, and the policy's own answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from audiollm.audio import load as load_audio
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.evaluate.subjects.chat import PretrainedChat
+from audiollm.files.atomic import read_json, read_jsonl, write_json
+from audiollm.files.set_aside import SetAside
+from audiollm.generation.engine.request import Limits
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
+from audiollm.rl.objectives.catalog import objective_term
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, obstacle_to_answers, own_answers
+from audiollm.rl.preference.records import Grouping, find_usable
+from audiollm.rl.preference.settings import PreferenceConfig
+from audiollm.rl.preference.task import PreferenceTask
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.policy.packed_samples import heard, prompted, save_model
+from tests.audiollm.rl.preference.records import write_lists, write_records
+from tests.audiollm.train.two_ranks import on_two_ranks
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("read")
+    (made / "data").mkdir()
+    write_records(made / "data")
+    save_tiny("qwen2_audio", made / "model")
+    return made
+
+
+def run(place: Path, name: str, **settings: Any) -> Path:
+    stage = {
+        "samples": str(place / "data" / "records.jsonl"), "model": str(place / "model"), "objective": "dpo",
+        "learning_rate": 1e-2, "steps": 10, "evaluations": 2, "batch_size": 8, "report_to": [], **settings,
+    }  # fmt: skip
+    recipe = place / f"{name}.yaml"
+    recipe.write_text(yaml.safe_dump({"name": name, "stages": [{"train_preference": stage}]}))
+    loaded = load_recipe(recipe, runs=place / "runs")
+    run_recipe(loaded, Console(quiet=True))
+    return loaded.folder / "train_preference"
+
+
+def test_answers_change_nothing_and_are_those_of_the_model(place: Path) -> None:
+    with_answers, without = run(place, "with", eval_answers=3), run(place, "without", eval_answers=0)
+    assert not (without / "answers.jsonl").exists()
+    for file in ("model/model.safetensors", "checkpoint/optimizers.safetensors", "pairs.jsonl"):
+        assert (with_answers / file).read_bytes() == (without / file).read_bytes(), file
+    metrics = read_jsonl(with_answers / "metrics.jsonl")
+    lengths = [row.pop("evaluation/answer_length") for row in metrics if "evaluation/answer_length" in row]
+    assert metrics == read_jsonl(without / "metrics.jsonl")
+    rows = read_jsonl(with_answers / "answers.jsonl")
+    assert [row["step"] for row in rows] == [0] * 3 + [5] * 3 + [10] * 3
+    means = [sum(row["tokens"] for row in rows[first : first + 3]) / 3 for first in (3, 6)]
+    assert lengths == pytest.approx(means, rel=1e-5)
+    figures = read_json(with_answers / "stage.json")["figures"]
+    assert figures["answer_length"] == pytest.approx(lengths[-1], rel=1e-5)
+    for shown, model in ((rows[:3], place / "model"), (rows[6:], with_answers / "model")):
+        chat = PretrainedChat(model, max_tokens=20)
+        for row in shown:
+            (message,) = row["messages"]
+            parts = [
+                part["text"] if part["type"] == "text" else load_audio(part["path"])
+                for part in message["content"]
+            ]
+            assert row["answer"] == chat.ask(parts) and row["seconds"] is None
+            assert row["stopped"] == (row["tokens"] < 20) and row["tokens"] <= 20
+
+
+def test_pairs_are_kept_with_their_rewards_the_worst_first(place: Path) -> None:
+    folder = run(place, "pairs", eval_answers=0)
+    rows = read_jsonl(folder / "pairs.jsonl")
+    assert len(rows) == 8 and {row["step"] for row in rows} == {10}
+    margins = [row["margin"] for row in rows]
+    assert margins == sorted(margins)
+    figures = read_json(folder / "stage.json")["figures"]
+    assert sum(margins) / 8 == pytest.approx(figures["margin"], rel=1e-4)
+    assert sum(row["right"] for row in rows) / 8 == pytest.approx(figures["accuracy"])
+    for row in rows:
+        number = int(row["id"].removeprefix("tone"))
+        chosen, rejected = row["answers"]
+        assert [part["text"] for part in chosen["content"]] == ["high" if number % 2 else "low"]
+        assert (chosen["role"], rejected["role"]) == ("chosen", "rejected")
+        assert chosen["reward"] - rejected["reward"] == pytest.approx(row["margin"], abs=1e-4)
+        assert chosen["tokens"] == len(chosen["content"][0]["text"]) + 1  # bytes, and the end of the turn
+        audio = row["messages"][0]["content"][0]
+        assert Path(audio["path"]).is_file() and (audio["start_s"], audio["end_s"]) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("objective", "roles"),
+    [
+        ("lipo_lambda", {"chosen", "between", "rejected"}),
+        ("kto", {"desirable", "undesirable"}),
+        ({"name": "sft"}, None),
+    ],
+)
+def test_lists_and_single_answers(tmp_path: Path, objective: Any, roles: set[str] | None) -> None:
+    path = write_lists(tmp_path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[3:]:
+        line["metadata"] = {"split": "test"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "data").mkdir()
+    save_tiny("qwen2_audio", tmp_path / "model")
+    folder = run(tmp_path, "any", samples=str(path), objective=objective, batch_size=3, eval_answers=0)
+    if roles is None:
+        assert not (folder / "pairs.jsonl").exists()  # cross entropy gives no rewards
+        return
+    rows = read_jsonl(folder / "pairs.jsonl")
+    assert {answer["role"] for row in rows for answer in row["answers"]} == roles
+    margins = [row["margin"] for row in rows]
+    assert margins == sorted(margins) and [row["right"] for row in rows] == [m > 0 for m in margins]
+
+
+def evaluated(folder: Path, ranks: Ranks, result: str) -> None:
+    """Evaluate a tiny policy and keep what it leaves."""
+    policy = TransformersPolicy.load(folder / "model", dtype=torch.float64)
+    sources = [ManifestSource(str(folder / "data" / "records.jsonl"))]
+    term, grouping = objective_term("dpo", {}), Grouping("pairs", frozenset())
+    set_aside = SetAside(folder / f"set_aside-{ranks.rank}.jsonl", "test", strict=True)
+    usable = find_usable(sources, grouping, set_aside)
+    steps: StepMaker[Any, Any, Any] = StepMaker(
+        policy, sources, None, usable, grouping, 4, 1000, 0, rank=ranks.rank, world=ranks.world
+    )
+    target = folder / result
+    answers = EvalAnswers(policy, steps, 3, target, ranks)
+    answers.begin()
+    task = PreferenceTask(policy, steps, [term], set_aside, ranks, target, answers)
+    figures = task.evaluate(5)
+    task.evaluate(5)  # an attempt that went on from before this evaluation makes it again
+    if ranks.first:
+        write_json(target / "figures.json", figures)
+
+
+def test_two_ranks_leave_what_one_leaves(place: Path) -> None:
+    shutil.rmtree(place / "two", ignore_errors=True)
+    on_two_ranks(partial(evaluated, result="two"), place)
+    evaluated(place, ALONE, "one")
+    for file in ("answers.jsonl", "pairs.jsonl"):
+        one, two = (read_jsonl(place / ranks / file) for ranks in ("one", "two"))
+        assert len(one) == {"answers.jsonl": 6, "pairs.jsonl": 8}[file]
+        assert [row["id"] for row in one] == [row["id"] for row in two]
+        assert one == two
+    figures = read_json(place / "one" / "figures.json")
+    assert read_json(place / "two" / "figures.json") == pytest.approx(figures, rel=1e-9)
+
+
+def test_sharded_weights_are_told_of(place: Path) -> None:
+    samples = str(place / "data" / "records.jsonl")
+    for strategy, obstacle in (("fsdp2", "no rank has the whole model"), ("ddp", "")):
+        config = PreferenceConfig.model_validate(
+            {"samples": samples, "model": place / "model", "objective": "dpo", "strategy": strategy}
+        )
+        assert obstacle in obstacle_to_answers(config, Ranks(0, 2)) and not obstacle_to_answers(config, ALONE)
+        assert bool(obstacle_to_answers(config, Ranks(0, 2))) == bool(obstacle)
+
+
+@pytest.mark.parametrize("trained", ["all", "adapter"])
+def test_a_dual_ffn_answers_in_words_and_speech(tmp_path: Path, trained: Any) -> None:
+    policy = DualFFNPolicy.load(save_model(tmp_path, "codes"), trained, dtype=torch.float32)
+    policy.root.eval()
+    asked = prompted("one", [heard("codes", 0.4, 1)], [])
+    prompts = [
+        EvalPrompt((0, 0), "one", [], asked, kind, Limits(max_frames=6, max_text_tokens=9))
+        for kind in ("text", "audio", "any")
+    ]
+    before = torch.get_rng_state()
+    found = own_answers(policy, prompts)
+    assert found == own_answers(policy, prompts) and torch.equal(before, torch.get_rng_state())
+    written, spoken, _ = found
+    assert written.frames == 0 and 0 < written.tokens <= 10
+    assert spoken.text == "" and 0 < spoken.frames <= 6
+    assert spoken.tokens == 3 * spoken.frames + spoken.stopped
+    (update,) = [p for p in policy.root.parameters() if p.requires_grad][:1]
+    assert not update.is_inference()
