@@ -32,7 +32,7 @@ from audiollm.rl.policy.streams import (
     PromptedContents,
     encode_contents,
     pack_answers,
-    part_ends,
+    part_ends_in_stream,
 )
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
@@ -154,8 +154,8 @@ class DualFFNPolicy:
         return PromptedContents(prompt.sample.id, prompt.sample.messages, heard, contents, place)
 
     def part_ends(self, prompted: PromptedContents, encoded: Sequence[TokenStream]) -> list[list[int]]:
-        """See `streams.part_ends`."""
-        return part_ends(self._template, prompted, encoded)
+        """See `streams.part_ends_in_stream`."""
+        return part_ends_in_stream(self._template, prompted, encoded)
 
     def num_answer_tokens(self, encoded: TokenStream) -> int:
         """The targets of the stream: words, and codes of all codebooks."""

@@ -98,7 +98,9 @@ def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnsw
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
 
-def part_ends(processor: Any, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]) -> list[list[int]]:
+def part_ends_in_tokens(
+    processor: Any, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]
+) -> list[list[int]]:
     """Find the position, in each encoded answer, of the token that holds the last character of each of its parts.
 
     Args:

@@ -107,7 +107,7 @@ def encode_contents(
     return [_answer_alone(stream, rows, codes_PK) for stream in streams]
 
 
-def part_ends(
+def part_ends_in_stream(
     template: Template, prompted: PromptedContents, streams: Sequence[TokenStream]
 ) -> list[list[int]]:
     """Find the last position of each part of each answer's content; that of speech is the mark behind it.

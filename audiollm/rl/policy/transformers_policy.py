@@ -27,7 +27,7 @@ from audiollm.rl.policy.encoding import (
     encode_answers,
     encode_silence,
     pad_answers,
-    part_ends,
+    part_ends_in_tokens,
 )
 from audiollm.rl.policy.protocol import Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
@@ -141,8 +141,8 @@ class TransformersPolicy:
         return encode_answers(self._processor, self._ends, prompted)
 
     def part_ends(self, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]) -> list[list[int]]:
-        """See `encoding.part_ends`."""
-        return part_ends(self._processor, prompted, encoded)
+        """See `encoding.part_ends_in_tokens`."""
+        return part_ends_in_tokens(self._processor, prompted, encoded)
 
     def num_answer_tokens(self, encoded: EncodedAnswer) -> int:
         """See `Policy.num_answer_tokens`."""
