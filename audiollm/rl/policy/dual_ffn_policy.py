@@ -32,6 +32,7 @@ from audiollm.rl.policy.streams import (
     PromptedContents,
     encode_contents,
     pack_answers,
+    part_ends_in_stream,
 )
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
@@ -151,6 +152,10 @@ class DualFFNPolicy:
         heard = part_audio(asked, (asked.encodings or [[]])[0], self.encoder)
         contents = [_content(loaded, number) for number in answers]
         return PromptedContents(prompt.sample.id, prompt.sample.messages, heard, contents, place)
+
+    def part_ends(self, prompted: PromptedContents, encoded: Sequence[TokenStream]) -> list[list[int]]:
+        """See `streams.part_ends_in_stream`."""
+        return part_ends_in_stream(self._template, prompted, encoded)
 
     def num_answer_tokens(self, encoded: TokenStream) -> int:
         """The targets of the stream: words, and codes of all codebooks."""

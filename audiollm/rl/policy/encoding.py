@@ -98,6 +98,26 @@ def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnsw
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
 
+def part_ends_in_tokens(
+    processor: Any, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]
+) -> list[list[int]]:
+    """Find the position, in each encoded answer, of the token that holds the last character of each of its parts.
+
+    Args:
+        encoded: what `encode_answers` made of `prompted`.
+
+    Raises:
+        BadSample: the processor cannot tell which characters a token holds, or its chat template rewrites the answer.
+    """
+    try:
+        return [
+            _ends_of(processor, prompted.prompt, parts, answer)
+            for parts, answer in zip(prompted.parts, encoded, strict=True)
+        ]
+    except InputsError as error:
+        raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
+
+
 def encode_silence(processor: Any) -> EncodedAnswer:
     """Encode a second of silence without an answer: see `filler` of `pad_answers`."""
     rate = sampling_rate(processor)
@@ -219,6 +239,32 @@ def _behind_prompt(processor: Any, turns: Sequence[Turn], answer: str) -> list[i
             "prompt is no prefix",
         )
     return list(ids[len(prompt_ids) :])
+
+
+def _ends_of(
+    processor: Any, turns: Sequence[Turn], parts: Sequence[str], encoded: EncodedAnswer
+) -> list[int]:
+    kind, tokenizer = "no ends of steps", processor.tokenizer
+    if writes_mistral_turns(processor) or not tokenizer.is_fast:
+        raise InputsError("this model's tokenizer does not tell which characters a token holds", kind)
+    answer = "".join(parts)
+    prompt = template_text(processor, turns, True)
+    whole = template_text(processor, [*turns, ("assistant", [answer])], False)
+    bare = answer.strip()  # some templates take the spaces around an answer away
+    first = whole.find(answer, len(prompt))
+    if first < 0:
+        if bare not in whole[len(prompt) :]:
+            raise InputsError(
+                "the chat template rewrites the answer: the ends of its steps are not found", kind
+            )
+        first = whole.find(bare, len(prompt)) - answer.index(bare)
+    spans = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    own = spans[len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) :][: encoded.num_answer_tokens]
+    begin, ends, length = encoded.num_tokens - encoded.num_answer_tokens, [], 0
+    for part in parts:
+        length += len(part)
+        ends.append(begin - 1 + sum(start < first + length for start, _ in own[:-1]))
+    return ends
 
 
 def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:

@@ -78,15 +78,21 @@ class PackedScorer(nn.Module):
 
     def last_hidden(self, batch: PackedAnswers) -> Tensor:
         """Compute the hidden state `[A, C]` at the last position of each answer, which ends its turn."""
-        layout = batch.pack.layout
-        ends_A = layout.cumulative_lengths[1 : batch.num_answers + 1].long() - 1
-        hidden_SC: Tensor = self.model(batch.pack)
-        return hidden_SC.index_select(0, layout.row_of_S[ends_A])
+        ends_A = batch.pack.layout.cumulative_lengths[1 : batch.num_answers + 1].long() - 1
+        return self._hidden(batch, ends_A)
+
+    def hidden_at(self, batch: PackedAnswers, answer_S: Tensor, position_S: Tensor) -> Tensor:
+        """Compute the hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
+        return self._hidden(batch, batch.pack.layout.cumulative_lengths[answer_S].long() + position_S)
 
     def freeze_head(self) -> None:
         """Take both output heads out of what is trained."""
         for head in (self.model.text_lm_head, self.model.audio_lm_head):
             head.requires_grad_(False)
+
+    def _hidden(self, batch: PackedAnswers, place_S: Tensor) -> Tensor:
+        hidden_SC: Tensor = self.model(batch.pack)
+        return hidden_SC.index_select(0, batch.pack.layout.row_of_S[place_S])
 
 
 @torch.no_grad()

@@ -39,6 +39,8 @@ class PromptedAnswers:
     """Names of the recordings in their order, for errors (paths)."""
     place: str = ""
     """Where the sample was read, for errors."""
+    parts: Sequence[Sequence[str]] = ()
+    """Texts of the parts of each answer, in order; read by `Policy.part_ends`."""
 
     @classmethod
     def of(
@@ -60,20 +62,21 @@ class PromptedAnswers:
             BadSample: an answer with sound.
             ValueError: another number of recordings than of audio parts.
         """
-        texts = []
+        parts = []
         for answer in answers:
             if any(isinstance(part, AudioPart) for part in answer):
                 raise BadSample(
                     place, sample.id, "an answer is speech, and this policy writes text", "spoken answer"
                 )
-            texts.append("".join(part.text for part in answer if isinstance(part, TextPart)))
+            parts.append([part.text for part in answer if isinstance(part, TextPart)])
         names = [
             part.path
             for message in sample.messages
             for part in message.content
             if isinstance(part, AudioPart)
         ]
-        return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place)
+        texts = ["".join(each) for each in parts]
+        return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place, parts)
 
 
 class Policy(Protocol[Prompted, Encoded, Batch]):
@@ -115,6 +118,16 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
 
         Raises:
             BadSample: the prompt or an answer cannot be used; place, sample and reason are named.
+        """
+
+    def part_ends(self, prompted: Prompted, encoded: Sequence[Encoded]) -> list[list[int]]:
+        """Return, for each answer, the position of the last token of each part of its content.
+
+        Args:
+            encoded: what `encode` made of `prompted`.
+
+        Raises:
+            BadSample: the ends cannot be told from the answer's tokens.
         """
 
     def num_answer_tokens(self, encoded: Encoded) -> int:

@@ -81,11 +81,25 @@ class AnswerScorer(nn.Module):
         """Compute the hidden state `[A, D]` at the last token of each answer, which ends its turn."""
         row_A = torch.zeros(batch.num_answers, dtype=torch.long, device=batch.row_T.device)
         row_A = row_A.scatter_reduce(0, batch.answer_T, batch.row_T, "amax") + 1
+        return self._hidden(batch, row_A)
+
+    def hidden_at(self, batch: PaddedAnswers, answer_S: Tensor, position_S: Tensor) -> Tensor:
+        """Compute the hidden state `[S, D]` at positions of answers, counted from the beginning of their prompts."""
+        return self._hidden(batch, answer_S * batch.inputs["input_ids"].shape[1] + position_S)
+
+    def freeze_head(self) -> None:
+        """Take the output head out of what is trained, unless it is the input embedding, too."""
+        embedding = self.model.get_input_embeddings().weight
+        for parameter in self._head().parameters():
+            parameter.requires_grad_(parameter.requires_grad and parameter is embedding)
+
+    def _hidden(self, batch: PaddedAnswers, row_S: Tensor) -> Tensor:
+        """Compute the output head's inputs at rows of the flattened `[A * L]`."""
         found: list[Tensor] = []
 
         def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_ALD, *others = inputs
-            found.append(hidden_ALD.flatten(0, 1)[row_A])
+            found.append(hidden_ALD.flatten(0, 1)[row_S])
             return (hidden_ALD[:, :0], *others)  # the head has nothing to do
 
         handle = self._head().register_forward_pre_hook(keep)
@@ -95,12 +109,6 @@ class AnswerScorer(nn.Module):
         finally:
             handle.remove()
         return found[0]
-
-    def freeze_head(self) -> None:
-        """Take the output head out of what is trained, unless it is the input embedding, too."""
-        embedding = self.model.get_input_embeddings().weight
-        for parameter in self._head().parameters():
-            parameter.requires_grad_(parameter.requires_grad and parameter is embedding)
 
     def _inputs(self, batch: PaddedAnswers) -> dict[str, Tensor]:
         dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from audiollm.data.chat.conditions import Conditions, corrupt, is_spoken, without_conditions
 from audiollm.data.chat.delay import IGNORE
-from audiollm.data.chat.template import Template, TokenStream
+from audiollm.data.chat.template import Kind, Template, TokenStream
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, PartAudio, size_of
 from audiollm.data.packing import PackedBatch, idle_pack, pack
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
@@ -105,6 +105,29 @@ def encode_contents(
         raise _bad(prompted, reason, "too long")
     codes_PK = _prompt_codes(streams[0], rows, prompted, template.codebook_size)
     return [_answer_alone(stream, rows, codes_PK) for stream in streams]
+
+
+def part_ends_in_stream(
+    template: Template, prompted: PromptedContents, streams: Sequence[TokenStream]
+) -> list[list[int]]:
+    """Find the last position of each part of each answer's content; that of speech is the mark behind it.
+
+    Args:
+        streams: what `encode_contents` made of `prompted`.
+    """
+    found = []
+    for answer, stream in zip(prompted.answers, streams, strict=True):
+        turn = Message(role="assistant", content=list(answer.content))
+        spans = template.layout([turn], [size_of(codes) for codes in answer.codes])
+        place = len(stream) - sum(span.rows for span in spans)  # of this turn's first row, were it alone
+        ends = []
+        for number, span in enumerate(spans):
+            place += span.rows
+            if span.is_content:
+                is_speech = span.kind != Kind.TEXT
+                ends.append(place - 1 + (spans[number + 1].rows if is_speech else 0))
+        found.append(ends)
+    return found
 
 
 def pack_answers(

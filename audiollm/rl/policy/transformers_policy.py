@@ -27,6 +27,7 @@ from audiollm.rl.policy.encoding import (
     encode_answers,
     encode_silence,
     pad_answers,
+    part_ends_in_tokens,
 )
 from audiollm.rl.policy.protocol import Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
@@ -138,6 +139,10 @@ class TransformersPolicy:
     def encode(self, prompted: PromptedAnswers) -> list[EncodedAnswer]:
         """See `encode_answers`."""
         return encode_answers(self._processor, self._ends, prompted)
+
+    def part_ends(self, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]) -> list[list[int]]:
+        """See `encoding.part_ends_in_tokens`."""
+        return part_ends_in_tokens(self._processor, prompted, encoded)
 
     def num_answer_tokens(self, encoded: EncodedAnswer) -> int:
         """See `Policy.num_answer_tokens`."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
-from audiollm.rl.groups import AnswerPair, JudgedAnswer, RankedAnswers, SampleGroup
-from audiollm.rl.objectives.answers import AnswerGroups, Lists, Pairs, Singles
+from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
+from audiollm.rl.objectives.answers import AnswerGroups, LabelledSteps, Lists, Pairs, Singles
 from audiollm.rl.objectives.catalog import GroupKind
 from audiollm.rl.objectives.length import answer_draws
 from audiollm.rl.policy.protocol import Batch, Encoded, Policy, Prompted
@@ -296,7 +296,7 @@ def renumbered(group: SampleGroup, used: Sequence[int]) -> SampleGroup:
         return RankedAnswers(tuple(place[answer] for answer in group.answers), group.scores)
     if isinstance(group, JudgedAnswer):
         return JudgedAnswer(place[group.answer], group.desirable, group.score)
-    raise ValueError("labelled steps are for process reward models")
+    return AnswerSteps(place[group.answer], group.labels, group.last_parts)
 
 
 def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSample:
@@ -382,4 +382,14 @@ def _join_singles(found: Sequence[tuple[int, JudgedAnswer]]) -> Singles:
     )
 
 
-_JOIN: dict[GroupKind, Any] = {"pairs": _join_pairs, "lists": _join_lists, "singles": _join_singles}
+def _join_steps(found: Sequence[tuple[int, AnswerSteps]]) -> LabelledSteps:
+    """Every answer of the records is in one group, in order, so that labels stand as the batch's steps do."""
+    return LabelledSteps(torch.tensor([label for _, steps in found for label in steps.labels]))
+
+
+_JOIN: dict[GroupKind, Any] = {
+    "pairs": _join_pairs,
+    "lists": _join_lists,
+    "singles": _join_singles,
+    "steps": _join_steps,
+}

@@ -87,8 +87,8 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
 
-    _reads: ClassVar[WhatIsRead] = "log_probs"
-    """What the objectives of this training read."""
+    _reads: ClassVar[tuple[WhatIsRead, ...]] = ("log_probs",)
+    """What objectives of this training may read."""
     _other_stage: ClassVar[str] = "train_reward"
     """The stage of the objectives that read something else."""
 
@@ -133,10 +133,10 @@ class AnswerTrainingConfig(ModelTrainingConfig):
             ValueError: there is none, or an objective is one of another stage.
         """
         for term in self.terms:
-            if term.needs.reads != self._reads:
+            if term.needs.reads not in self._reads:
                 raise ValueError(
-                    f"objective: {term.name} reads {term.needs.reads}, not {self._reads}: use the stage "
-                    f"{self._other_stage}, or {' or '.join(self._known())}"
+                    f"objective: {term.name} reads {term.needs.reads}, not {' or '.join(self._reads)}: use the "
+                    f"stage {self._other_stage}, or {' or '.join(self._known())}"
                 )
             if missing := sorted(term.needs.fields & NOT_COMPUTED):
                 raise ValueError(
@@ -156,7 +156,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
         return given or None
 
     def _known(self) -> list[str]:
-        return sorted(name for name, entry in CATALOG.items() if entry.reads == self._reads)[:4]
+        return sorted(name for name, entry in CATALOG.items() if entry.reads in self._reads)[:4]
 
 
 class PreferenceConfig(AnswerTrainingConfig):

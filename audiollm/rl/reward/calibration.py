@@ -1,4 +1,4 @@
-"""Is a reward model's confidence right? Reliability of the probability that one answer is better than another."""
+"""Is a reward model's confidence right? Reliability of its probability that an answer is better, or a step right."""
 
 from __future__ import annotations
 
@@ -11,38 +11,42 @@ BINS = 10
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Pairs of about the same confidence."""
+    """Decisions (pairs of answers, or steps) of about the same confidence."""
 
     confidence: float
-    """Mean probability given to the answer that the model prefers, 0.5 to 1."""
+    """Mean probability given to what the model decided, 0.5 to 1."""
     accuracy: float
-    """Share of the pairs where that answer is the chosen one."""
+    """Share of right decisions."""
     count: int
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Bins that hold pairs, the least confident first."""
+    """Bins that hold decisions, the least confident first."""
 
     bins: list[ReliabilityBin]
     error: float
-    """Expected calibration error: mean distance of accuracy and confidence, weighted by the bins' pairs."""
+    """Expected calibration error: mean distance of accuracy and confidence, weighted by the bins' counts."""
 
 
-def reliability_of(margins: Sequence[float], bins: int = BINS) -> Reliability:
+def reliability_of(
+    logits: Sequence[float], labels: Sequence[float] | None = None, bins: int = BINS
+) -> Reliability:
     """Compare confidence with accuracy, in bins of equal width between 0.5 and 1.
 
-    The probability that the first answer is better is `sigmoid(margin)` (Bradley and Terry 1952).
+    The probability that an answer is better than another is the `sigmoid` of the difference of their scores (Bradley
+    and Terry 1952); that of a right step is the `sigmoid` of its score.
 
     Args:
-        margins: score of the chosen answer minus that of the rejected one, of each pair.
+        logits: score of the chosen answer minus that of the rejected one, of each pair; or the score of each step.
+        labels: probability that what the logit is of is true, of each; None: 1.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), equation 3.
     """
     sorted_in: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
-    for margin in margins:
-        confidence = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
-        right = 0.5 if margin == 0 else float(margin > 0)
+    for logit, label in zip(logits, labels or [1.0] * len(logits), strict=True):
+        confidence = 1 / (1 + math.exp(-min(abs(logit), 700.0)))
+        right = 0.5 if logit == 0 else label if logit > 0 else 1.0 - label
         place = min(bins - 1, int((confidence - 0.5) * 2 * bins))
         sorted_in[place].append((confidence, right))
     made = [
@@ -54,5 +58,5 @@ def reliability_of(margins: Sequence[float], bins: int = BINS) -> Reliability:
         for each in sorted_in
         if each
     ]
-    error = sum(abs(each.accuracy - each.confidence) * each.count for each in made) / max(1, len(margins))
+    error = sum(abs(each.accuracy - each.confidence) * each.count for each in made) / max(1, len(logits))
     return Reliability(made, error)

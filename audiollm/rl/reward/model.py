@@ -1,30 +1,35 @@
-"""Reward models: a scalar head on the state with which a model ends an answer, for any policy's model.
+"""Reward models: a scalar head on the states with which a model ends an answer or its steps, for any policy's model.
 
-Shapes: A answers, C hidden size.
+Shapes: A answers, S steps, X answers or steps, C hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import atomic_path
+from audiollm.files.atomic import atomic_path, read_json, write_json
 from audiollm.files.tensors import load_tensors
 from audiollm.models.pretrained import model_folder
-from audiollm.rl.objectives.answers import AnswerScores
-from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.objectives.answers import AnswerScores, StepScores
 from audiollm.rl.preference.policies import load_policy
+from audiollm.rl.reward.steps import SteppedBatch, StepPolicy
 from audiollm.train.options import LoRASettings, Trained
 
 HEAD_FILE = "score_head.safetensors"
+FACTS_FILE = "reward.json"
 MAX_TOKENS = 8_192
+
+Scored = Literal["answers", "steps"]
+"""What has a score: whole answers, or each of their steps (a process reward model)."""
 
 
 class HiddenScorer(Protocol):
@@ -33,6 +38,9 @@ class HiddenScorer(Protocol):
     def last_hidden(self, batch: Any) -> Tensor:
         """The hidden state `[A, C]` at the token that ends each answer."""
 
+    def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
+        """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
+
     def freeze_head(self) -> None:
         """Take the output head, which a score does not depend on, out of what is trained."""
 
@@ -40,28 +48,38 @@ class HiddenScorer(Protocol):
 class RewardScorer(nn.Module):
     """A policy's root with a scalar head behind it: the module that a strategy wraps.
 
-    The head begins with weights of variance 1 / (C + 1) (InstructGPT, arXiv 2203.02155) and no bias: a constant would
-    cancel in every comparison.
+    The head begins with weights of variance 1 / (C + 1) (InstructGPT, arXiv 2203.02155) and a bias of 0.
+
+    Args:
+        bias: whether the head has one; where scores are only compared, a constant would cancel.
     """
 
-    def __init__(self, scorer: nn.Module, hidden_size: int) -> None:
+    def __init__(self, scorer: nn.Module, hidden_size: int, bias: bool = False) -> None:
         super().__init__()
         self.scorer = scorer
-        self.score = nn.Linear(hidden_size, 1, bias=False)
+        self.score = nn.Linear(hidden_size, 1, bias=bias)
         nn.init.normal_(self.score.weight, std=(hidden_size + 1) ** -0.5)
+        if bias:
+            nn.init.zeros_(self.score.bias)
 
     def forward(self, batch: Any) -> Tensor:
-        """Compute the score `[A]` of each answer of a policy's batch."""
-        hidden_AC: Tensor = self.scorer.last_hidden(batch)  # type: ignore[operator]
-        score_A1: Tensor = self.score(hidden_AC.to(self.score.weight.dtype))
-        return score_A1[:, 0]
+        """Compute the scores `[X]` of the answers of a policy's batch, or of the steps of a `SteppedBatch`."""
+        scorer: Any = self.scorer
+        if isinstance(batch, SteppedBatch):
+            hidden_XC = scorer.hidden_at(batch.batch, batch.answer_S, batch.position_S)
+        else:
+            hidden_XC = scorer.last_hidden(batch)
+        with torch.autocast(hidden_XC.device.type, enabled=False):  # bf16 would round scores to 3 digits
+            score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
+        return score_X1.sum(1)  # no view: FSDP2 puts a hook on what a root returns
 
 
 class RewardModel:
     """Scores of answers to recordings and texts, in text and speech; `load` reads what the stage wrote."""
 
-    def __init__(self, policy: Policy[Any, Any, Any], root: RewardScorer) -> None:
-        self.policy, self.root = policy, root
+    def __init__(self, policy: Any, root: RewardScorer, scored: Scored = "answers") -> None:
+        self.policy, self.root, self.scored = policy, root, scored
+        """`policy` reads answers and makes batches of them: a `Policy`, or a `StepPolicy` around one."""
 
     @classmethod
     def begin(
@@ -70,17 +88,29 @@ class RewardModel:
         trained: Trained = "all",
         lora: LoRASettings | None = None,
         max_tokens: int = MAX_TOKENS,
+        scored: Scored = "answers",
+        bias: bool = False,
     ) -> RewardModel:
-        """Put a new head, drawn from torch's generator, behind the model of a folder.
+        """Put a head behind the model of a folder: that of a reward model which scores the same, or else a new one.
+
+        Args:
+            trained, lora: what is trained beside the head, which always is.
+            bias: whether a new head has a bias.
 
         Raises:
             ConfigError: the folder holds no model, or `trained` and `lora` do not fit it.
+            DamagedFile: the head of a reward model is not whole.
         """
-        policy = load_policy(folder, trained, lora, max_tokens=max_tokens)
+        policy: Any = load_policy(folder, trained, lora, max_tokens=max_tokens)
         scorer: Any = policy.root
-        if trained == "all":
-            scorer.freeze_head()
-        return cls(policy, RewardScorer(scorer, _hidden_size(scorer)))
+        scorer.freeze_head()
+        root = RewardScorer(scorer, _hidden_size(scorer), bias)
+        place = model_folder(folder)
+        if (place / HEAD_FILE).exists() and _facts(place)["scored"] == scored:
+            weights = load_tensors(place / HEAD_FILE)
+            root.score = nn.Linear(root.score.in_features, 1, bias="bias" in weights)
+            root.score.load_state_dict(weights)
+        return cls(policy if scored == "answers" else StepPolicy(policy), root, scored)
 
     @classmethod
     def load(cls, folder: Path) -> RewardModel:
@@ -100,26 +130,30 @@ class RewardModel:
                 str(place),
                 "give the folder of a train_reward stage",
             )
-        made = cls.begin(place)
-        made.root.score.load_state_dict(load_tensors(place / HEAD_FILE))
+        made = cls.begin(place, scored=_facts(place)["scored"])
         made.root.requires_grad_(False).eval()
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the model, adapter merged, to `folder/model`, with the head beside its weights."""
+        """Write the model, adapter merged, to `folder/model`, with the head and what it scores beside its weights."""
         self.policy.save(folder)
+        write_json(folder / "model" / FACTS_FILE, {"scored": self.scored})
         with atomic_path(folder / "model" / HEAD_FILE) as temporary:
-            save_file({"weight": self.root.score.weight.detach().contiguous()}, temporary)
+            save_file(
+                {name: value.contiguous() for name, value in self.root.score.state_dict().items()}, temporary
+            )
 
-    def answer_scores(self, root: nn.Module, batch: Any) -> AnswerScores:
-        """Compute the scores of a policy's batch through the root as a strategy wrapped it."""
-        return AnswerScores(root(batch))
+    def scores(self, root: nn.Module, batch: Any) -> AnswerScores | StepScores:
+        """Compute the scores of a batch of `policy` through the root as a strategy wrapped it."""
+        score_X = root(batch)
+        if isinstance(batch, SteppedBatch):
+            return StepScores(score_X, batch.answer_S, batch.num_answers)
+        return AnswerScores(score_X)
 
-    @torch.no_grad()
     def score(
         self, loaded: LoadedSample, answers: Sequence[int] | None = None, place: str = ""
     ) -> list[float]:
-        """Score answers of a record.
+        """Score answers of a record: see `score_many`.
 
         Args:
             answers: numbers of the answers; None: all.
@@ -128,11 +162,101 @@ class RewardModel:
         Raises:
             BadSample: a recording or an answer that the model cannot take.
         """
+        return [self._whole(own) for own in self._steps([self._encoded(loaded, answers, place)])[0]]
+
+    def score_many(self, samples: Sequence[LoadedSample], max_tokens: int = MAX_TOKENS) -> list[list[float]]:
+        """Score all answers of several records, in batches.
+
+        Of a process reward model, the score of an answer is the log of the probability that all its steps are right:
+        the sum of `log sigmoid` of their scores (arXiv 2305.20050, section 2.6).
+
+        Args:
+            max_tokens: tokens of a batch, with padding.
+
+        Raises:
+            BadSample: a recording or an answer that the model cannot take.
+        """
+        encoded = [self._encoded(loaded, None, "") for loaded in samples]
+        return [[self._whole(own) for own in record] for record in self._steps(encoded, max_tokens)]
+
+    def step_scores(
+        self, loaded: LoadedSample, answers: Sequence[int] | None = None, place: str = ""
+    ) -> list[list[float]]:
+        """Score the steps of answers of a record: logits that each is right.
+
+        A step ends with each part of an answer that has a score for it, or with every part where it has none.
+
+        Args:
+            answers: numbers of the answers; None: all.
+            place: where the sample was read, for errors.
+
+        Raises:
+            BadSample: a recording or an answer that the model cannot take.
+            ValueError: the model scores whole answers.
+        """
+        if self.scored != "steps":
+            raise ValueError("this reward model scores whole answers: train one with the objective `process`")
+        return self._steps([self._encoded(loaded, answers, place)])[0]
+
+    def _encoded(self, loaded: LoadedSample, answers: Sequence[int] | None, place: str) -> list[Any]:
         numbers = range(len(loaded.sample.answers)) if answers is None else answers
+        encoded: list[Any] = self.policy.encode(self.policy.take(loaded, list(numbers), place))
+        return encoded
+
+    @torch.no_grad()
+    def _steps(self, records: Sequence[list[Any]], max_tokens: int = MAX_TOKENS) -> list[list[list[float]]]:
+        """The scores of each answer of each record: one, or those of its steps."""
         device = next(self.root.parameters()).device
-        encoded = self.policy.encode(self.policy.take(loaded, list(numbers), place))
-        found: list[float] = self.root(self.policy.batch(encoded).to(device)).tolist()
+        found: list[list[list[float]]] = [[[] for _ in record] for record in records]
+        for chosen in self.policy.plan(records, max_tokens):
+            places = [(record, answer) for record in chosen for answer in range(len(records[record]))]
+            batch = self.policy.batch([records[record][answer] for record, answer in places])
+            scores = self.scores(self.root, batch.to(device))
+            if isinstance(scores, StepScores):
+                owned = zip(scores.answer_S.tolist(), scores.score_S.tolist(), strict=True)
+            else:
+                owned = zip(range(len(places)), scores.score_A.tolist(), strict=True)
+            for owner, value in owned:
+                record, answer = places[owner]
+                found[record][answer].append(value)
         return found
+
+    def _whole(self, scores: Sequence[float]) -> float:
+        if self.scored == "answers":
+            return scores[0]
+        return float(functional.logsigmoid(torch.tensor(scores, dtype=torch.float64)).sum())
+
+
+def load_reward_model(folder: Path, device: torch.device | None = None) -> RewardModel:
+    """Load what `train_reward` wrote, to score answers with it.
+
+    Args:
+        folder: that of the stage, or its `model`.
+        device: None: the CPU.
+
+    Raises:
+        ConfigError: there is no reward model.
+        DamagedFile: its head is not whole.
+    """
+    made = RewardModel.load(folder)
+    if device is not None:
+        made.root.to(device)
+    return made
+
+
+def _facts(place: Path) -> dict[str, Any]:
+    """What `reward.json` says.
+
+    Raises:
+        ConfigError: it is missing, or names nothing that has a score.
+    """
+    path = place / FACTS_FILE
+    facts = read_json(path) if path.exists() else {}
+    if not isinstance(facts, dict) or facts.get("scored") not in ("answers", "steps"):
+        raise ConfigError(
+            f"{FACTS_FILE} does not say what the model scores", str(path), "train the reward model again"
+        )
+    return facts
 
 
 def _hidden_size(scorer: Any) -> int:

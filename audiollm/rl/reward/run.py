@@ -35,21 +35,30 @@ def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     records = find_records(config, STAGE_NAME, context)
     torch.manual_seed(config.seed)  # the head, and an adapter, begin at random
-    model = RewardModel.begin(config.model, config.trained, config.lora, required(config.max_tokens))
+    model = _begin(config)
     model.root.to(default_device())
-    task = RewardTask(
-        model, make_steps(config, model.policy, records, ranks), config.terms, records.set_aside, ranks
-    )
+    steps = make_steps(config, model.policy, records, ranks)
+    task = RewardTask(model, steps, config.terms, records.set_aside, ranks, config.margin_scale)
     loop = config.loop_config(
         config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        torch.manual_seed(config.seed)
-        fresh = RewardModel.begin(config.model, config.trained, config.lora)
+        fresh = _begin(config)
         fresh.root.load_state_dict(trained_weights(context.folder, "reward"))
         fresh.save(context.folder)
         if task.reliability is not None:
             write_json(context.folder / "reliability.json", asdict(task.reliability))
     ranks.barrier()
     return {**figures, **records.counts()}
+
+
+def _begin(config: RewardConfig) -> RewardModel:
+    return RewardModel.begin(
+        config.model,
+        config.trained,
+        config.lora,
+        required(config.max_tokens),
+        config.scored,
+        config.has_bias,
+    )

@@ -1,19 +1,28 @@
 """Training of a reward model on groups of answers: a `Task` of the training loop.
 
-Shapes: P pairs.
+Shapes: A answers, P pairs, L entries of lists, S steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.objectives.answers import ItemLosses
+from audiollm.rl.objectives.answers import (
+    AnswerGroups,
+    AnswerScores,
+    ItemLosses,
+    LabelledSteps,
+    Lists,
+    Pairs,
+    StepScores,
+)
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
@@ -24,7 +33,11 @@ from audiollm.rl.reward.model import RewardModel
 
 
 class RewardTask(PreferenceTask):
-    """As `PreferenceTask`, with scores in place of log-probabilities; its loss is as exact."""
+    """As `PreferenceTask`, with scores in place of log-probabilities; its loss is as exact.
+
+    Args:
+        margin_scale: factor on the margins of pairs; 0: none.
+    """
 
     def __init__(
         self,
@@ -33,11 +46,13 @@ class RewardTask(PreferenceTask):
         terms: Sequence[ObjectiveTerm],
         set_aside: SetAside,
         ranks: Ranks = ALONE,
+        margin_scale: float = 0.0,
     ) -> None:
         super().__init__(model.policy, steps, terms, set_aside, ranks)
-        self._model, self._root = model, model.root
+        self._model, self._margin_scale = model, margin_scale
+        self._root: nn.Module = model.root
         self.reliability: Reliability | None = None
-        """Of the last evaluation; None before it, and where nothing is compared in pairs."""
+        """Of the last evaluation; None before it, and where nothing is compared or labelled (`regression`)."""
 
     def modules(self) -> dict[str, nn.Module]:
         return {"reward": self._model.root}
@@ -54,21 +69,47 @@ class RewardTask(PreferenceTask):
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Means over the held-out items, and the calibration error of the probability that an answer is better."""
-        sums, margins = MetricSums(), []
+        sums, decisions = MetricSums(), []
         for batch in self._steps.held_out():
             self._set_aside.add(batch.bad)
             for each in self._evened(batch.micro):
-                found = self._losses(each, StepFigures())
+                scores, groups = self._scored(each)
+                found = mixed_losses(self._terms, scores, groups, StepFigures())
                 sums.add({"loss": found.loss_I, **found.metrics})
-                margins += found.metrics["margin"].tolist() if "margin" in found.metrics else []
-        every = [margin for row in self._ranks.gather(margins) for margin in row]
+                decisions += list(zip(*map(Tensor.tolist, decisions_of(scores, groups)), strict=True))
+        every = [decision for row in self._ranks.gather(decisions) for decision in row]
         figures = sums.means(self._ranks)
         if every:
-            self.reliability = reliability_of(every)
+            logits, labels = zip(*every, strict=True)
+            self.reliability = reliability_of(logits, labels)
             figures["calibration_error"] = self.reliability.error
         return figures
 
     def _losses(self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False) -> ItemLosses:
+        return mixed_losses(self._terms, *self._scored(micro), figures)
+
+    def _scored(self, micro: MicroBatch[Any]) -> tuple[AnswerScores | StepScores, AnswerGroups]:
         own = micro.to(self.device)
-        scores = self._model.answer_scores(self._root, own.batch)
-        return mixed_losses(self._terms, scores, own.groups, figures)
+        groups = own.groups
+        if isinstance(groups, Pairs) and groups.margin_P is not None:
+            margin_P = self._margin_scale * groups.margin_P if self._margin_scale else None
+            groups = replace(groups, margin_P=margin_P)
+        return self._model.scores(self._root, own.batch), groups
+
+
+def decisions_of(scores: AnswerScores | StepScores, groups: AnswerGroups) -> tuple[Tensor, Tensor]:
+    """Return the logit of each decision, and the probability that what it says is true.
+
+    Decisions are between the answers of a pair, between every two answers of a list that were judged unequal, and
+    on each step; there are none on single answers.
+    """
+    if isinstance(scores, StepScores):
+        assert isinstance(groups, LabelledSteps)
+        return scores.score_S, groups.label_S
+    logit_P = scores.score_A[:0]
+    if isinstance(groups, Pairs):
+        logit_P = scores.score_A[groups.chosen_P] - scores.score_A[groups.rejected_P]
+    if isinstance(groups, Lists):
+        better, worse = groups.better_LL.nonzero(as_tuple=True)
+        logit_P = scores.score_A[groups.answer_L[better]] - scores.score_A[groups.answer_L[worse]]
+    return logit_P, torch.ones_like(logit_P)
