@@ -51,10 +51,15 @@ class WorstItems:
         self._items: list[OrderedItem] = []
 
     def add(self, micro: MicroBatch[Any], metrics: Mapping[str, Tensor]) -> None:
-        """Take a micro-batch with the figures of its items, `[I]` each; figures without rewards add nothing."""
-        chosen, rejected, single = (
-            _values(metrics, name) for name in ("reward_chosen", "reward_rejected", "reward")
+        """Take a micro-batch with the figures of its items, `[I]` each: implicit rewards, or a reward model's scores.
+
+        Figures without either add nothing.
+        """
+        chosen, rejected = (
+            _values(metrics, f"reward_{role}") or _values(metrics, f"score_{role}")
+            for role in ("chosen", "rejected")
         )
+        single = _values(metrics, "reward")
         for number, origin in enumerate(micro.origins):
             if chosen and rejected:
                 between = [None] * (len(origin.answers) - 2)

@@ -38,7 +38,9 @@ def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
     model = _begin(config)
     model.root.to(default_device())
     steps = make_steps(config, model.policy, records, ranks)
-    task = RewardTask(model, steps, config.terms, records.set_aside, ranks, config.margin_scale)
+    task = RewardTask(
+        model, steps, config.terms, records.set_aside, ranks, config.margin_scale, context.folder
+    )
     loop = config.loop_config(
         config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, StepMaker
+from audiollm.rl.preference.held_out_pairs import WorstItems
 from audiollm.rl.preference.task import MetricSums, PreferenceTask
 from audiollm.rl.reward.calibration import Reliability, reliability_of
 from audiollm.rl.reward.model import RewardModel
@@ -37,6 +39,7 @@ class RewardTask(PreferenceTask):
 
     Args:
         margin_scale: factor on the margins of pairs; 0: none.
+        folder: where every evaluation writes `pairs.jsonl`; None: nowhere.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class RewardTask(PreferenceTask):
         set_aside: SetAside,
         ranks: Ranks = ALONE,
         margin_scale: float = 0.0,
+        folder: Path | None = None,
     ) -> None:
-        super().__init__(model.policy, steps, terms, set_aside, ranks)
+        super().__init__(model.policy, steps, terms, set_aside, ranks, folder)
         self._model, self._margin_scale = model, margin_scale
         self._root: nn.Module = model.root
         self.reliability: Reliability | None = None
@@ -68,17 +72,23 @@ class RewardTask(PreferenceTask):
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """Means over the held-out items, and the calibration error of the probability that an answer is better."""
-        sums, decisions = MetricSums(), []
+        """Means over the held-out items, and the calibration error of the probability that an answer is better.
+
+        Also writes the pairs that are ordered worst.
+        """
+        sums, worst, decisions = MetricSums(), WorstItems(), []
         for batch in self._steps.held_out():
             self._set_aside.add(batch.bad)
             for each in self._evened(batch.micro):
                 scores, groups = self._scored(each)
                 found = mixed_losses(self._terms, scores, groups, StepFigures())
                 sums.add({"loss": found.loss_I, **found.metrics})
+                worst.add(each, found.metrics)
                 decisions += list(zip(*map(Tensor.tolist, decisions_of(scores, groups)), strict=True))
         every = [decision for row in self._ranks.gather(decisions) for decision in row]
         figures = sums.means(self._ranks)
+        if self._folder is not None:
+            worst.write(self._folder / "pairs.jsonl", self._steps, step, self._ranks)
         if every:
             logits, labels = zip(*every, strict=True)
             self.reliability = reliability_of(logits, labels)

@@ -64,6 +64,8 @@ def test_held_out_pairs_are_ranked_and_its_folder_scores_as_in_training(place: P
     assert figures["accuracy"] >= 0.9 and 0 <= figures["calibration_error"] < 0.5
     reliability = json.loads((folder / "reliability.json").read_text())
     assert sum(each["count"] for each in reliability["bins"]) == 8
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").open()]
+    assert len(pairs) == 8 and sum(pair["right"] for pair in pairs) == round(8 * figures["accuracy"])
     source = ManifestSource(str(place / "data" / "records.jsonl"))
     model = RewardModel.load(folder)
     right = [model.score(source[n]) for n in range(32, 40)]
