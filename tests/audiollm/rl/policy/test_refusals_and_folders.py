@@ -38,7 +38,7 @@ def sound(seconds: float, seed: int = 0) -> Waveform:
 
 
 def heard(*parts: str | Waveform, answers: tuple[str, ...] = ("yes",)) -> PromptedAnswers:
-    return PromptedAnswers("s1", [("user", list(parts))], answers, ["a.wav", "b.wav"], "list.jsonl:7")
+    return PromptedAnswers("s1", [("user", list(parts))], answers, ["a.wav", "b.wav"], "list.jsonl:7", parts)
 
 
 NOT_FINITE = Waveform(torch.full((1, 16_000), torch.nan), 16_000)
@@ -113,7 +113,10 @@ def test_samples_become_prompts() -> None:
     clips = [sound(0.2), sound(0.3)]
     prompted = PromptedAnswers.of(sample, clips, answers, "list.jsonl:7")
     turns: list[Turn] = [("user", ["what?", *clips])]
-    assert prompted == PromptedAnswers("s1", turns, ["yes, sir", "no"], ["a.wav", "b.wav"], "list.jsonl:7")
+    parts = [["yes", ", sir"], ["no"]]
+    assert prompted == PromptedAnswers(
+        "s1", turns, ["yes, sir", "no"], ["a.wav", "b.wav"], "list.jsonl:7", parts
+    )
     with pytest.raises(ValueError, match="1 recordings for 2 audio parts"):
         PromptedAnswers.of(sample, clips[:1], answers)
     with pytest.raises(BadSample, match="an answer is speech, and this policy writes text"):
