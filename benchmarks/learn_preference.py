@@ -199,7 +199,9 @@ def score(model: Path, questions: Sequence[AskedRecording], out: Path) -> dict[s
     subject = load_answerer(str(model), None, max_tokens=24)
     listed = [record.question for record in questions]
     inquiries = [question.inquiry(Path("/")) for question in listed]
-    replies = ask_all(by_answerer(subject), subject.fingerprint, inquiries, RowStore(out / "kept.jsonl"))
+    replies = ask_all(
+        by_answerer(subject), subject.fingerprint, inquiries, RowStore(out / "kept.jsonl"), lambda _: None
+    )
     return evaluate_audio_qa(listed, replies, Path("/")).result
 
 

@@ -67,7 +67,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     from audiollm.evaluate.report.suite import spread_items
     from audiollm.files.set_aside import SetAside
     from pipelines.answers.samplers import AnswerSampling, load_sampler
-    from pipelines.answers.scorers import make_scorers
+    from pipelines.answers.scorers import check_labels, make_scorers
 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "sample_answers", strict=config.strict)
@@ -81,6 +81,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     ]
     if not chosen:
         raise StageError(f"{config.samples} has no samples", "give a .jsonl of samples", 2)
+    check_labels(list(config.score), chosen, str(config.samples))
     try:
         set_aside.add(bad)
         scorers = make_scorers(list(config.score), config.reward_model, samples)
@@ -93,6 +94,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
         with context.progress("answering", len(chosen)) as bar:
             for sample in chosen:
                 try:
+                    _check_right(sample, config)
                     texts = _texts(sample, sampler, sampling, config.answers, store)
                     answered.append(_with_answers(sample, texts, config, scorers))
                 except BadSample as error:
@@ -104,6 +106,14 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
         raise StageError("no sample could be asked", "see set_aside.jsonl", 1)
     write_samples(context.folder / "samples.jsonl", answered)
     return _figures(answered, len(set_aside.rows))
+
+
+def _check_right(sample: Sample, config: SampleAnswersConfig) -> None:
+    """Raises: BadSample: an answer is to be compared with the right one, and there is none."""
+    if {"choice", "exact"}.intersection(config.score) and sample.messages[-1].role != "assistant":
+        raise BadSample(
+            "", sample.id, "has no right answer: its last message must be the assistant's", "no right answer"
+        )
 
 
 def _texts(sample: Sample, sampler: Any, sampling: AnswerSampling, count: int, store: Any) -> list[str]:

@@ -104,9 +104,12 @@ class TransformersSampler:
         except (AudioError, InputsError, OSError, ValueError, RuntimeError) as error:
             raise BadSample("", sample.id, f"cannot be asked: {error}", "refused by model") from error
         moved = {key: self._moved(value) for key, value in inputs.items()}
-        drawn = {"do_sample": False}
+        drawn: dict[str, Any] = {"do_sample": False}
         if sampling.temperature:
-            drawn = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}  # type: ignore[dict-item]
+            drawn = {
+                "do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0,
+                "repetition_penalty": 1.0,
+            }  # fmt: skip
         answers = []
         for number in numbers:
             torch.manual_seed(sampling.seed_of(sample.id, number))

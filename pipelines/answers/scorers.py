@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from audiollm.data.records.sample import RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import Sample
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, ConfigError
 from audiollm.evaluate.listening.audio_qa import read_choice
 from audiollm.evaluate.listening.stage import choices_of
 from audiollm.rl.reward.model import RewardModel
+from pipelines.answers.select import text_of
 
 ScoreAnswers = Callable[[Sample], list[float]]
 
@@ -39,9 +40,19 @@ def make_scorers(
     return made
 
 
-def text_of(answer: RatedAnswer) -> str:
-    """The words of an answer."""
-    return "".join(part.text for part in answer.content if isinstance(part, TextPart)).strip()
+def check_labels(names: Sequence[str], samples: Sequence[Sample], where: str) -> None:
+    """Check, before any answer is sampled, that some sample has what the scorers compare with.
+
+    Raises:
+        ConfigError: none has a right answer.
+    """
+    compared = sorted({"choice", "exact"}.intersection(names))
+    if compared and not any(sample.messages[-1].role == "assistant" for sample in samples):
+        raise ConfigError(
+            f"score.{compared[0]}: no sample has a right answer",
+            where,
+            "end the messages of each with the assistant's right answer, or score by a reward_model",
+        )
 
 
 def _choice_scores(told: dict[str, tuple[str, ...]], sample: Sample) -> list[float]:

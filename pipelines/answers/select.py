@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from audiollm.data.records.sample import RatedAnswer, Sample
 
 
+def text_of(answer: RatedAnswer) -> str:
+    """The words of an answer."""
+    return "".join(part.text for part in answer.content if part.type == "text").strip()
+
+
 class SelectAnswersConfig(StageConfig):
     """Settings of `select_answers`."""
 
@@ -33,6 +38,9 @@ class SelectAnswersConfig(StageConfig):
     max_length_ratio: float | None = Field(None, ge=1)
     """Characters of the longer of the two answers over those of the shorter one, at most: the pair with the largest
     margin among those is taken. None: any."""
+    own_answers: bool = True
+    """Answers that the model gave itself are taken alone (`right`, `rejection`), and not the right answer that
+    `sample_answers` adds."""
     right_score: float = 1.0
     """Answers from this score on are right."""
     most: int = Field(4, ge=1)
@@ -46,8 +54,8 @@ class SelectAnswersConfig(StageConfig):
         read = {
             "best_worst": {"min_margin", "max_length_ratio"},
             "all_pairs": {"min_margin", "max_length_ratio"},
-            "right": {"right_score", "most"},
-            "rejection": {"most", "beta", "seed", "min_margin"},
+            "right": {"right_score", "most", "own_answers"},
+            "rejection": {"most", "beta", "seed", "min_margin", "own_answers"},
         }
         every = set().union(*read.values())
         unread = (self.model_fields_set & every) - read[self.select] - {"seed"}
@@ -134,7 +142,7 @@ def _pairs(
             margin = (better.score or 0.0) - (worse.score or 0.0)
             if margin <= 0 or margin < config.min_margin:
                 continue
-            lengths = sorted(len(str(each.says())) for each in (better, worse))
+            lengths = sorted(max(1, len(text_of(each))) for each in (better, worse))
             if config.max_length_ratio is None or lengths[1] <= config.max_length_ratio * lengths[0]:
                 found.append((margin, better, worse))
     found.sort(key=lambda row: -row[0])
@@ -156,11 +164,17 @@ def _all_pairs(
     return made or "a pair with such a margin and lengths"
 
 
+def _given(answers: Sequence[RatedAnswer], config: SelectAnswersConfig) -> list[RatedAnswer]:
+    """The answers that the model gave; one that does not tell how often it was given counts as given."""
+    return [answer for answer in answers if not config.own_answers or answer.metadata.get("times", 1)]
+
+
 def _right(sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig) -> list[Sample] | str:
     from audiollm.data.records.sample import Message
 
-    right = [answer for answer in answers if (answer.score or 0.0) >= config.right_score]
-    right.sort(key=lambda answer: len(str(answer.says())))
+    given = _given(answers, config)
+    right = [answer for answer in given if (answer.score or 0.0) >= config.right_score]
+    right.sort(key=lambda answer: len(text_of(answer)))
     made = []
     for number, answer in enumerate(right[: config.most]):
         messages = [*sample.messages, Message(role="assistant", content=answer.content)]
@@ -174,8 +188,9 @@ def _rejection(
 ) -> list[Sample] | str:
     digest = hashlib.sha256(f"{config.seed}/{sample.id}".encode()).digest()
     dice = random.Random(int.from_bytes(digest[:8], "little"))
-    scores = [answer.score or 0.0 for answer in answers]
-    drawn = [answers[place] for place in rejection_sample(scores, config.most, config.beta, dice.random)]
+    given = _given(answers, config)
+    scores = [answer.score or 0.0 for answer in given]
+    drawn = [given[place] for place in rejection_sample(scores, config.most, config.beta, dice.random)]
     made = []
     for number, (one, other) in enumerate(zip(drawn[::2], drawn[1::2], strict=False)):
         better, worse = sorted((one, other), key=lambda answer: -(answer.score or 0.0))

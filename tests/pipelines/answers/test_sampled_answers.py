@@ -114,6 +114,10 @@ def test_bad_prompts_are_set_aside(place: Path) -> None:
     assert figures["set_aside"] == 2 and [sample.id for sample in found] == ["t3", "t2"]
     kinds = [json.loads(line)["kind"] for line in (place / "runs/bad/sample_answers/set_aside.jsonl").open()]
     assert sorted(kinds) == ["no right answer", "refused by model"]
+    with pytest.raises(ConfigError, match="no sample has a right answer"):
+        rows = [{**row, "messages": row["messages"][:1]} for row in rows]
+        (place / "unlabelled.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        sampled(place, "unlabelled", samples=str(place / "unlabelled.jsonl"))
     with pytest.raises(StageError, match="t0"):
         sampled(place, "strict", score={"exact": 1.0}, strict=True)
     with pytest.raises(ConfigError, match="go together"):
@@ -150,7 +154,7 @@ def test_pairs_by_margin_and_length(scored: Path) -> None:
     figures, found = selected(scored, "best")
     assert found == [("a", ["yes", "a very long one"]), ("c", ["longer answer", "bad"])]
     assert figures["without a pair with such a margin and lengths"] == 1
-    _, even = selected(scored, "even", max_length_ratio=1.5)
+    _, even = selected(scored, "even", max_length_ratio=1.5)  # "yes" and "no": 1.5; "good" and "bad": 1.33
     assert even == [("a", ["yes", "no"]), ("c", ["good", "bad"])]
     _, wide = selected(scored, "wide", select="all_pairs", min_margin=0.9)
     assert wide == [
@@ -170,6 +174,13 @@ def test_right_answers_become_conversations(scored: Path) -> None:
     ]
     with pytest.raises(StageError, match="nothing is left"):
         selected(scored, "none", select="right", right_score=2.0)
+    rows = [json.loads(line) for line in (scored / "scored.jsonl").open()]
+    rows[0]["answers"][0]["metadata"] = {"times": 0}  # the given answer, which the model never gave
+    (scored / "scored.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    _, own = run(
+        scored, "select_answers", "own", samples=str(scored / "scored.jsonl"), select="right", most=1
+    )
+    assert [sample.id for sample in own] == ["c#0"]
     with pytest.raises(ConfigError, match="does not read it"):
         selected(scored, "unread", select="right", beta=0.1)
 
