@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -68,13 +68,22 @@ learn-understanding: $(READY)  ## spoken digits and sounds written down, alone a
 learn-preference: $(READY)  ## preferences between answers to questions about recordings never heard, with controls: DATA= (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_preference.py $(if $(DATA),--data $(DATA))
 
+compare-preference: $(READY)  ## methods of preference learning at equal steps, and the length of their answers: DATA= (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/compare_preference.py $(if $(DATA),--data $(DATA))
+
+learn-tts-preference: $(READY)  ## preferences between spoken digits that a recognizer ranks, with controls: DATA= (an hour, and the tokenizer of learn-tts)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_tts_preference.py $(if $(DATA),--data $(DATA))
+
+learn-grpo: $(READY)  ## rewards teach a model that listens and thinks, recordings never heard, with controls: DATA= (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_grpo.py $(if $(DATA),--data $(DATA))
+
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
 
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference  ## every proof that a model learns
+learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py

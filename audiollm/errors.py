@@ -57,3 +57,9 @@ class BadSample(Exception):
     def row(self) -> dict[str, str]:
         """Return the four texts by name; `set_aside.row_of` adds the stage that set the item aside."""
         return {"place": self.place, "id": self.id, "reason": self.reason, "kind": self.kind}
+
+
+def error_line(error: BaseException) -> str:
+    """Format an error as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -11,6 +11,11 @@ import threading
 
 _PR_SET_PDEATHSIG = 1
 
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+"""Environment of a worker beside others, with one thread."""
+
 
 def end_with_parent() -> None:
     """Called first thing in a worker: it is killed when its parent ends, even in the midst of native code.

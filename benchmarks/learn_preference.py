@@ -11,7 +11,8 @@ make_questions.py. For each of three seeds:
 - the same budget with chosen and rejected exchanged at random (`shuffled`), and, with one seed, with the recordings
   exchanged among the pairs (`exchanged`): both must gain nothing;
 - the first model trained on with the right answers alone, for the same CPU time (`further`);
-- a reward model from the first model (`reward`), and one whose labels are shuffled (`reward_shuffled`).
+- a reward model from the model of `further`, as InstructGPT begins from its SFT model (`reward`), and one whose
+  labels are shuffled (`reward_shuffled`).
 
 Every model answers the held-out questions greedily, scored as `audiollm evaluate audio-qa` scores. The settings below
 were chosen with seed 0, which is not among the three. Bars: at least 0.90 of the held-out pairs are ordered right, and
@@ -83,10 +84,10 @@ FIRST: dict[str, Any] = {
 ALIGNED: dict[str, Any] = {
     "objective": [{"name": "dpo", "beta": 0.1}, {"name": "sft", "weight": 0.5}],
     "learning_rate": 3e-4,
-    "steps": 250,
+    "steps": 400,
     "batch_size": 16,
 }
-REWARD: dict[str, Any] = {"learning_rate": 3e-4, "steps": 150, "batch_size": 16}
+REWARD: dict[str, Any] = {"learning_rate": 3e-4, "steps": 400, "batch_size": 16}
 FURTHER: dict[str, Any] = {"learning_rate": 3e-4, "batch_size": 16}
 BARS = {"pairs": 0.90, "gain": 0.20}
 
@@ -104,10 +105,10 @@ def main() -> None:
     asked = read_asked(arguments.data)
     write_data(folder, asked, arguments.seeds)
     console = Console(stderr=True)
-    _run(folder, recipe_of(folder, arguments.seeds), console)
-    _run(folder, further_of(folder, arguments.seeds), console, name="further")
-    _run(folder, rewards_of(folder, arguments.seeds), console, name="rewards")
-    questions = [record for name in SOURCES for record in _evenly(asked[name], ASKED[name])]
+    run_stages(folder, recipe_of(folder, arguments.seeds), console)
+    run_stages(folder, further_of(folder, arguments.seeds), console, name="further")
+    run_stages(folder, rewards_of(folder, arguments.seeds), console, name="rewards")
+    questions = [record for name in SOURCES for record in evenly_picked(asked[name], ASKED[name])]
     scores = {
         stage: score(folder / stage / "model", questions, folder / "answers" / stage)
         for stage in stages_of(arguments.seeds)
@@ -136,16 +137,18 @@ def write_data(folder: Path, asked: dict[str, list[AskedRecording]], seeds: Sequ
         trained = [record for record in records if not record.is_held_out]
         held_out = [record for record in records if record.is_held_out]
         few = random.Random(0).sample(trained, FEW[name])
-        _write(folder / "data" / f"few-{name}.jsonl", [answered(record) for record in [*few, *held_out]])
-        _write(folder / "data" / f"right-{name}.jsonl", [answered(record) for record in records])
-        _write(folder / "data" / f"pairs-{name}.jsonl", [_pair(record) for record in records])
+        write_once(folder / "data" / f"few-{name}.jsonl", [answered(record) for record in [*few, *held_out]])
+        write_once(folder / "data" / f"right-{name}.jsonl", [answered(record) for record in records])
+        write_once(folder / "data" / f"pairs-{name}.jsonl", [_pair(record) for record in records])
         for seed in seeds:
             coins = random.Random(f"{name}/{seed}")
             shuffled = [_pair(r, not r.is_held_out and coins.random() < 0.5) for r in records]
-            _write(folder / "data" / f"shuffled{seed}-{name}.jsonl", shuffled)
+            write_once(folder / "data" / f"shuffled{seed}-{name}.jsonl", shuffled)
         order = random.Random(1).sample(range(len(trained)), len(trained))
         moved = [replace(own, path=trained[other].path) for own, other in zip(trained, order, strict=True)]
-        _write(folder / "data" / f"exchanged-{name}.jsonl", [_pair(record) for record in [*moved, *held_out]])
+        write_once(
+            folder / "data" / f"exchanged-{name}.jsonl", [_pair(record) for record in [*moved, *held_out]]
+        )
 
 
 def stages_of(seeds: Sequence[int]) -> list[str]:
@@ -158,7 +161,7 @@ def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """All trainings but `further`, whose budget is the CPU time of `dpo`."""
     stages = []
     for seed in seeds:
-        few = _sources(folder, "few")
+        few = data_sources(folder, "few")
         stages.append({"name": f"first_{seed}", "train": {"shards": few, **HEARING, **FIRST, "seed": seed}})
         stages.append(_aligned(folder, "dpo", "pairs", seed))
         stages.append(_aligned(folder, "shuffled", f"shuffled{seed}", seed))
@@ -179,17 +182,20 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
             "start": str(folder / f"first_{seed}" / "model"),
             "cpu_minutes": round(spent / 60, 3),
         }
-        shards = _sources(folder, "right")
+        shards = data_sources(folder, "right")
         stages.append({"name": f"further_{seed}", "train": {"shards": shards, **settings}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
 
 def rewards_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Reward models from the first models, on the pairs and on the shuffled ones."""
+    """Reward models on the pairs and on the shuffled ones, each from the model of further SFT."""
     stages = []
     for seed in seeds:
         for kind, data in (("reward", "pairs"), ("reward_shuffled", f"shuffled{seed}")):
-            settings = {"samples": _sources(folder, data), "model": str(folder / f"first_{seed}" / "model")}
+            settings = {
+                "samples": data_sources(folder, data),
+                "model": str(folder / f"further_{seed}" / "model"),
+            }
             stages.append({"name": f"{kind}_{seed}", "train_reward": {**settings, **REWARD, "seed": seed}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
@@ -226,72 +232,82 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
         for kind in ("dpo", "shuffled")
     }
     first = [scores[f"first_{seed}"]["accuracy"] for seed in seeds]
-    _print("first: answers right", first, None)
-    _print("dpo: answers gained", gains["dpo"], BARS["gain"])
-    _print("dpo: held-out pairs ordered right", ordered["dpo"], BARS["pairs"])
-    _print("shuffled: answers gained", gains["shuffled"], None)
-    _print("shuffled: held-out pairs ordered right", ordered["shuffled"], None)
-    _print("further SFT: answers gained", gains["further"], None)
+    print_case("first: answers right", first, None)
+    print_case("dpo: answers gained", gains["dpo"], BARS["gain"])
+    print_case("dpo: held-out pairs ordered right", ordered["dpo"], BARS["pairs"])
+    print_case("shuffled: answers gained", gains["shuffled"], None)
+    print_case("shuffled: held-out pairs ordered right", ordered["shuffled"], None)
+    print_case("further SFT: answers gained", gains["further"], None)
     for kind in ("reward", "reward_shuffled"):
         found = [read_json(folder / f"{kind}_{seed}" / "stage.json")["figures"] for seed in seeds]
         bar = BARS["pairs"] if kind == "reward" else None
-        _print(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in found], bar)
-        _print(f"{kind}: calibration error", [each["calibration_error"] for each in found], None)
+        print_case(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in found], bar)
+        print_case(f"{kind}: calibration error", [each["calibration_error"] for each in found], None)
     if (stage := f"exchanged_{EXCHANGED_SEED}") in scores:
         gained = scores[stage]["accuracy"] - scores[f"first_{EXCHANGED_SEED}"]["accuracy"]
-        _print("exchanged recordings: answers gained", [gained], None)
+        print_case("exchanged recordings: answers gained", [gained], None)
 
 
-# ------------------------------------------------------------------------------------------------ private
-
-
-def _run(folder: Path, recipe: dict[str, Any], console: Console, name: str = "recipe") -> None:
+def run_stages(folder: Path, recipe: dict[str, Any], console: Console, name: str = "recipe") -> None:
+    """Run the stages into the folder; what is done is not done again."""
     path = folder / f"{name}.yaml"
     text = yaml.safe_dump(recipe, sort_keys=False)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
-    run_recipe(load_recipe(path, name="learn_preference", runs=folder.parent), console)
+    run_recipe(load_recipe(path, name=folder.name, runs=folder.parent), console)
 
 
-def _write(path: Path, samples: list[Sample]) -> None:
+def write_once(path: Path, samples: list[Sample]) -> None:
     """Once: a training whose data were written again would start afresh."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_samples(path, samples)
 
 
-def _sources(folder: Path, kind: str) -> list[dict[str, Any]]:
+def data_sources(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The files of a kind, with the weights of their sources."""
     return [{"path": str((folder / "data" / f"{kind}-{name}.jsonl").resolve()), "weight": WEIGHTS[name]}
             for name in SOURCES]  # fmt: skip
 
 
+def evenly_picked(records: Sequence[AskedRecording], most: int) -> list[AskedRecording]:
+    """At most so many of the held-out ones."""
+    held_out = [record for record in records if record.is_held_out]
+    count = min(most, len(held_out))
+    return [held_out[number * len(held_out) // count] for number in range(count)]
+
+
+def print_case(
+    case: str,
+    values: Sequence[float],
+    bar: float | None,
+    bench: str = "learn_preference",
+    unit: str = "share",
+) -> None:
+    """Print a JSON line: the mean over seeds, and its 95 % interval where there are several."""
+    mean = sum(values) / len(values)
+    line: dict[str, Any] = {"bench": bench, "case": case, "ours": round(mean, 4)}
+    if bar is not None:
+        line |= {"peer": bar, "ratio": round(mean / bar, 3)}
+    line["unit"] = f"{unit} (peer: the bar)" if bar is not None else unit
+    if len(values) > 1:
+        spread = statistics.stdev(values) / math.sqrt(len(values))
+        half = float(stats.t.ppf(0.975, len(values) - 1)) * spread
+        line["interval"] = [round(mean - half, 4), round(mean + half, 4)]
+    print(json.dumps({**line, "seeds": [round(value, 4) for value in values]}))
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
 def _aligned(folder: Path, kind: str, data: str, seed: int) -> dict[str, Any]:
-    settings = {"samples": _sources(folder, data), "model": f"${{first_{seed}.checkpoint}}", **ALIGNED}
+    settings = {"samples": data_sources(folder, data), "model": f"${{first_{seed}.checkpoint}}", **ALIGNED}
     return {"name": f"{kind}_{seed}", "train_preference": {**settings, "seed": seed}}
 
 
 def _pair(record: AskedRecording, is_exchanged: bool = False) -> Sample:
     right, wrong = record.question.answer, record.wrong
     return preference(record, wrong, right) if is_exchanged else preference(record, right, wrong)
-
-
-def _evenly(records: Sequence[AskedRecording], most: int) -> list[AskedRecording]:
-    held_out = [record for record in records if record.is_held_out]
-    count = min(most, len(held_out))
-    return [held_out[number * len(held_out) // count] for number in range(count)]
-
-
-def _print(case: str, values: Sequence[float], bar: float | None) -> None:
-    mean = sum(values) / len(values)
-    line: dict[str, Any] = {"bench": "learn_preference", "case": case, "ours": round(mean, 4)}
-    if bar is not None:
-        line |= {"peer": bar, "ratio": round(mean / bar, 3)}
-    line["unit"] = "share (peer: the bar)" if bar is not None else "share"
-    if len(values) > 1:
-        spread = statistics.stdev(values) / math.sqrt(len(values))
-        half = float(stats.t.ppf(0.975, len(values) - 1)) * spread
-        line["interval"] = [round(mean - half, 4), round(mean + half, 4)]
-    print(json.dumps({**line, "seeds": [round(value, 4) for value in values]}))
 
 
 if __name__ == "__main__":

@@ -232,9 +232,12 @@ def report(rows: dict[str, dict[str, Any]], minutes: float, console: Console) ->
     console.print(table)
     for name in means["native"]:
         ours, peer = means["native"][name], means["encodec-25hz"][name]
-        better = peer / ours if "distance" in name else ours / peer
-        line = {"bench": "learn_tokenizer", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
-        print(json.dumps({**line, "ratio": round(better, 3), "unit": "score"}))
+        line: dict[str, Any] = {"bench": "learn_tokenizer", "case": name}
+        line |= {"ours": round(ours, 4), "peer": round(peer, 4)}
+        if ours and peer and "share" not in name and "original" not in name:
+            better = peer / ours if "distance" in name or "error" in name else ours / peer
+            line["ratio"] = round(better, 3)
+        print(json.dumps({**line, "unit": "score"}))
 
 
 def _tell_alarms(out: Path, console: Console) -> None:

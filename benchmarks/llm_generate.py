@@ -10,6 +10,9 @@ engine takes them as they are. `ratio` is by the clock, `cpu ratio` by the time 
 others use the machine (on one thread: waiting threads count as working). Reported beside it: milliseconds from the
 request to the first complete frame and to the first sound (our tokenizer at its own size, random weights).
 
+Also reported: CPU-seconds of eight short answers to one long prompt as a group, whose prompt is read once, and as
+single requests.
+
 The bars are 2.0 at batch 1 and 3.0 at batch 8 for the model of width 256; the wide one is reported. On a GPU, `--device
 cuda`, with the shape of a 1 B model in bf16 besides (where codes may differ at a tie: counted, not refused).
 """
@@ -113,6 +116,7 @@ def compare(
         line |= {"same codes": round(statistics.mean(same), 4), "device": device.type, "frames": frames}
         print(json.dumps(line | {"threads": torch.get_num_threads(), "rounds": rounds}), flush=True)
     print(json.dumps({"case": f"{size}, first sound", **first_sound(model, template, rounds)}), flush=True)
+    print(json.dumps({"case": f"{size}, group of 8", **group_of_eight(model, template, rounds)}), flush=True)
 
 
 def speaking_model(config: DualFFNConfig) -> DualFFN:
@@ -203,6 +207,27 @@ def in_turns(
                 seconds[name].append(time.perf_counter() - started[0])
                 seconds[f"{name} cpu"].append(time.process_time() - started[1])
     return seconds
+
+
+def group_of_eight(model: DualFFN, template: Template, rounds: int) -> dict[str, Any]:
+    """CPU-seconds of 8 answers of 32 frames to one prompt of a thousand positions: a group, and single requests."""
+    seeds, asked = range(8), request(" ".join(TEXTS) * 8, 32)
+    engine = Engine.sized_for(model, template, [asked], answers_per_request=len(seeds))
+    ways: dict[str, Callable[[], list[Tensor]]] = {
+        "group": lambda: [answer.codes_KT for answer in engine.run_groups([(asked, seeds)])[0]],
+        "single": lambda: [
+            answer.codes_KT for answer in engine.run([replace(asked, seed=seed) for seed in seeds])
+        ],
+    }
+    answers: dict[str, list[Tensor]] = {}
+    seconds = in_turns(ways, rounds, answers, next(model.parameters()).device)
+    return {
+        "unit": "CPU-seconds",
+        "group": round(statistics.median(seconds["group cpu"]), 3),
+        "single": round(statistics.median(seconds["single cpu"]), 3),
+        "prompt positions": len(template.prompt(asked.messages)),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def first_sound(model: DualFFN, template: Template, rounds: int) -> dict[str, Any]:

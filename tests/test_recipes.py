@@ -21,6 +21,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
+from pipelines.answers import voices
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(
@@ -260,6 +261,35 @@ def test_higgs_weights_are_trained_further_and_stay_what_transformers_loads(
     name = "model.layers.0.audio_mlp.up_proj.weight"
     assert before.keys() == after.keys() and not before[name].equal(after[name])
     assert (folder / "train" / "adapter" / "adapter_model.safetensors").exists() == (recipe == "lora")
+
+
+@pytest.mark.slow
+def test_takes_of_a_model_that_speaks_become_preferences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voices, "STEPS", 10)
+    short = ("takes=1", "max_prompts=4", "max_duration_s=1")
+    small = [f"{stage}.{setting}" for stage in ("spoken_before", "spoken_after") for setting in short]
+    small += [f"{stage}.judge_steps=10" for stage in ("before", "after")]
+    small += [f"sample_answers.{setting}" for setting in ("answers=2", "max_samples=6", "max_duration_s=1")]
+    small += [
+        f"train_preference.{setting}"
+        for setting in ("minutes=null", "steps=10", "batch_size=2", "eval_answers=1")
+    ]
+    small += [
+        *CODEC,
+        "compose.min_seconds=5",
+        *training("train"),
+        *shape("train"),
+        "select_answers.min_margin=0",
+    ]
+    folder = run(tmp_path, "align/speech_tiny.yaml", *small)
+    pairs = read_jsonl(folder / "select_answers" / "samples.jsonl")
+    parts = [answer["content"][0] for pair in pairs for answer in pair["answers"]]
+    assert parts and all(Path(part["path"]).is_file() and Path(part["codes"]).is_file() for part in parts)
+    figures = read_json(folder / "train_preference" / "stage.json")["figures"]
+    assert figures["records"] + figures["held_out_records"] == len(pairs) and not figures["set_aside"]
+    assert (folder / "after" / "scores.json").exists() and (folder / "report.html").exists()
 
 
 @pytest.mark.slow

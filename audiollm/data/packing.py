@@ -20,6 +20,7 @@ from torch import Tensor
 from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import Kind, TokenStream
 from audiollm.data.hearing.features import FeatureShape, PackedFeatures, silence
+from audiollm.data.shared_rows import shared_lengths, without_first_rows
 
 Normalization = Literal["sequence", "token"]
 AudioReduction = Literal["mean", "sum"]
@@ -45,10 +46,13 @@ class PackedBatch:
     """Codes of the audio rows, heard or spoken."""
     positions_S: Tensor
     row_of_S: Tensor
-    """The row of each position, sequence after sequence: `hidden[row_of_S]` is in reading order."""
+    """The row of each position, sequence after sequence: `hidden[row_of_S]` is in reading order. Sequences may share
+    their first rows: there are then more positions than rows."""
     layout: SegmentLayout
     text_target_index: Tensor
-    """Rows whose logits have a text target."""
+    """Rows whose logits have a text target; several times where sequences that share a row go on differently."""
+    text_target_position: Tensor
+    """The positions of these targets' logits, end to end."""
     text_targets: Tensor
     text_weights: Tensor
     """Weights of the text targets, float64."""
@@ -56,6 +60,7 @@ class PackedBatch:
     """int64: the sequence (number of the stream in `pack`) of each text target; -1 where one only fills up."""
     audio_target_index: Tensor
     """Rows whose logits have at least one audio target."""
+    audio_target_position: Tensor
     audio_targets_XK: Tensor
     audio_weights_XK: Tensor
     audio_sequence: Tensor
@@ -85,7 +90,7 @@ def pack(
     normalization: Normalization = "sequence",
     audio_reduction: AudioReduction = "mean",
     encoder: FeatureShape | None = None,
-    share_features: bool = False,
+    share: bool = False,
 ) -> PackedBatch:
     """Concatenate streams, shift their targets by one inside each, and weigh them.
 
@@ -97,8 +102,8 @@ def pack(
             audio targets; `token`: every target weighs the same, and so long sequences more.
         audio_reduction: over codebooks, the `mean` or the `sum`.
         encoder: what the model's audio encoder takes, where it has one.
-        share_features: windows of features that are the same object in several streams (answers to one recording)
-            go through the encoder once.
+        share: rows that a stream begins with as the one before it does (answers to one prompt) are computed once,
+            and windows of features that are the same object in several streams go through the encoder once.
 
     Raises:
         ValueError: no stream (see `idle_pack`).
@@ -106,9 +111,7 @@ def pack(
     if not streams:
         raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
     num_codebooks = streams[0].codes_SK.shape[1]
-    return _assemble(
-        streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share_features
-    )
+    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share)
 
 
 def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | None = None) -> PackedBatch:
@@ -239,42 +242,48 @@ def _assemble(
     normalization: Normalization,
     audio_reduction: AudioReduction,
     encoder: FeatureShape | None,
-    share_features: bool,
+    share: bool,
 ) -> PackedBatch:
-    streams = [*streams, *_idle_streams(streams, num_codebooks, multiple, encoder)]
+    shared = shared_lengths(streams) if share else [0] * len(streams)
+    own = [without_first_rows(stream, rows) for stream, rows in zip(streams, shared, strict=True)]
+    idle = _idle_streams(own, num_codebooks, multiple, encoder)
+    streams, own, shared = [*streams, *idle], [*own, *idle], [*shared, *(0 for _ in idle)]
     lengths = [len(stream) for stream in streams]
-    kinds_S = torch.cat([stream.kinds_S for stream in streams])
+    kinds_S = torch.cat([stream.kinds_S for stream in own])
     is_text_S, is_feature_S = kinds_S == Kind.TEXT, kinds_S == Kind.FEATURE
     is_audio_S = ~(is_text_S | is_feature_S)
     order_S = torch.cat([chosen_S.nonzero()[:, 0] for chosen_S in (is_text_S, is_feature_S, is_audio_S)])
-    layout = SegmentLayout.of(lengths, order_S)
-    sequence_S = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor(lengths))
-    text_S = torch.cat([_shift(stream.text_targets_S) for stream in streams])
-    audio_SK = torch.cat([_shift(stream.audio_targets_SK) for stream in streams])
-    text_index = (text_S != IGNORE).nonzero()[:, 0]
-    audio_index = (audio_SK != IGNORE).any(dim=1).nonzero()[:, 0]
+    layout = SegmentLayout.of(lengths, order_S, shared)
+    positions_S = torch.cat(
+        [torch.arange(first, length) for first, length in zip(shared, lengths, strict=True)]
+    )
+    sequence_P = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor(lengths))
+    text_P = torch.cat([_shift(stream.text_targets_S) for stream in streams])
+    audio_PK = torch.cat([_shift(stream.audio_targets_SK) for stream in streams])
+    text_index = (text_P != IGNORE).nonzero()[:, 0]
+    audio_index = (audio_PK != IGNORE).any(dim=1).nonzero()[:, 0]
     weigh = _WEIGHTS[normalization]
-    text_weights, text_count = weigh((text_S[text_index] != IGNORE)[:, None], sequence_S[text_index])
-    audio_weights_XK, audio_count = weigh(audio_SK[audio_index] != IGNORE, sequence_S[audio_index])
-    share = num_codebooks if audio_reduction == "mean" else 1
+    text_weights, text_count = weigh((text_P[text_index] != IGNORE)[:, None], sequence_P[text_index])
+    audio_weights_XK, audio_count = weigh(audio_PK[audio_index] != IGNORE, sequence_P[audio_index])
+    books = num_codebooks if audio_reduction == "mean" else 1
     return PackedBatch(
-        text_ids_X=torch.cat([stream.text_ids_S for stream in streams])[is_text_S],
-        codes_YK=torch.cat([stream.codes_SK for stream in streams])[is_audio_S],
-        positions_S=torch.cat([torch.arange(length) for length in lengths])[order_S],
+        text_ids_X=torch.cat([stream.text_ids_S for stream in own])[is_text_S],
+        codes_YK=torch.cat([stream.codes_SK for stream in own])[is_audio_S],
+        positions_S=positions_S[order_S],
         row_of_S=layout.row_of_S,
         layout=layout,
         text_target_index=_fill(layout.row_of_S[text_index], multiple),
-        text_targets=_fill(text_S[text_index], multiple),
+        text_target_position=_fill(text_index, multiple),
+        text_targets=_fill(text_P[text_index], multiple),
         text_weights=_fill(text_weights[:, 0], multiple),
-        text_sequence=_fill(sequence_S[text_index], multiple, -1),
+        text_sequence=_fill(sequence_P[text_index], multiple, -1),
         audio_target_index=_fill(layout.row_of_S[audio_index], multiple),
-        audio_targets_XK=_fill(audio_SK[audio_index], multiple),
-        audio_weights_XK=_fill(audio_weights_XK / share, multiple),
-        audio_sequence=_fill(sequence_S[audio_index], multiple, -1),
+        audio_target_position=_fill(audio_index, multiple),
+        audio_targets_XK=_fill(audio_PK[audio_index], multiple),
+        audio_weights_XK=_fill(audio_weights_XK / books, multiple),
+        audio_sequence=_fill(sequence_P[audio_index], multiple, -1),
         counts={"text": text_count, "audio": audio_count},
-        features=PackedFeatures.of(
-            [window for stream in streams for window in stream.features], share_features
-        ),
+        features=PackedFeatures.of([window for stream in own for window in stream.features], share),
     )
 
 
@@ -429,27 +438,52 @@ def _positions(each: Pack, lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Layout of B packed sequences among the rows of a pack."""
+    """Layout of B packed sequences among the rows of a pack; sequences may share their first rows."""
 
     lengths: tuple[int, ...]
     """Sequence lengths, kept on the host so that a loop over sequences needs no device sync."""
     cumulative_lengths: Tensor
-    """int32 `[B + 1]`, from 0 to S."""
+    """int32 `[B + 1]`, from 0 to the number of positions, shared ones counted in every sequence."""
     row_of_S: Tensor
     """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
     order_S: Tensor
-    """The position of each row: the inverse of `row_of_S`."""
+    """The position of each row, the first of those that share it: `positions[order_S]` is in the order of rows."""
 
     @property
     def longest(self) -> int:
         return max(self.lengths)
 
     @classmethod
-    def of(cls, lengths: Sequence[int], order_S: Tensor) -> SegmentLayout:
-        """Build a layout of these sequence lengths; row r of the pack is position `order_S[r]` end to end."""
+    def of(
+        cls, lengths: Sequence[int], order_S: Tensor, shared: Sequence[int] | None = None
+    ) -> SegmentLayout:
+        """Build a layout of these sequence lengths.
+
+        Args:
+            order_S: row r of the pack is number `order_S[r]` of the sequences' own rows, end to end.
+            shared: the number of first rows that each sequence has from the one before it; None: all are its own.
+        """
         ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(tuple(lengths), ends_B, order_S.argsort(), order_S)
+        row_of_own = order_S.argsort()
+        if shared is None or not any(shared):
+            return cls(tuple(lengths), ends_B, row_of_own, order_S)
+        own_P, first_S = _own_rows(lengths, shared)
+        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S])
 
     def to(self, device: torch.device) -> SegmentLayout:
         moved = (each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S))
         return SegmentLayout(self.lengths, *moved)
+
+
+def _own_rows(lengths: Sequence[int], shared: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Number the own rows of sequences end to end: that of each position, and the first position of each."""
+    own: list[Tensor] = []
+    first: list[Tensor] = []
+    rows = positions = 0
+    for length, count in zip(lengths, shared, strict=True):
+        new = length - count
+        before = own[-1][:count] if count else torch.zeros(0, dtype=torch.long)
+        own.append(torch.cat([before, torch.arange(rows, rows + new)]))
+        first.append(torch.arange(positions + count, positions + length))
+        rows, positions = rows + new, positions + length
+    return torch.cat(own), torch.cat(first)

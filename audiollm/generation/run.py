@@ -43,7 +43,7 @@ def generate_prompts(config: GenerateConfig, context: Context) -> dict[str, Any]
     work = [(sample, take) for sample in pairs for take in range(config.takes)]
     generator = Generator.from_pretrained(config.model, config.codec)
     context.say(f"drawn with {defaults_of(config, generator)}")
-    limit_s = min(config.max_duration_s, _longest_s(samples))
+    limit_s = min(config.max_duration_s, longest_allowed_s(samples))
     rows: list[dict[str, Any]] = []
     with context.progress("speaking", len(work)) as bar:
         for first in range(0, len(work), config.batch_size):
@@ -103,7 +103,7 @@ def _speak_batch(
     answers = generator.answer_all(requests)
     for (sample, take), answer in zip(batch, answers, strict=True):
         samples_1N = _sound(generator.codec, answer)
-        text, speaker = _said(sample)
+        text, speaker = text_and_speaker(sample)
         name = safe_name(f"{sample.id}_{take}")
         save(context.folder / "audio" / f"{name}.wav", samples_1N, generator.codec.sample_rate)
         rows.append(
@@ -129,20 +129,20 @@ def _sound(codec: Codec, answer: Answer) -> Tensor:
 
 def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
     """One sample for each (text, speaker), in a stable order, at most `most` of them evenly picked."""
-    pairs = {_said(sample): sample for sample in reversed(samples)}
+    pairs = {text_and_speaker(sample): sample for sample in reversed(samples)}
     ordered = [pairs[key] for key in sorted(pairs)]
     if len(ordered) <= most:
         return ordered
     return [ordered[i * len(ordered) // most] for i in range(most)]
 
 
-def _said(sample: Sample) -> tuple[str, str]:
+def text_and_speaker(sample: Sample) -> tuple[str, str]:
     """Return a sample's text and speaker from its metadata; else the user's text and no speaker."""
     text = sample.metadata.get("text", " ".join(sample.texts("user")))
     return str(text), str(sample.metadata.get("speaker", ""))
 
 
-def _longest_s(samples: Sequence[Sample]) -> float:
+def longest_allowed_s(samples: Sequence[Sample]) -> float:
     """Return 1.2 times the longest speech of a message in the data, at least 1 s."""
     spoken = [m.content for sample in samples for m in sample.messages if m.role == "assistant"]
     audio = [[part for part in content if isinstance(part, AudioPart)] for content in spoken]
@@ -152,6 +152,6 @@ def _longest_s(samples: Sequence[Sample]) -> float:
 
 
 def _seed(seed: int, sample: Sample, take: int) -> int:
-    text, speaker = _said(sample)
+    text, speaker = text_and_speaker(sample)
     digest = hashlib.sha256(f"{seed}/{text}/{speaker}/{take}".encode()).digest()
     return int.from_bytes(digest[:7], "little")

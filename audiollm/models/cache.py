@@ -60,7 +60,10 @@ class Cache:
 
     def move(self, source: int, target: int) -> None:
         """Copy what is filled of a row into another, which is overwritten."""
-        filled = self.lengths[source]
+        self.copy(source, target, self.lengths[source])
+
+    def copy(self, source: int, target: int, filled: int) -> None:
+        """Copy the first positions of a row into another, which is overwritten and then holds them alone."""
         self.keys_NRGDL[:, target, ..., :filled] = self.keys_NRGDL[:, source, ..., :filled]
         self.values_NRGLD[:, target, :, :filled] = self.values_NRGLD[:, source, :, :filled]
         self.lengths[target] = filled

@@ -193,6 +193,12 @@ class DualFFN(nn.Module):
         """
         self.weight_changes += 1
 
+    def empty_copy(self, device: torch.device, dtype: torch.dtype = torch.float32) -> DualFFN:
+        """Return a model of this config in eval mode with weights to be overwritten; keeps random state."""
+        with torch.random.fork_rng(devices=[]):
+            made = DualFFN(self.config)
+        return made.to(device, dtype).requires_grad_(False).eval()
+
     def gradient_checkpointing_enable(self) -> None:
         """Compute the layers' activations again in the backward pass (Hugging Face's name for it)."""
         self.activation_checkpointing = True

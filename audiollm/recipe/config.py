@@ -17,6 +17,8 @@ import yaml
 from audiollm.errors import ConfigError, suggestion
 
 KeyPath = tuple[str | int, ...]
+Targets = dict[str, tuple[dict[str, Any], KeyPath]]
+"""Names that an override may begin with: the settings that it changes, and their place in the document."""
 
 REQUIRED = "???"
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -46,11 +48,11 @@ def load_document(path: Path) -> Document:
     return _load(Path(path), seen=())
 
 
-def apply_overrides(document: Document, overrides: Sequence[str], stage_names: Sequence[str]) -> None:
+def apply_overrides(document: Document, overrides: Sequence[str], targets: Targets) -> None:
     """Write `key.sub=value` overrides into the document; the value is read as YAML.
 
-    The first word is a stage's name or a top-level key that the recipe has; a new key below a stage is
-    allowed here and checked later by the stage's own model.
+    The first word is one of the targets (a stage's name) or a top-level key that the recipe has; a new key below a
+    stage is allowed here and checked later by the stage's own model.
     """
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -61,7 +63,7 @@ def apply_overrides(document: Document, overrides: Sequence[str], stage_names: S
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
             parsed = value
-        _write_override(document, parts, parsed, stage_names)
+        _write_override(document, parts, parsed, targets)
 
 
 def resolve(document: Document, used: set[str]) -> Document:
@@ -200,30 +202,44 @@ def _merge(parent: Document, child: Document) -> Document:
     merged.origins[()] = child.where(())
     for key, value in child.data.items():
         if key == "stages" and isinstance(value, list) and isinstance(parent.data.get("stages"), list):
-            _merge_stages(merged, child, value)
+            merged.data[key] = _merge_stages(merged, parent.data[key], child, value, (key,), (key,))
         else:
             merged.data[key] = _merge_value(merged.data.get(key), value)
             _copy_origins(child, (key,), merged, (key,))
     return merged
 
 
-def _merge_stages(merged: Document, child: Document, entries: list[Any]) -> None:
-    stages = list(merged.data["stages"])
+def _merge_stages(
+    merged: Document, old: list[Any], child: Document, entries: list[Any], old_path: KeyPath, path: KeyPath
+) -> list[Any]:
+    """The stages of `old` with those of the child merged in by name; a block's own stages are merged alike."""
+    stages = list(old)
     names = [parts[0] if (parts := split_stage(entry)) else None for entry in stages]
     for index, entry in enumerate(entries):
         parts = split_stage(entry)
         target = names.index(parts[0]) if parts and parts[0] in names else len(stages)
-        if parts and target < len(stages):
-            old = split_stage(stages[target])
-            assert old is not None
-            same_kind = old[1] == parts[1]
-            settings = _merge_value(old[2], parts[2]) if same_kind else parts[2]
-            stages[target] = {"name": parts[0], parts[1]: settings}
-        else:
+        place, new_place = (*path, index), (*old_path, target)
+        before = split_stage(stages[target]) if target < len(stages) else None
+        if parts is None or before is None:
             stages.append(entry)
             names.append(parts[0] if parts else None)
-        _copy_origins(child, ("stages", index), merged, ("stages", target))
-    merged.data["stages"] = stages
+            _copy_origins(child, place, merged, new_place)
+            continue
+        name, kind, settings = parts
+        if before[1] != kind:
+            stages[target] = {"name": name, kind: settings}
+            _copy_origins(child, place, merged, new_place)
+            continue
+        given, inner = dict(settings), settings.get("stages")
+        inherited = before[2].get("stages")
+        if isinstance(inner, list) and isinstance(inherited, list):
+            inner_path, new_path = (*place, kind, "stages"), (*new_place, kind, "stages")
+            given["stages"] = _merge_stages(merged, inherited, child, inner, new_path, inner_path)
+            _copy_origins(child, place, merged, new_place, but=inner_path)
+        else:
+            _copy_origins(child, place, merged, new_place)
+        stages[target] = {"name": name, kind: _merge_value(before[2], given)}
+    return stages
 
 
 def _merge_value(old: Any, new: Any) -> Any:
@@ -232,29 +248,26 @@ def _merge_value(old: Any, new: Any) -> Any:
     return new
 
 
-def _copy_origins(source: Document, path: KeyPath, target: Document, new_path: KeyPath) -> None:
+def _copy_origins(
+    source: Document, path: KeyPath, target: Document, new_path: KeyPath, but: KeyPath | None = None
+) -> None:
     for key, where in source.origins.items():
-        if key[: len(path)] == path:
+        if key[: len(path)] == path and (but is None or key[: len(but)] != but):
             target.origins[(*new_path, *key[len(path) :])] = where
 
 
 # ------------------------------------------------------------------------------------------- overriding
 
 
-def _write_override(document: Document, parts: list[str], value: Any, stage_names: Sequence[str]) -> None:
+def _write_override(document: Document, parts: list[str], value: Any, targets: Targets) -> None:
     head, where = parts[0], "command line"
-    if len(parts) > 1 and head in stage_names:
-        index = stage_names.index(head)
-        split = split_stage(document.data["stages"][index])
-        assert split is not None
-        name, kind, settings = split
-        document.data["stages"][index] = {"name": name, kind: settings}
-        path: KeyPath = ("stages", index, kind)
-        container, rest = settings, parts[1:]
+    if len(parts) > 1 and head in targets:
+        container, path = targets[head]
+        rest = parts[1:]
     elif head in document.data and head != "stages":
         path, container, rest = (), document.data, parts
     else:
-        known = [key for key in document.data if key != "stages"] + [f"{name}." for name in stage_names]
+        known = [key for key in document.data if key != "stages"] + [f"{name}." for name in targets]
         raise ConfigError(f"{'.'.join(parts)}: this recipe has no such key", where, suggestion(head, known))
     for part in rest[:-1]:
         inner = container.get(part)

@@ -27,6 +27,7 @@ from audiollm.recipe.config import (
     show_path,
     split_stage,
 )
+from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"
 _SHARD_INDEX = ("index.json", "index.safetensors")
@@ -109,6 +110,7 @@ class Stage:
         publish: artifacts that are copied to the run's own folder.
         all_ranks: `run` is called on every rank of a distributed run (it trains), and the first one alone writes;
             else it is called on the first one while the others wait.
+        facts: lines from the settings that the fingerprint depends on beside them (the source of a user's functions).
         keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
     """
 
@@ -122,6 +124,7 @@ class Stage:
     publish: tuple[str, ...] = ()
     all_ranks: bool = False
     keeps: tuple[str, ...] = ()
+    facts: Callable[[Any], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,14 @@ class RecipeStage:
         return self.config.model_dump(mode="json")
 
     def fingerprint(self, upstream: Mapping[str, str]) -> str:
-        """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does."""
+        """Changes when the settings that matter, an input file (path, size, time) or an upstream fingerprint does.
+
+        The stage's own `facts` count, too.
+        """
         parts = [self.stage.kind, self.config.model_dump_json(exclude=set(self.config.incidental))]
         parts += [f"{name}={upstream[name]}" for name in self.upstream]
         parts += [line for path in self.inputs for line in _stat_lines(path)]
+        parts += self.stage.facts(self.config) if self.stage.facts else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
@@ -192,7 +199,8 @@ def load_recipe(
 
     Args:
         path: the YAML file. `${here}` in it is its folder.
-        overrides: `key=value` and `stage.key=value`.
+        overrides: `key=value` and `stage.key=value`; a stage of a `repeat` by its own name for all rounds, or with the
+            round behind it (`train_2.steps=5`) for one.
         name: the run's name in place of the recipe's.
         runs: the folder of all runs.
         absent: receives the inputs that do not exist (for a plan, which reads none); None: they are an error.
@@ -204,9 +212,12 @@ def load_recipe(
     if HERE in document.data:
         raise ConfigError(f"{HERE}: is the recipe's folder", document.where((HERE,)), "call it otherwise")
     document.data[HERE] = str(path.parent)
-    entries = _stage_entries(document)
-    names = [entry[0] for entry in entries]
-    apply_overrides(document, overrides, names)
+    targets = override_targets(document)
+    early = [text for text in overrides if _head(text) in targets or _head(text) in document.data]
+    apply_overrides(document, early, targets)
+    expand(document)
+    _stage_entries(document)  # what an override cannot name is told first
+    apply_overrides(document, [text for text in overrides if text not in early], override_targets(document))
     used: set[str] = set()
     top = resolve(document, used)
     recipe_name = name or _text(top, "name", path.stem)
@@ -249,6 +260,10 @@ def _stage_entries(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
             )
         result.append(parts)
     return result
+
+
+def _head(override: str) -> str:
+    return override.partition("=")[0].partition(".")[0]
 
 
 def _text(document: Document, key: str, default: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from audiollm.audio import save
 from audiollm.codec import Codec, codec_digest, load_codec
@@ -23,13 +24,17 @@ from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.pretrained import model_folder
+from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.corpus.batches import evenly, read_usable
 from audiollm.supervised.corpus.sources import codec_facts
 from audiollm.supervised.corpus.survey import SourceSurvey, frames_of
 from audiollm.supervised.settings import TrainConfig
+from audiollm.train.loop.whole import Read, WholeCopy
 
+SHARDING = ("fsdp2", "zero2", "zero3")
+"""Strategies that spread the weights over ranks."""
 MAX_SPEECH_S = 10.0
 """An untrained model does not stop by itself."""
 
@@ -76,6 +81,32 @@ class EvalAudio:
         writer.close()
 
 
+class ShardedEvalAudio:
+    """`EvalAudio` of a model whose weights are spread over ranks: the first rank speaks with a whole copy.
+
+    Called on every rank, and told once how to read whole weights (`read_by`).
+
+    Args:
+        model: that is trained.
+        copy: the model that `audio` speaks with; None on the other ranks.
+        audio: None on the other ranks.
+    """
+
+    def __init__(self, model: DualFFN, copy: DualFFN | None, audio: EvalAudio | None, ranks: Ranks) -> None:
+        self._whole, self._audio, self._ranks = WholeCopy(model, copy), audio, ranks
+
+    def read_by(self, read: Read) -> None:
+        """Take `Strategy.read`."""
+        self._whole.read_by(read)
+
+    def __call__(self, step: int) -> None:
+        self._whole.fill()
+        if self._audio is not None:
+            with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", enabled=False):
+                self._audio(step)
+        self._ranks.barrier()
+
+
 def _described(sample: Sample) -> dict[str, str]:
     """By the metadata where it tells, else what the user wrote, and nobody."""
     text = str(sample.metadata.get("text", " ".join(sample.texts("user"))))
@@ -100,15 +131,37 @@ def make_eval_audio(
     found: SourceSurvey,
     set_aside: SetAside,
     context: Context,
-) -> EvalAudio | None:
-    """The held-out prompts to synthesize; None on all ranks but the first, and where it cannot be done.
+) -> EvalAudio | ShardedEvalAudio | None:
+    """Pick the held-out prompts to synthesize; None where it cannot be done, and the reason is told.
 
-    The reason is then told.
+    Where every rank holds the whole model, the first rank speaks and the others have None, too.
 
     Raises:
         StageError: `codec` is not the codec of the sources.
     """
-    obstacle = _obstacle(config, context)
+    ranks = context.ranks
+    if ranks.world == 1 or config.strategy not in SHARDING:
+        return _eval_audio(config, model, model, sources, template, found, set_aside, context)
+    weight = next(model.parameters())
+    copy = model.empty_copy(weight.device, weight.dtype) if ranks.first and not _obstacle(config) else None
+    audio = _eval_audio(config, model, copy or model, sources, template, found, set_aside, context)
+    if not ranks.of_first(audio is not None):
+        return None
+    return ShardedEvalAudio(model, copy, audio, ranks)
+
+
+def _eval_audio(
+    config: TrainConfig,
+    model: DualFFN,
+    speaker: DualFFN,
+    sources: Sequence[Source],
+    template: Template,
+    found: SourceSurvey,
+    set_aside: SetAside,
+    context: Context,
+) -> EvalAudio | None:
+    """Return the prompts that `speaker`, with the weights of `model`, synthesizes; on the first rank alone."""
+    obstacle = _obstacle(config)
     spoken: list[tuple[LoadedSample, list[PartAudio]]] = []
     encoder = model.config.audio_encoder
     if not obstacle and context.ranks.first:
@@ -128,12 +181,10 @@ def make_eval_audio(
         problem = f"codec: {config.codec} is another codec than that of the shards"
         raise StageError(problem, "give the folder of the codec that the shards were tokenized with", 2)
     sampling = SamplingConfig(**guidance_of(config.text_dropout, config.speaker_dropout))
-    return EvalAudio(model, codec, template, picked, context.folder / "listening", sampling)
+    return EvalAudio(speaker, codec, template, picked, context.folder / "listening", sampling)
 
 
-def _obstacle(config: TrainConfig, context: Context) -> str:
-    if context.ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
-        return f"with {config.strategy} no rank has the whole model"
+def _obstacle(config: TrainConfig) -> str:
     if config.codec is None:
         return "set `codec` to that of the shards"
     return "" if config.eval_audio_samples else "eval_audio_samples is 0"

@@ -15,6 +15,7 @@ from audiollm.supervised.corpus.batches import StepBatch
 from audiollm.supervised.flops import encoder_flops, training_flops
 from audiollm.supervised.losses import TokenLosses
 from audiollm.train.loop.loop import Update
+from audiollm.train.loop.task import ReadsWeights
 
 KINDS = ("text", "audio")
 
@@ -34,7 +35,7 @@ class SFTTask:
         held_out: this rank's packs to evaluate on, by task.
         weights: of the `text` and of the `audio` loss.
         set_aside: where samples go that turn out bad.
-        listen: called at every evaluation with its step.
+        listen: called at every evaluation with its step; told how to read whole weights if it is `ReadsWeights`.
         audio_reduction: over codebooks, as the packs were weighed.
     """
 
@@ -61,6 +62,11 @@ class SFTTask:
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._forward = modules["model"]
+
+    def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
+        """See `ReadsWeights`: what speaks at evaluations may need whole weights."""
+        if isinstance(self._listen, ReadsWeights):
+            self._listen.read_by(read)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["model"]}

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ScheduleName = Literal["cosine", "wsd", "constant"]
 StrategyName = Literal["auto", "ddp", "fsdp2", "zero2", "zero3"]
+MergeMethod = Literal["linear", "ties", "dare_linear"]
+"""How models that were trained side by side become one; `supervised/merging.py` has the sources."""
 FrozenPlacement = Literal["whole", "sharded", "cpu"]
 Reporter = Literal["tensorboard", "wandb"]
 Trained = Literal["all", "audio_ffn", "adapter"] | Sequence[str]

@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field, model_validator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from audiollm.errors import BadSample, StageError
 from audiollm.recipe.runner import Context
-from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+from audiollm.recipe.stages import Stage, StagePlan
+from pipelines.answers.settings import SampleAnswersConfig
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import RatedAnswer, Sample
-    from pipelines.answers.samplers import AnswerSampling
+    from audiollm.evaluate.report.store import RowStore
+    from audiollm.files.set_aside import SetAside
+    from pipelines.answers.samplers import AnswerSource
+    from pipelines.answers.scorers import AnswerRater
 
-Scorer = Literal["choice", "exact", "reward_model"]
-
-
-class SampleAnswersConfig(StageConfig):
-    """Settings of `sample_answers`."""
-
-    model: InputPath
-    """The model that answers: a trained one's folder, or an audio LLM of transformers."""
-    codec: InputPath | None = None
-    """Folder of the codec, for a model that hears codes; a model with an audio encoder needs none."""
-    samples: InputPath
-    """A .jsonl of samples; the last message of each, where it is the assistant's, is the right answer."""
-    answers: int = Field(4, ge=1)
-    """Answers to each prompt; equal ones are kept once, and counted."""
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(64, ge=1)
-    """Longest answer, in tokens."""
-    seed: int = 0
-    add_right: bool = True
-    """The right answer is one of the answers, whether the model gave it or not."""
-    score: dict[Scorer, float] = Field({"choice": 1.0}, min_length=1)
-    """Weights of the scores whose sum is an answer's `score`. `choice`: 1 where the answer names the right one among
-    the sample's `choices` (metadata; else the answers that the samples give to the same question); `exact`: 1 where it
-    is the right answer, word by word; `reward_model`: that of `reward_model`."""
-    reward_model: InputPath | None = None
-    """Folder of the stage train_reward."""
-    max_samples: int | None = Field(None, ge=1)
-    """Samples of each split, evenly picked; None: all."""
-    strict: bool = False
-    """Stop at the first sample that cannot be asked; otherwise it is set aside, counted and left out."""
-
-    @model_validator(mode="after")
-    def _reward_model_is_read(self) -> SampleAnswersConfig:
-        if ("reward_model" in self.score) != (self.reward_model is not None):
-            raise ValueError("score.reward_model (its weight) and reward_model (its folder) go together")
-        return self
+NO_SCORE = "no score"
 
 
 def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[str, Any]:
-    """Write `samples.jsonl`, whose samples hold their answers with scores; what was answered is never asked again.
+    """Write `samples.jsonl`, whose samples hold their answers with scores.
+
+    What was answered is never asked again, and what was scored is never judged again, in this stage or another of the
+    run.
 
     Raises:
         StageError: no sample, a score whose data are missing, or a bad sample where `strict` is set.
@@ -64,48 +32,112 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     from audiollm.data.records.manifest import read_samples
     from audiollm.data.records.sample import write_samples
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.report.suite import spread_items
     from audiollm.files.set_aside import SetAside
-    from pipelines.answers.samplers import AnswerSampling, load_sampler
-    from pipelines.answers.scorers import check_labels, make_scorers
+    from pipelines.answers.score_store import FILE, ScoreStore
+    from pipelines.answers.scorers import AnswerRater, check_labels, make_judges
 
     samples, bad = read_samples(config.samples)
     set_aside = SetAside(context.folder / "set_aside.jsonl", "sample_answers", strict=config.strict)
-    splits = sorted({str(sample.metadata.get("split")) for sample in samples})
-    chosen = [
-        sample
-        for split in splits
-        for sample in spread_items(
-            [each for each in samples if str(each.metadata.get("split")) == split], config.max_samples
-        )
-    ]
+    chosen = _chosen(samples, config.max_samples)
     if not chosen:
         raise StageError(f"{config.samples} has no samples", "give a .jsonl of samples", 2)
     check_labels(list(config.score), chosen, str(config.samples))
     try:
         set_aside.add(bad)
-        scorers = make_scorers(list(config.score), config.reward_model, samples)
-        sampler, sampling = (
-            load_sampler(config.model, config.codec),
-            AnswerSampling(config.temperature, config.top_p, config.max_tokens, config.seed),
-        )
+        judges = make_judges(config, samples, context)
+        others = (path for path in context.folder.parent.glob(f"*/{FILE}") if path.parent != context.folder)
+        weights = {str(name): weight for name, weight in config.score.items()}
+        scores = AnswerRater(judges, weights, ScoreStore(context.folder / FILE, sorted(others)))
         store = RowStore(context.folder / "kept.jsonl")
-        answered: list[Sample] = []
-        with context.progress("answering", len(chosen)) as bar:
-            for sample in chosen:
+        answered = list(_answered(chosen, config, store, set_aside, context))
+        rated = list(_rated(answered, scores, set_aside, context))
+    except BadSample as error:
+        raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
+    if not rated:
+        raise StageError("no sample was answered and scored", "see set_aside.jsonl", 1)
+    write_samples(context.folder / "samples.jsonl", rated)
+    return _figures(rated, set_aside)
+
+
+def load_source(
+    config: SampleAnswersConfig, samples: Sequence[Sample], store: RowStore, context: Context
+) -> AnswerSource:
+    """Load the model that answers.
+
+    Raises:
+        ConfigError: no model, or one that does not answer in this modality.
+    """
+    from pipelines.answers.samplers import AnswerSampling, WrittenAnswers, load_sampler
+
+    origin = config.model.name
+    if config.modality == "text":
+        sampling = AnswerSampling(config.temperature, config.top_p, config.max_tokens, config.seed)
+        sampler = load_sampler(config.model, config.codec)
+        return WrittenAnswers(sampler, sampling, config.answers, origin, store)
+    from audiollm.generation.run import longest_allowed_s
+    from pipelines.answers.spoken import SpeechSampling, SpokenAnswers, load_speaker_model
+
+    generator, fingerprint = load_speaker_model(config.model, config.codec)
+    drawn = generator.defaults.over(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        text_guidance=config.text_guidance,
+        speaker_guidance=config.speaker_guidance,
+    )
+    context.say(f"drawn with {drawn}")
+    limit_s = min(config.max_duration_s, longest_allowed_s(samples))
+    speech = SpeechSampling(drawn.sampling, limit_s, config.max_tokens, config.seed)
+    return SpokenAnswers(generator, fingerprint, speech, config.answers, origin, store, context.folder)
+
+
+def _chosen(samples: Sequence[Sample], most: int | None) -> list[Sample]:
+    from audiollm.evaluate.report.suite import spread_items
+
+    splits = sorted({str(sample.metadata.get("split")) for sample in samples})
+    return [
+        sample
+        for split in splits
+        for sample in spread_items(
+            [each for each in samples if str(each.metadata.get("split")) == split], most
+        )
+    ]
+
+
+def _answered(
+    chosen: Sequence[Sample],
+    config: SampleAnswersConfig,
+    store: RowStore,
+    set_aside: SetAside,
+    context: Context,
+) -> Iterator[Sample]:
+    """The prompts with their answers; the model is let go of before the first answer is scored."""
+    source = load_source(config, chosen, store, context)
+    with context.progress("answering", len(chosen)) as bar:
+        for first in range(0, len(chosen), source.block):
+            block = chosen[first : first + source.block]
+            source.prepare(block)
+            for sample in block:
                 try:
                     _check_right(sample, config)
-                    texts = _texts(sample, sampler, sampling, config.answers, store)
-                    answered.append(_with_answers(sample, texts, config, scorers))
+                    yield _with_answers(sample, source, config.add_right)
                 except BadSample as error:
                     set_aside.add([error.with_traceback(None)])
                 bar.advance(bar.task_ids[0])
-    except BadSample as error:
-        raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
-    if not answered:
-        raise StageError("no sample could be asked", "see set_aside.jsonl", 1)
-    write_samples(context.folder / "samples.jsonl", answered)
-    return _figures(answered, len(set_aside.rows))
+
+
+def _rated(
+    answered: Sequence[Sample], scores: AnswerRater, set_aside: SetAside, context: Context
+) -> Iterator[Sample]:
+    with context.progress("scoring", len(answered)) as bar:
+        for sample in answered:
+            try:
+                rated, reasons = scores.rate(sample)
+                for number, reason in enumerate(reasons):
+                    set_aside.add([BadSample(f"answer {number}", sample.id, reason, NO_SCORE)])
+                yield rated
+            except BadSample as error:
+                set_aside.add([error.with_traceback(None)])
+            bar.advance(bar.task_ids[0])
 
 
 def _check_right(sample: Sample, config: SampleAnswersConfig) -> None:
@@ -116,66 +148,41 @@ def _check_right(sample: Sample, config: SampleAnswersConfig) -> None:
         )
 
 
-def _texts(sample: Sample, sampler: Any, sampling: AnswerSampling, count: int, store: Any) -> list[str]:
-    """The model's answers; those of an earlier attempt are taken from the store."""
-    from dataclasses import asdict
-
-    from pipelines.answers.samplers import prompt_and_answer
-
-    messages, _ = prompt_and_answer(sample)
-    asked = sample.model_copy(update={"messages": messages})
-    key = [sampler.fingerprint, sample.id, [m.model_dump(mode="json") for m in messages], asdict(sampling)]
-    rows = [store.get(*key, number) for number in range(count)]
-    missing = [number for number, row in enumerate(rows) if row is None]
-    if missing:
-        for number, text in zip(missing, sampler.sample(asked, missing, sampling), strict=True):
-            store.add({"text": text}, *key, number)
-            rows[number] = {"text": text}
-    return [str(row["text"]) for row in rows]
-
-
-def _with_answers(
-    sample: Sample, texts: Sequence[str], config: SampleAnswersConfig, scorers: Mapping[str, Any]
-) -> Sample:
-    """The prompt with its different answers, each scored; an empty answer cannot be trained on and is left out."""
-    from audiollm.data.records.sample import RatedAnswer, TextPart
-    from pipelines.answers.samplers import prompt_and_answer
-
-    messages, right = prompt_and_answer(sample)
-    counts = Counter(text for text in texts if text.strip())
-    origins = dict.fromkeys(counts, config.model.name)
-    if config.add_right and right:
-        counts.setdefault(right, 0)
-        origins.setdefault(right, "right answer")
-    if not counts:
+def _with_answers(sample: Sample, source: AnswerSource, add_right: bool) -> Sample:
+    """The prompt with its different answers; an empty answer cannot be trained on and is left out."""
+    found: dict[Any, RatedAnswer] = {}
+    times: dict[Any, int] = {}
+    for answer in source.answers(sample):
+        if answer is not None:
+            said = answer.says()
+            found.setdefault(said, answer)
+            times[said] = times.get(said, 0) + 1
+    right = source.right(sample) if add_right else None
+    if right is not None:
+        found.setdefault(right.says(), right)
+    if not found:
         raise BadSample("", sample.id, "every answer is empty", "empty answer")
-    made: list[RatedAnswer] = [
-        RatedAnswer(content=[TextPart(text=text)], origin=origins[text], metadata={"times": counts[text]})
-        for text in counts
+    made = [
+        answer.model_copy(update={"metadata": {"times": times.get(said, 0), **answer.metadata}})
+        for said, answer in found.items()
     ]
-    metadata = {**sample.metadata, **({"right": right} if right else {})}
-    asked = sample.model_copy(update={"messages": messages, "answers": made, "metadata": metadata})
-    scores = {name: scorer(asked) for name, scorer in scorers.items()}
-    rated = []
-    for place, answer in enumerate(made):
-        own = {name: values[place] for name, values in scores.items()}
-        total = sum(config.score[name] * value for name, value in own.items())  # type: ignore[index]
-        rated.append(
-            answer.model_copy(update={"score": total, "metadata": {**answer.metadata, "scores": own}})
-        )
-    return asked.model_copy(update={"answers": rated})
+    return source.asked(sample).model_copy(update={"answers": made})
 
 
-def _figures(answered: Sequence[Sample], set_aside: int) -> dict[str, Any]:
-    drawn = [a for sample in answered for a in sample.answers if a.metadata["times"]]
+def _figures(rated: Sequence[Sample], set_aside: SetAside) -> dict[str, Any]:
+    drawn = [a for sample in rated for a in sample.answers if a.metadata["times"]]
     times = sum(a.metadata["times"] for a in drawn)
     score = sum((a.score or 0.0) * a.metadata["times"] for a in drawn) / max(1, times)
+    unscored = set_aside.counts[NO_SCORE]
+    cut = sum(not a.metadata.get("stopped", True) for a in drawn)
     return {
-        "samples": len(answered),
+        "samples": len(rated),
         "answers": times,
         "different_answers": len(drawn),
         "mean_score": round(score, 4),
-        "set_aside": set_aside,
+        "set_aside": len(set_aside.rows) - unscored,
+        **({"answers_without_score": unscored} if unscored else {}),
+        **({"answers_cut": cut} if cut else {}),
     }
 
 
@@ -193,4 +200,5 @@ STAGE = Stage(
     artifacts={"samples": "samples.jsonl"},
     help="have a model answer each prompt several times, and score its answers",
     plan=_plan,
+    keeps=("kept.jsonl", "scores.jsonl", "audio", "codes"),
 )

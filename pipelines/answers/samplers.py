@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from audiollm.audio import AudioError, load
-from audiollm.data.records.sample import AudioPart, Message, Sample
+from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart
 from audiollm.devices import default_device
 from audiollm.errors import BadSample
+from audiollm.evaluate.report.store import RowStore
 from audiollm.files.atomic import folder_digest
 from audiollm.generation.engine.request import Limits, Request
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -22,6 +23,9 @@ from audiollm.models.audio_llms.inputs import InputsError, processor_inputs, tur
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.hub import is_dual_ffn
 from audiollm.models.pretrained import model_folder
+
+RIGHT_ANSWER = "right answer"
+"""Origin of the answer that a sample came with."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,7 @@ class AnswerSampling:
 
     def seed_of(self, sample_id: str, number: int) -> int:
         """The seed of one answer: it depends on nothing that is sampled beside it."""
-        digest = hashlib.sha256(f"{self.seed}/{sample_id}/{number}".encode()).digest()
-        return int.from_bytes(digest[:7], "little")
+        return answer_seed(self.seed, sample_id, number)
 
 
 class AnswerSampler(Protocol):
@@ -54,6 +57,39 @@ class AnswerSampler(Protocol):
         """
 
 
+class AnswerSource(Protocol):
+    """Answers of one model to prompts, in words or in speech; what was answered before is kept."""
+
+    block: int
+    """Samples that are answered together."""
+
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Answer samples together. One that cannot be asked is passed over; `answers` says why."""
+
+    def asked(self, sample: Sample) -> Sample:
+        """The sample with nothing but the messages to be answered.
+
+        Raises:
+            BadSample: a recording of the prompt that cannot be read.
+        """
+
+    def right(self, sample: Sample) -> RatedAnswer | None:
+        """The answer that the sample came with; None where it has none."""
+
+    def answers(self, sample: Sample) -> list[RatedAnswer | None]:
+        """All answers of the model to a sample; None for an empty one.
+
+        Raises:
+            BadSample: a recording that cannot be read, or a prompt that the model does not take.
+        """
+
+
+def answer_seed(seed: int, sample_id: str, number: int) -> int:
+    """The seed of one answer."""
+    digest = hashlib.sha256(f"{seed}/{sample_id}/{number}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")
+
+
 def load_sampler(model: Path, codec: Path | None) -> AnswerSampler:
     """Load a model of ours, or an audio LLM of transformers, from a folder.
 
@@ -62,6 +98,53 @@ def load_sampler(model: Path, codec: Path | None) -> AnswerSampler:
     """
     folder = model_folder(model)
     return OwnSampler(folder, codec) if is_dual_ffn(folder) else TransformersSampler(folder)
+
+
+class WrittenAnswers:
+    """Answers in words: an `AnswerSource`."""
+
+    block = 1
+
+    def __init__(
+        self, sampler: AnswerSampler, sampling: AnswerSampling, count: int, origin: str, store: RowStore
+    ) -> None:
+        self._sampler, self._sampling, self._count = sampler, sampling, count
+        self._origin, self._store = origin, store
+
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """See `AnswerSource.prepare`; each sample is answered alone, when its answers are asked for."""
+
+    def asked(self, sample: Sample) -> Sample:
+        """See `AnswerSource.asked`; the words of the right answer are kept in the metadata."""
+        messages, right = prompt_and_answer(sample)
+        metadata = {**sample.metadata, **({"right": right} if right else {})}
+        return sample.model_copy(update={"messages": messages, "answers": [], "metadata": metadata})
+
+    def right(self, sample: Sample) -> RatedAnswer | None:
+        """See `AnswerSource.right`."""
+        _, right = prompt_and_answer(sample)
+        return RatedAnswer(content=[TextPart(text=right)], origin=RIGHT_ANSWER) if right else None
+
+    def answers(self, sample: Sample) -> list[RatedAnswer | None]:
+        """See `AnswerSource.answers`."""
+        return [
+            RatedAnswer(content=[TextPart(text=text)], origin=self._origin) if text.strip() else None
+            for text in self._texts(sample)
+        ]
+
+    def _texts(self, sample: Sample) -> list[str]:
+        messages, _ = prompt_and_answer(sample)
+        asked = sample.model_copy(update={"messages": messages})
+        told = [m.model_dump(mode="json") for m in messages]
+        key = [self._sampler.fingerprint, sample.id, told, asdict(self._sampling)]
+        rows = [self._store.get(*key, number) for number in range(self._count)]
+        missing = [number for number, row in enumerate(rows) if row is None]
+        if missing:
+            texts = self._sampler.sample(asked, missing, self._sampling)
+            for number, text in zip(missing, texts, strict=True):
+                self._store.add({"text": text}, *key, number)
+                rows[number] = {"text": text}
+        return [str(row["text"]) for row in rows if row is not None]
 
 
 class OwnSampler:

@@ -2,42 +2,180 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from audiollm.data.records.sample import Sample
+import torch
+from torch import Tensor
+
+from audiollm.data.records.part_codes import load_encodings
+from audiollm.data.records.sample import AudioPart, RatedAnswer, Sample
 from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.data.text.forms import recognition_form, spoken_form
+from audiollm.devices import default_device
 from audiollm.errors import BadSample, ConfigError
+from audiollm.evaluate.judges.choosing import (
+    POCKETSPHINX,
+    ChosenJudge,
+    choose_recognizer,
+    choose_speaker_judge,
+)
+from audiollm.evaluate.judges.judging import Recognizer, VoiceJudge, cosine, embed, load_clip, recognize
+from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.listening.audio_qa import read_choice
 from audiollm.evaluate.listening.stage import choices_of
-from audiollm.rl.reward.model import RewardModel
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.suite import spread_items
+from audiollm.evaluate.report.text_errors import TextForm, choose_form, count_errors
+from audiollm.files.atomic import folder_digest
+from audiollm.generation.run import text_and_speaker
+from audiollm.models.pretrained import model_folder
+from audiollm.rl.reward.model import RewardModel, load_reward_model
+from pipelines.answers.judge import (
+    DEFAULT_PROMPT,
+    JudgeError,
+    LanguageJudge,
+    judge_message,
+    load_judge,
+    read_score,
+)
+from pipelines.answers.score_store import ScoreStore, content_of, conversation_content
 from pipelines.answers.select import text_of
+from pipelines.answers.voices import STEPS, recordings_of_speakers, trained_voice_judge
 
-ScoreAnswers = Callable[[Sample], list[float]]
+if TYPE_CHECKING:
+    from audiollm.recipe.runner import Context
+    from pipelines.answers.settings import SampleAnswersConfig
+
+VERSION = 1
+"""Version of stored scores: raise it when a definition changes."""
+MAX_REFERENCES = 8
+"""Recordings of a speaker that the voice of an answer is compared with."""
+MAX_NOTE_CHARACTERS = 500
 
 
-def make_scorers(
-    names: Sequence[str], reward_model: Path | None, samples: Sequence[Sample]
-) -> dict[str, ScoreAnswers]:
-    """The scorers of these names: `choice`, `exact`, `reward_model`.
+@dataclass(frozen=True)
+class Score:
+    """The score of an answer."""
+
+    value: float | None
+    """None: it could not be scored, and `note` says why."""
+    note: str = ""
+    """What a person may read beside it: what was heard, the verdict."""
+    is_final: bool = True
+    """Whether asking again would give the same: an endpoint that could not be reached may answer the next time."""
+
+
+class AnswerJudge(Protocol):
+    """Scores answers; by what identifies it and by content, each is scored once."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Changes when scores may change; None: scores cost nothing and are not stored."""
+
+    def about(self, sample: Sample) -> Any:
+        """What scores depend on beside the answer, as plain data.
+
+        Raises:
+            BadSample: something that the judge compares with is missing.
+        """
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """Score the answers of these numbers.
+
+        Raises:
+            BadSample: something that the judge compares with is missing.
+        """
+
+
+class AnswerRater:
+    """Scores answers by several judges, and keeps what they said.
 
     Args:
-        reward_model: folder of a trained one, for the scorer of that name.
-        samples: whose answers to the same question are its choices, where a sample names none.
+        judges: by the names of scores.
+        weights: of their scores in the sum.
+    """
+
+    def __init__(
+        self, judges: Mapping[str, AnswerJudge], weights: Mapping[str, float], store: ScoreStore
+    ) -> None:
+        self._judges, self._weights, self._store = judges, weights, store
+
+    def rate(self, sample: Sample) -> tuple[Sample, list[str]]:
+        """Score all answers of a sample.
+
+        Returns:
+            The sample with the answers that every judge scored, and of each other one why it was not.
+
+        Raises:
+            BadSample: something that a judge compares with is missing, or no answer has a score.
+        """
+        found = {name: self._scores(name, judge, sample) for name, judge in self._judges.items()}
+        rated: list[RatedAnswer] = []
+        reasons: list[str] = []
+        for number, answer in enumerate(sample.answers):
+            own = {name: scores[number] for name, scores in found.items()}
+            missing = [f"{name}: {score.note}" for name, score in own.items() if score.value is None]
+            if missing:
+                reasons.append(missing[0])
+                continue
+            rated.append(self._rated(answer, own))
+        if not rated:
+            raise BadSample("", sample.id, f"no answer has a score: {reasons[0]}", "no score")
+        return sample.model_copy(update={"answers": rated}), reasons
+
+    def _rated(self, answer: RatedAnswer, scores: Mapping[str, Score]) -> RatedAnswer:
+        values = {name: score.value for name, score in scores.items() if score.value is not None}
+        notes = {name: score.note for name, score in scores.items() if score.note}
+        total = sum(self._weights[name] * value for name, value in values.items())
+        metadata = {**answer.metadata, "scores": values, **({"notes": notes} if notes else {})}
+        return answer.model_copy(update={"score": total, "metadata": metadata})
+
+    def _scores(self, name: str, judge: AnswerJudge, sample: Sample) -> list[Score]:
+        numbers = list(range(len(sample.answers)))
+        if judge.fingerprint is None:
+            return judge.score(sample, numbers)
+        about = [name, VERSION, judge.fingerprint, judge.about(sample)]
+        keys = [[*about, content_of(answer.content, sample.id)] for answer in sample.answers]
+        known = {number: self._store.get(*keys[number]) for number in numbers}
+        missing = [number for number in numbers if known[number] is None]
+        new = dict(zip(missing, judge.score(sample, missing) if missing else [], strict=True))
+        for number, score in new.items():
+            if score.is_final:
+                self._store.add({"score": score.value, "note": score.note}, *keys[number])
+        stored = {number: Score(row["score"], row["note"]) for number, row in known.items() if row}
+        return [new.get(number) or stored[number] for number in numbers]
+
+
+def make_judges(
+    config: SampleAnswersConfig, samples: Sequence[Sample], context: Context
+) -> dict[str, AnswerJudge]:
+    """The judges that a stage asks for, by the names of their scores.
+
+    Args:
+        samples: all of the stage. Their answers to the same question are its choices where a sample names none; their
+            texts are what the recognizer can write, where they are few; recordings of the training split are the
+            voices of its speakers.
 
     Raises:
-        ConfigError: the folder holds no reward model.
+        ConfigError: a judge cannot be loaded.
     """
-    made: dict[str, ScoreAnswers] = {}
-    if "choice" in names:
-        told = choices_of([s for s in samples if s.messages[-1].role == "assistant" and s.texts("assistant")])
-        made["choice"] = partial(_choice_scores, told)
-    if "exact" in names:
-        made["exact"] = _exact_scores
-    if reward_model is not None:
-        made["reward_model"] = partial(_reward_scores, RewardModel.load(reward_model))
-    return made
+    make: dict[str, Callable[[], AnswerJudge]] = {
+        "choice": lambda: ChoiceJudge(samples),
+        "exact": ExactJudge,
+        "reward_model": lambda: RewardJudge(_given(config.reward_model)),
+        "words": lambda: WordsJudge(_recognizer(config, samples), choose_form("spoken", config.language)),
+        "voice": lambda: LikenessJudge(_voices(config, samples, context), samples),
+        "judge": lambda: VerdictJudge(
+            load_judge(_given(config.judge), config.codec, config.judge_tokens),
+            config.judge_prompt or DEFAULT_PROMPT,
+        ),
+    }
+    return {name: make[name]() for name in config.score}
 
 
 def check_labels(names: Sequence[str], samples: Sequence[Sample], where: str) -> None:
@@ -51,32 +189,226 @@ def check_labels(names: Sequence[str], samples: Sequence[Sample], where: str) ->
         raise ConfigError(
             f"score.{compared[0]}: no sample has a right answer",
             where,
-            "end the messages of each with the assistant's right answer, or score by a reward_model",
+            "end the messages of each with the assistant's right answer, or score by a reward_model or a judge",
         )
 
 
-def _choice_scores(told: dict[str, tuple[str, ...]], sample: Sample) -> list[float]:
-    right = _right(sample)
-    question = " ".join(" ".join(sample.texts("user")).split())
-    choices = sample.metadata.get("choices") or told.get(question, ())
-    if right not in choices:
-        raise BadSample(
-            "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
-        )
-    wanted = list(choices).index(right)
-    return [float(read_choice(text_of(answer), list(choices)) == wanted) for answer in sample.answers]
+class ChoiceJudge:
+    """1 where an answer names the right one of the choices, else 0."""
+
+    fingerprint = None
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        answered = [s for s in samples if s.messages[-1].role == "assistant" and s.texts("assistant")]
+        self._told = choices_of(answered)
+
+    def about(self, sample: Sample) -> Any:
+        """See `AnswerJudge.about`."""
+        return None
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        right = _right(sample)
+        question = " ".join(" ".join(sample.texts("user")).split())
+        choices = sample.metadata.get("choices") or self._told.get(question, ())
+        if right not in choices:
+            raise BadSample(
+                "", sample.id, "the right answer is none of the choices: give metadata.choices", "no choices"
+            )
+        wanted = list(choices).index(right)
+        texts = [text_of(sample.answers[number]) for number in numbers]
+        return [Score(float(read_choice(text, list(choices)) == wanted)) for text in texts]
 
 
-def _exact_scores(sample: Sample) -> list[float]:
-    right = _right(sample)
-    return [float(text_of(answer) == right) for answer in sample.answers]
+class ExactJudge:
+    """1 where an answer is the right one, word by word, else 0."""
+
+    fingerprint = None
+
+    def about(self, sample: Sample) -> Any:
+        """See `AnswerJudge.about`."""
+        return None
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        right = _right(sample)
+        return [Score(float(text_of(sample.answers[number]) == right)) for number in numbers]
 
 
-def _reward_scores(model: RewardModel, sample: Sample) -> list[float]:
-    clips = tuple(
-        AudioClip(part.path, sample.id, part.path, part.start_s, part.end_s) for part in sample.audio_parts()
-    )
-    return model.score(LoadedSample(sample, [], clips))
+class RewardJudge:
+    """The score of a reward model.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model: RewardModel = load_reward_model(folder, default_device())
+        self.fingerprint: str | None = folder_digest(model_folder(folder))
+
+    def about(self, sample: Sample) -> Any:
+        """See `AnswerJudge.about`."""
+        return conversation_content(sample.messages, sample.id)
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        parts = sample.audio_parts()
+        clips = tuple(AudioClip(part.path, sample.id, part.path, part.start_s, part.end_s) for part in parts)
+        loaded = LoadedSample(sample, load_encodings(parts, sample.id, ""), clips)
+        return [Score(value) for value in self._model.score(loaded, numbers)]
+
+
+class WordsJudge:
+    """1 less the word error rate of what a recognizer hears in a spoken answer, at least 0."""
+
+    def __init__(self, recognizer: ChosenJudge[Recognizer], form: TextForm) -> None:
+        self._recognizer, self._form = recognizer.judge, form
+        self.fingerprint: str | None = f"{recognizer.fingerprint} {form.name} {form.language}"
+
+    def about(self, sample: Sample) -> Any:
+        """The text to be said."""
+        text = self._form.apply(text_and_speaker(sample)[0])
+        if not text:
+            raise BadSample("", sample.id, "has no text to be said: give metadata.text", "no text")
+        return text
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        text = self.about(sample)
+        return [self._score(text, spoken_part(sample.answers[number])) for number in numbers]
+
+    def _score(self, text: str, part: AudioPart) -> Score:
+        try:
+            heard = recognize(self._recognizer, load_clip(Path(part.path), part.start_s, part.end_s))
+            rate = count_errors(text, self._form.apply(heard)).rate
+        except MetricError as error:
+            return Score(None, error.reason)
+        return Score(max(0.0, 1.0 - rate), heard)
+
+
+class LikenessJudge:
+    """Cosine of a voice judge's embeddings of a spoken answer and of the voice that was asked for, -1 to 1.
+
+    That voice is the first recording of the prompt; without one, the mean of recordings of the same speaker in the
+    samples' training split.
+    """
+
+    def __init__(self, voices: ChosenJudge[VoiceJudge], samples: Sequence[Sample]) -> None:
+        self._voices = voices.judge
+        self.fingerprint: str | None = voices.fingerprint
+        self._of_speaker = recordings_of_speakers(samples)
+        self._known: dict[tuple[AudioPart, ...], Tensor] = {}
+
+    def about(self, sample: Sample) -> Any:
+        """Digests and spans of the reference recordings."""
+        return content_of(self._references(sample), sample.id)
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        try:
+            reference_D = self._reference(self._references(sample))
+        except MetricError as error:
+            reason = f"the voice that was asked for: {error.reason}"
+            raise BadSample("", sample.id, reason, "no voice to compare with") from error
+        return [self._score(reference_D, spoken_part(sample.answers[number])) for number in numbers]
+
+    def _score(self, reference_D: Tensor, part: AudioPart) -> Score:
+        try:
+            return Score(cosine(reference_D, self._embedding(part)))
+        except MetricError as error:
+            return Score(None, error.reason)
+
+    def _references(self, sample: Sample) -> tuple[AudioPart, ...]:
+        shown = sample.audio("system") + sample.audio("user")
+        own = self._of_speaker.get(text_and_speaker(sample)[1], [])
+        found = shown[:1] or spread_items(own, MAX_REFERENCES)
+        if not found:
+            reason = "has no voice to compare with: no recording in its prompt, and none of its speaker"
+            raise BadSample("", sample.id, reason, "no voice to compare with")
+        return tuple(found)
+
+    def _reference(self, parts: tuple[AudioPart, ...]) -> Tensor:
+        if parts not in self._known:
+            each = [self._embedding(part) for part in parts]
+            self._known[parts] = torch.stack([one_D / one_D.norm() for one_D in each]).mean(dim=0)
+        return self._known[parts]
+
+    def _embedding(self, part: AudioPart) -> Tensor:
+        return embed(self._voices, load_clip(Path(part.path), part.start_s, part.end_s))
+
+
+class VerdictJudge:
+    """The points that a language model gives an answer, 0 to 5."""
+
+    def __init__(self, judge: LanguageJudge, prompt: str) -> None:
+        self._judge, self._prompt = judge, prompt
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """See `AnswerJudge.fingerprint`."""
+        return f"{self._judge.fingerprint}\n{self._prompt}"
+
+    def about(self, sample: Sample) -> Any:
+        """The conversation."""
+        return conversation_content(sample.messages, sample.id)
+
+    def score(self, sample: Sample, numbers: Sequence[int]) -> list[Score]:
+        """See `AnswerJudge.score`."""
+        answers = [sample.answers[number] for number in numbers]
+        if self._judge.at_once == 1:
+            return [self._score(sample, answer) for answer in answers]
+        with ThreadPoolExecutor(self._judge.at_once) as pool:
+            return list(pool.map(lambda answer: self._score(sample, answer), answers))
+
+    def _score(self, sample: Sample, answer: RatedAnswer) -> Score:
+        try:
+            verdict = self._judge.reply(judge_message(self._prompt, sample.messages, answer))
+        except JudgeError as error:
+            return Score(None, str(error), is_final=False)
+        said = " ".join(verdict.split())[-MAX_NOTE_CHARACTERS:]
+        points = read_score(verdict)
+        return Score(None, f"no score in the verdict: {said}") if points is None else Score(points, said)
+
+
+def spoken_part(answer: RatedAnswer) -> AudioPart:
+    """The first recording of a spoken answer."""
+    return answer.audio_parts()[0]
+
+
+def _recognizer(config: SampleAnswersConfig, samples: Sequence[Sample]) -> ChosenJudge[Recognizer]:
+    """The recognizer; pocketsphinx is given a closed grammar where few texts are asked for, as in `evaluate`."""
+    if config.recognizer != POCKETSPHINX:
+        chosen = choose_recognizer(config.recognizer, config.language)
+        assert chosen is not None
+        return chosen
+    texts = {recognition_form(spoken_form(text_and_speaker(sample)[0])) for sample in samples}
+    judge, grammar, _ = choose_grammar(sorted(texts - {""}))
+    return ChosenJudge(judge, f"{POCKETSPHINX} {grammar}")
+
+
+def _voices(
+    config: SampleAnswersConfig, samples: Sequence[Sample], context: Context
+) -> ChosenJudge[VoiceJudge]:
+    """The given judge of voices; else one that is trained on the samples' speakers, kept in the stage's folder."""
+    given = config.voice_judge
+    if given is None:
+        with context.progress("training a judge of voices", STEPS) as bar:
+            # another seed than the recipe's: the stage `evaluate` trains its judge with that
+            folder = trained_voice_judge(
+                samples,
+                context.folder / "judges" / "speaker",
+                config.seed + 1,
+                lambda step, loss: bar.advance(bar.task_ids[0]),
+            )
+        given = str(folder)
+    chosen = choose_speaker_judge(given)
+    assert chosen is not None
+    return chosen
+
+
+def _given(value: Any) -> Any:
+    assert value is not None  # `SampleAnswersConfig` refuses a score without its judge
+    return value
 
 
 def _right(sample: Sample) -> str:

@@ -7,11 +7,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from audiollm.errors import StageError
+from audiollm.errors import BadSample, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
 
@@ -19,9 +19,45 @@ if TYPE_CHECKING:
     from audiollm.data.records.sample import RatedAnswer, Sample
 
 
+CHARACTERS, SECONDS = "characters", "seconds"
+
+
 def text_of(answer: RatedAnswer) -> str:
     """The words of an answer."""
     return "".join(part.text for part in answer.content if part.type == "text").strip()
+
+
+class AnswerLength(NamedTuple):
+    """The length of an answer; lengths of different units cannot be compared."""
+
+    unit: str
+    value: float
+
+
+def length_of(answer: RatedAnswer, sample_id: str) -> AnswerLength:
+    """Seconds of a spoken answer (metadata `seconds`, else the spans or files of its recordings), else characters.
+
+    Raises:
+        BadSample: the length of a recording is not known.
+    """
+    from audiollm.audio import AudioError, probe
+
+    parts = answer.audio_parts()
+    if not parts:
+        return AnswerLength(CHARACTERS, max(1, len(text_of(answer))))
+    told = answer.metadata.get("seconds")
+    if isinstance(told, int | float):
+        return AnswerLength(SECONDS, float(told))
+    seconds = 0.0
+    for part in parts:
+        try:
+            end_s = part.end_s if part.end_s is not None else probe(part.path).duration_s
+        except AudioError as error:
+            raise BadSample("", sample_id, f"how long is an answer? {error}", "unreadable file") from error
+        if end_s is None:
+            raise BadSample("", sample_id, f"how long is {part.path}? give it an end_s", "unknown length")
+        seconds += end_s - part.start_s
+    return AnswerLength(SECONDS, seconds)
 
 
 class SelectAnswersConfig(StageConfig):
@@ -29,15 +65,19 @@ class SelectAnswersConfig(StageConfig):
 
     samples: InputPath
     """A .jsonl of samples with scored answers, as `sample_answers` writes it."""
-    select: Literal["best_worst", "all_pairs", "right", "rejection"] = "best_worst"
-    """`best_worst`: the best and the worst answer of each prompt; `all_pairs`: every two whose scores differ enough,
+    select: Literal["best_worst", "disjoint", "all_pairs", "right", "rejection"] = "best_worst"
+    """`best_worst`: the best and the worst answer of each prompt; `disjoint`: several pairs, each answer in one at
+    most: the best and the worst, the next best and the next worst; `all_pairs`: every two whose scores differ enough,
     one record each; `right`: conversations with the right answers, to be trained on (RFT); `rejection`: answers drawn
     by statistical rejection sampling, paired in the order of the draw (RSO)."""
     min_margin: float = Field(0.0, ge=0)
     """Least difference of the two scores; equal scores make no pair."""
     max_length_ratio: float | None = Field(None, ge=1)
-    """Characters of the longer of the two answers over those of the shorter one, at most: the pair with the largest
-    margin among those is taken. None: any."""
+    """Length of the longer of the two answers over that of the shorter one, at most: the pair with the largest margin
+    among those is taken. Words are measured in characters, speech in seconds. None: any."""
+    chosen_not_longer: bool = Field(False, exclude_if=lambda value: not value)
+    """The better answer alone is bounded: it is at most as long as the worse one, or `max_length_ratio` times as long.
+    A model that learns from such pairs does not learn to answer longer."""
     own_answers: bool = True
     """Answers that the model gave itself are taken alone (`right`, `rejection`), and not the right answer that
     `sample_answers` adds."""
@@ -48,12 +88,15 @@ class SelectAnswersConfig(StageConfig):
     beta: float = Field(0.5, gt=0)
     """Rejection sampling takes an answer with probability exp((score - best score) / beta)."""
     seed: int = 0
+    strict: bool = Field(False, exclude_if=lambda value: not value)
+    """Stop at the first bad sample; otherwise it is set aside, counted and left out."""
 
     @model_validator(mode="after")
     def _settings_are_read(self) -> SelectAnswersConfig:
         read = {
-            "best_worst": {"min_margin", "max_length_ratio"},
-            "all_pairs": {"min_margin", "max_length_ratio"},
+            "best_worst": {"min_margin", "max_length_ratio", "chosen_not_longer"},
+            "disjoint": {"min_margin", "max_length_ratio", "chosen_not_longer"},
+            "all_pairs": {"min_margin", "max_length_ratio", "chosen_not_longer"},
             "right": {"right_score", "most", "own_answers"},
             "rejection": {"most", "beta", "seed", "min_margin", "own_answers"},
         }
@@ -68,24 +111,30 @@ def run_select_answers(config: SelectAnswersConfig, context: Context) -> dict[st
     """Write `samples.jsonl`; held-out samples (metadata `split: test`) are selected as the others.
 
     Raises:
-        StageError: nothing is left.
+        StageError: nothing is left, or a bad sample where `strict` is set.
     """
     from audiollm.data.records.manifest import read_samples
     from audiollm.data.records.sample import write_samples
     from audiollm.files.set_aside import SetAside
 
     samples, bad = read_samples(config.samples)
-    set_aside = SetAside(context.folder / "set_aside.jsonl", "select_answers")
-    set_aside.add(bad)
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "select_answers", strict=config.strict)
     left_out: Counter[str] = Counter()
-    selected = []
-    for sample in samples:
-        scored = [answer for answer in sample.answers if answer.score is not None]
-        made = _SELECT[config.select](sample, scored, config) if scored else "no scored answer"
-        if isinstance(made, str):
-            left_out[made] += 1
-        else:
-            selected += made
+    selected: list[Sample] = []
+    try:
+        set_aside.add(bad)
+        for sample in samples:
+            try:
+                made = _select(sample, config)
+            except BadSample as error:
+                set_aside.add([error.with_traceback(None)])
+                continue
+            if isinstance(made, str):
+                left_out[made] += 1
+            else:
+                selected += made
+    except BadSample as error:
+        raise StageError(str(error), "mend or remove it, or leave `strict` out to set it aside", 2) from error
     if not selected:
         raise StageError(
             f"nothing is left: {dict(left_out)}", "see the scores, min_margin and right_score", 1
@@ -128,38 +177,73 @@ def rejection_sample(
     return taken
 
 
+def _select(sample: Sample, config: SelectAnswersConfig) -> list[Sample] | str:
+    """The records that a sample gives, or what it lacks."""
+    scored = [answer for answer in sample.answers if answer.score is not None]
+    return _SELECT[config.select](sample, scored, config) if scored else "no scored answer"
+
+
 def _pair(sample: Sample, chosen: RatedAnswer, rejected: RatedAnswer, suffix: str = "") -> Sample:
     return sample.model_copy(update={"id": sample.id + suffix, "answers": [chosen, rejected]})
 
 
 def _pairs(
-    answers: Sequence[RatedAnswer], config: SelectAnswersConfig
+    sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[tuple[RatedAnswer, RatedAnswer]]:
     """The allowed pairs, (better, worse), those with the largest margin first."""
     found = []
     for better in answers:
         for worse in answers:
-            margin = (better.score or 0.0) - (worse.score or 0.0)
-            if margin <= 0 or margin < config.min_margin:
-                continue
-            lengths = sorted(max(1, len(text_of(each))) for each in (better, worse))
-            if config.max_length_ratio is None or lengths[1] <= config.max_length_ratio * lengths[0]:
-                found.append((margin, better, worse))
+            if _fit(better, worse, config, sample.id):
+                found.append(((better.score or 0.0) - (worse.score or 0.0), better, worse))
     found.sort(key=lambda row: -row[0])
     return [(better, worse) for _, better, worse in found]
+
+
+def _fit(better: RatedAnswer, worse: RatedAnswer, config: SelectAnswersConfig, sample_id: str) -> bool:
+    """Whether two answers make a pair, by margin and lengths."""
+    margin = (better.score or 0.0) - (worse.score or 0.0)
+    if margin <= 0 or margin < config.min_margin:
+        return False
+    if config.max_length_ratio is None and not config.chosen_not_longer:
+        return True
+    first, second = length_of(better, sample_id), length_of(worse, sample_id)
+    if first.unit != second.unit:
+        return False
+    limit = config.max_length_ratio or 1.0
+    shorter = second.value if config.chosen_not_longer else min(first.value, second.value)
+    longer = first.value if config.chosen_not_longer else max(first.value, second.value)
+    return longer <= limit * shorter
 
 
 def _best_worst(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[Sample] | str:
-    pairs = _pairs(answers, config)
+    pairs = _pairs(sample, answers, config)
     return [_pair(sample, *pairs[0])] if pairs else "a pair with such a margin and lengths"
+
+
+def _disjoint(
+    sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
+) -> list[Sample] | str:
+    """Pair the best answer with the worst that fits, then the next best with the worst of those that are left."""
+    left = sorted(answers, key=lambda answer: -(answer.score or 0.0))
+    made: list[Sample] = []
+    while len(left) > 1:
+        better = left.pop(0)
+        worst = next(
+            (place for place in reversed(range(len(left))) if _fit(better, left[place], config, sample.id)),
+            None,
+        )
+        if worst is not None:
+            made.append(_pair(sample, better, left.pop(worst), f"#{len(made)}"))
+    return made or "a pair with such a margin and lengths"
 
 
 def _all_pairs(
     sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswersConfig
 ) -> list[Sample] | str:
-    pairs = _pairs(answers, config)
+    pairs = _pairs(sample, answers, config)
     made = [_pair(sample, *pair, f"#{number}") for number, pair in enumerate(pairs)]
     return made or "a pair with such a margin and lengths"
 
@@ -174,7 +258,7 @@ def _right(sample: Sample, answers: Sequence[RatedAnswer], config: SelectAnswers
 
     given = _given(answers, config)
     right = [answer for answer in given if (answer.score or 0.0) >= config.right_score]
-    right.sort(key=lambda answer: len(text_of(answer)))
+    right.sort(key=lambda answer: length_of(answer, sample.id).value)
     made = []
     for number, answer in enumerate(right[: config.most]):
         messages = [*sample.messages, Message(role="assistant", content=answer.content)]
@@ -202,6 +286,7 @@ def _rejection(
 
 _SELECT: dict[str, Callable[[Any, Any, SelectAnswersConfig], list[Any] | str]] = {
     "best_worst": _best_worst,
+    "disjoint": _disjoint,
     "all_pairs": _all_pairs,
     "right": _right,
     "rejection": _rejection,

@@ -14,14 +14,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from audiollm.processes import end_with_parent
+from audiollm.errors import error_line
+from audiollm.processes import ONE_THREAD, end_with_parent
 from pipelines.execution.engine import EngineError, Pool, Worker, WorkerReply
 from pipelines.execution.shared_setup import WORKER_FILE, worker_of
-
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
-
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process sees, separated by commas."""
@@ -152,12 +148,6 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
 
 def _cannot(step: str, error: Exception) -> str:
     return f"the step {step} cannot be set up: {error_line(error)}" if step else error_line(error)
-
-
-def error_line(error: BaseException) -> str:
-    """Format an error as one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @contextmanager

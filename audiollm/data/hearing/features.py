@@ -299,13 +299,16 @@ def _log_mel(samples_N: Tensor, shape: FeatureShape) -> Tensor:
     """`[M, F]`; of a window that is to be filled up, with the beginning of the silence and not all of it."""
     window = shape.max_positions * shape.frames_per_position * SAMPLES_PER_FRAME
     length = window if shape.padded else len(samples_N)
-    made = _extractor(shape.num_mel_bins)(
-        samples_N.numpy(),
-        sampling_rate=SAMPLE_RATE,
-        padding="max_length",
-        max_length=length,
-        return_tensors="np",
-    )
+    with torch.autocast(
+        "cpu", enabled=False
+    ):  # on where a strategy casts weights and an evaluation reads records
+        made = _extractor(shape.num_mel_bins)(
+            samples_N.numpy(),
+            sampling_rate=SAMPLE_RATE,
+            padding="max_length",
+            max_length=length,
+            return_tensors="np",
+        )
     mel_MF = np.asarray(made["input_features"][0], np.float32)
     frames = len(samples_N) // SAMPLES_PER_FRAME + TAIL_FRAMES if shape.padded else mel_MF.shape[1]
     return torch.from_numpy(np.ascontiguousarray(mel_MF[:, :frames]))

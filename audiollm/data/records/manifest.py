@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from audiollm.data.records.part_codes import at_addresses
 from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
-from audiollm.data.records.storage import audio_address, read_blocks, read_range
+from audiollm.data.records.storage import read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
 
 _NEWLINE = 10
@@ -136,6 +137,6 @@ def _with_addresses(sample: Sample, folder: Path) -> Sample:
     def moved(part: Part) -> Part:
         if isinstance(part, TextPart):
             return part
-        return part.model_copy(update={"path": audio_address(str(folder), part.path)})
+        return at_addresses(part, str(folder))
 
     return sample.with_parts(moved)

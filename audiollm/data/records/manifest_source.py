@@ -1,20 +1,21 @@
-"""Samples of a JSONL file with the sound files that they name: a `Source`."""
+"""Samples of a JSONL file with the files of sound and codes that they name: a `Source`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from audiollm.data.records.manifest import Manifest
+from audiollm.data.records.part_codes import at_addresses, load_encodings
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.records.storage import audio_address, parent
+from audiollm.data.records.storage import parent
 from audiollm.errors import BadSample
 
 
 class ManifestSource:
     """A manifest as a `Source`.
 
-    The path of an audio part is relative to the manifest's folder; where there is no such file, to the working
-    directory, as stages write them.
+    The path of an audio part, and of its codes, is relative to the manifest's folder; where there is no such file, to
+    the working directory, as stages write them.
     """
 
     bad: tuple[BadSample, ...] = ()
@@ -37,14 +38,9 @@ class ManifestSource:
     def __getitem__(self, index: int) -> LoadedSample:
         sample = self._manifest[index]
         place = self._manifest.place(index)
+        parts = [at_addresses(part, self._folder) for part in sample.audio_parts()]
         clips = tuple(
-            AudioClip(
-                f"{place} {part.path}",
-                sample.id,
-                audio_address(self._folder, part.path),
-                part.start_s,
-                part.end_s,
-            )
-            for part in sample.audio_parts()
+            AudioClip(f"{place} {named.path}", sample.id, part.path, part.start_s, part.end_s)
+            for named, part in zip(sample.audio_parts(), parts, strict=True)
         )
-        return LoadedSample(sample, [], clips)
+        return LoadedSample(sample, load_encodings(parts, sample.id, place), clips)

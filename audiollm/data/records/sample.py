@@ -27,6 +27,10 @@ _KINDS = {
 _REMEDIES = {"finite_number": "; leave it out where there is no score"}
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -44,6 +48,8 @@ class AudioPart(_Record):
     end_s: float | None = None
     """Seconds from the file's beginning; None: to its end."""
     speaker: str | None = None
+    codes: str | None = Field(default=None, min_length=1, exclude_if=_is_none)
+    """File with the codes of this part, where they are known already (`part_codes.py`); relative as `path` is."""
 
     @model_validator(mode="after")
     def _span_is_positive(self) -> AudioPart:
@@ -58,10 +64,6 @@ Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
 class Message(_Record):
     role: Literal["system", "user", "assistant"]
     content: list[Part] = Field(min_length=1)
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _is_empty(value: Sized) -> bool:

@@ -14,8 +14,9 @@ from audiollm.evaluate.judges.pretrained import (
     PretrainedSpeakerJudge,
 )
 from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
-from audiollm.evaluate.subjects.loading import is_import_path, plug_in
+from audiollm.evaluate.subjects.loading import plug_in
 from audiollm.files.atomic import folder_digest
+from audiollm.recipe.plug_ins import is_import_path
 
 POCKETSPHINX = "pocketsphinx"
 Judge = TypeVar("Judge", covariant=True)

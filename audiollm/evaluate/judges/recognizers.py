@@ -24,6 +24,8 @@ _PADDING_S = 0.2
 _FRAME_S = 0.01
 _MIN_LIKELIHOOD = 1e-300
 _MIN_FIT = -10.0
+MAX_GRAMMAR_TEXTS = 60
+"""Most texts of a closed grammar."""
 _FILLERS = ("<", "[", "+")
 """First characters of silence and noise labels in a segmentation."""
 
@@ -177,6 +179,17 @@ class PocketsphinxRecognizer:
 
     def _knows(self, word: str) -> bool:
         return self._decoder.lookup_word(word) is not None
+
+
+def choose_grammar(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[str] | None, str]:
+    """The recognizer, its grammar and a note: the asked texts are the grammar if few and of known words."""
+    if not 0 < len(texts) <= MAX_GRAMMAR_TEXTS:
+        note = f"open vocabulary: {len(texts)} different texts; a grammar holds 1 to {MAX_GRAMMAR_TEXTS}"
+        return PocketsphinxRecognizer(None), None, note
+    try:
+        return PocketsphinxRecognizer(texts), list(texts), ""
+    except ValueError as error:
+        return PocketsphinxRecognizer(None), None, f"open vocabulary: {error}"
 
 
 def _likelihood_per_frame(segment: Any) -> float:

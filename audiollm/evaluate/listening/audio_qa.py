@@ -14,15 +14,18 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.text.forms import recognition_form
+from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
-from audiollm.evaluate.report.statistics import share
+from audiollm.evaluate.report.statistics import metric_table, share
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUPS = ("task", "difficulty", "category", "sub_category")
+MAX_THOUGHT_WORDS = 50
+"""Longest thought that counts as short, as Ke-Omni-R's prompt asks for."""
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
 """Keys of a reply, in the order of preference: MMAU's script reads the first, its instructions name the second."""
 
@@ -119,9 +122,9 @@ def read_choice(reply: str, choices: Sequence[str]) -> int | None:
 
     In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
     says that the answer is a letter; it holds one marked letter; it holds the text of one option as whole words, an
-    option within a longer one aside. What a model thought (`<think>...</think>`) is not looked at.
+    option within a longer one aside. Of a reply with tags the answer alone is looked at (`read_answer`).
     """
-    text = reply.rpartition("</think>")[2].strip()
+    text = read_answer(reply).answer
     for rule in _RULES:
         found = {choices.index(choices[place]) for place in rule(text, choices)}  # options may be there twice
         if found:
@@ -130,8 +133,11 @@ def read_choice(reply: str, choices: Sequence[str]) -> int | None:
 
 
 def mmau_match(reply: str, answer: str, choices: Sequence[str]) -> bool:
-    """MMAU's string match: the reply holds all words of the answer, and no word that only another option has."""
-    words, wanted = _words(reply), _words(answer)
+    """MMAU's string match: the reply holds all words of the answer, and no word that only another option has.
+
+    Of a reply with tags the answer alone is looked at (`read_answer`).
+    """
+    words, wanted = _words(read_answer(reply).answer), _words(answer)
     others = {word for choice in choices if _words(choice) != wanted for word in _words(choice) - wanted}
     return bool(words) and wanted <= words and not words & others
 
@@ -198,7 +204,15 @@ def _row(question: Question, reply: Reply) -> Row:
         "named": None if chosen is None else question.choices[chosen],
         "right": chosen is not None and question.choices[chosen] == question.answer,
         "matched": not reply.problem and mmau_match(reply.text, question.answer, question.choices),
+        **_form(read_answer(reply.text)),
     }
+
+
+def _form(parts: AnswerParts) -> Row:
+    """Form of a reply with tags; nothing of a plain one."""
+    if not parts.is_tagged:
+        return {}
+    return {"well_formed": parts.thinks_well or parts.answers_well, "thought_words": parts.thought_words}
 
 
 def _scores(rows: Sequence[Row]) -> dict[str, Any]:
@@ -208,6 +222,19 @@ def _scores(rows: Sequence[Row]) -> dict[str, Any]:
         "mmau_string_match": share([row["matched"] for row in rows]),
         "chance": sum(1 / row["choices"] for row in rows) / n if n else None,
         "no_usable_answer": sum(row["chosen"] is None for row in rows) / n if n else None,
+        **_form_scores(rows),
+    }
+
+
+def _form_scores(rows: Sequence[Row]) -> dict[str, Any]:
+    """Figures on the form of replies, where at least one has tags; a reply without tags is not well formed."""
+    words = [row["thought_words"] for row in rows if "thought_words" in row]
+    if not words:
+        return {}
+    return {
+        "well_formed": share([bool(row.get("well_formed")) for row in rows]),
+        "short_thoughts": share([each <= MAX_THOUGHT_WORDS for each in words]),
+        "thought_words": metric_table(words),
     }
 
 
@@ -226,7 +253,23 @@ def _tables(result: Mapping[str, Any]) -> list[ScoreTable]:
         if set(found) - {"(unknown)"}:
             rows = [_cells(name, table) for name, table in found.items()]
             tables.append(ScoreTable(f"by {group.replace('_', '-')}", headings, rows))
-    return tables
+    return tables + _form_tables(result)
+
+
+def _form_tables(result: Mapping[str, Any]) -> list[ScoreTable]:
+    """Tables on the form of replies, by domain (MMAU's task) and difficulty; none where all replies are plain."""
+    if "well_formed" not in result:
+        return []
+    found = {"all": result, **result["by_task"], **result["by_difficulty"]}
+    rows = [_form_cells(name, table) for name, table in found.items() if "well_formed" in table]
+    headings = ["", "well formed ↑ (95 %)", f"thought ≤ {MAX_THOUGHT_WORDS} words ↑ (95 %)", "words, mean"]
+    return [ScoreTable("form of the replies", [*headings, "median", "n"], rows)]
+
+
+def _form_cells(name: str, table: Mapping[str, Any]) -> list[str]:
+    shares = [with_interval(table[key], "accuracy") for key in ("well_formed", "short_thoughts")]
+    words = table["thought_words"]
+    return [name, *shares, f"{words['mean']:.1f}", f"{words['median']:.0f}", str(words["n"])]
 
 
 def _left_out(result: Mapping[str, Any]) -> str:

@@ -33,6 +33,8 @@ from audiollm.evaluate.speech.commands import clips_of, speaker_of
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.judging import SpeechClip
+    from audiollm.evaluate.listening.audio_qa import Question
+    from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
     from audiollm.evaluate.speech.clips import SpeechRequest
     from audiollm.evaluate.subjects.chat import Chat, EndpointChat
@@ -121,25 +123,45 @@ def audio_qa(
     out: Out = Path("scores/audio-qa"),
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Replies to each question; what most of them name counts.")
+    ] = 1,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Temperature of the replies; 0: the likeliest words.")
+    ] = 0.0,
+    batch: Annotated[int, typer.Option(min=1, help="Questions that are answered at a time.")] = 1,
+    seed: Seed = 0,
     examples: Examples = 8,
 ) -> None:
     """Score multiple choice about recordings: accuracy by task, difficulty and category, chance beside it.
+
+    Of replies with <think> and <answer>, their form and the words of their thoughts are in the table, too.
 
     Example: audiollm evaluate audio-qa --list mmau-test-mini.json --audio mmau --model ~/models/Qwen2-Audio-7B-Instruct
     """
     console = Console()
     from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions
+    from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import read_replies
 
     questions = spread_items(read_questions(listing), limit)
     folder = audio or listing.parent
     inquiries = [question.inquiry(folder) for question in questions]
     _one_of(model=model, endpoint=endpoint, replies=replies_file)
+    sampling = ReplySampling(samples, temperature, batch, seed)
+    is_plain = sampling == ReplySampling(seed=seed)
+    if replies_file is not None and not is_plain:
+        raise ConfigError(
+            "the replies are given", "--samples, --temperature, --batch", "leave these options out"
+        )
     if replies_file is not None:
         replies, about = read_replies(replies_file, _ids(inquiries), REPLY_KEYS), f"from {replies_file}"
     else:
         source = ListenerSource(model, codec, endpoint, endpoint_model, key_variable, max_tokens)
-        replies, about = _replies(source, inquiries, out, console)
+        if is_plain:
+            replies, about = _replies(source, inquiries, out, console)
+        else:
+            replies, about = _majority(source, questions, inquiries, sampling, out, console)
     conclude(evaluate_audio_qa(questions, replies, folder, about), out, examples, console)
 
 
@@ -225,6 +247,26 @@ def _replies(
 
     subject = _listener(source)
     return _ask(by_answerer(subject), subject.fingerprint, inquiries, out, console), f"model: {subject.name}"
+
+
+def _majority(
+    source: ListenerSource,
+    questions: list[Question],
+    inquiries: list[Inquiry],
+    sampling: ReplySampling,
+    out: Path,
+    console: Console,
+) -> tuple[dict[str, Reply], str]:
+    """The reply that stands for the majority of each question's samples, and a description for the page."""
+    from audiollm.evaluate.listening.majority import majority_replies, sample_all
+    from audiollm.evaluate.report.store import RowStore
+
+    subject = _listener(source)
+    with bar(console, "listening", len(inquiries)) as progress:
+        store = RowStore(out / "kept.jsonl")
+        sampled = sample_all(subject, inquiries, sampling, store, lambda what: step(progress, what))
+    about = f"model: {subject.name}; majority of {sampling.samples} at temperature {sampling.temperature:g}"
+    return majority_replies(questions, sampled), about
 
 
 def _ask(

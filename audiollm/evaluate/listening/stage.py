@@ -61,7 +61,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]
     spoken = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
-    asked = spread_items([s for s in held if _question(s) in choices], config.max_samples)
+    asked = spread_items([s for s in held if question_of(s) in choices], config.max_samples)
     if not spoken and not asked:
         raise StageError(
             f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
@@ -89,7 +89,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     if asked:
         from audiollm.evaluate.listening.audio_qa import evaluate_audio_qa
 
-        questions = [_as_question(sample, choices[_question(sample)]) for sample in asked]
+        questions = [_as_question(sample, choices[question_of(sample)]) for sample in asked]
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
@@ -102,7 +102,7 @@ def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
     """The different answers to each question that has 2 to 26 of them."""
     found: dict[str, set[str]] = {}
     for sample in samples:
-        found.setdefault(_question(sample), set()).add(_answer(sample))
+        found.setdefault(question_of(sample), set()).add(_answer(sample))
     return {
         question: tuple(sorted(answers))
         for question, answers in found.items()
@@ -132,7 +132,8 @@ def _is_answered(sample: Sample) -> bool:
     return words and alone and sample.messages[-1].role == "assistant"
 
 
-def _question(sample: Sample) -> str:
+def question_of(sample: Sample) -> str:
+    """The words of the user in a sample, as one line."""
     return " ".join(" ".join(sample.texts("user")).split())
 
 
@@ -145,7 +146,7 @@ def _inquiry(sample: Sample) -> Inquiry:
 
     heard = sample.audio("user")[0]
     asked = tuple(sample.messages[:-1])  # in the words and the order that a model is trained on
-    return Inquiry(sample.id, Path(heard.path), _question(sample), heard.start_s, heard.end_s, asked)
+    return Inquiry(sample.id, Path(heard.path), question_of(sample), heard.start_s, heard.end_s, asked)
 
 
 def _recording(sample: Sample, language: str) -> TranscribedRecording:
@@ -167,7 +168,7 @@ def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
         audio_id=heard.path,
         start_s=heard.start_s,
         end_s=heard.end_s,
-        question=_question(sample),
+        question=question_of(sample),
         choices=choices,
         answer=_answer(sample),
         task=sample.task,

@@ -25,7 +25,7 @@ from audiollm.evaluate.judges.classifier import (
 )
 from audiollm.evaluate.judges.features import Clip
 from audiollm.evaluate.judges.judging import SpeechClip, SpeechJudges, load_span
-from audiollm.evaluate.judges.recognizers import PocketsphinxRecognizer
+from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.speech.settings import EvaluationConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
@@ -71,7 +71,7 @@ def gather_judges(
     for name in ("classifier", "speaker"):
         if "left_out" in facts[name]:
             context.say(f"no {name} judge: {facts[name]['left_out']}")
-    recognizer, grammar, note = _recognizer(sorted({clip.text for clip in asked} - {""}))
+    recognizer, grammar, note = choose_grammar(sorted({clip.text for clip in asked} - {""}))
     facts["pocketsphinx"] = {"grammar": grammar, "note": note}
     judges = SpeechJudges(
         recognizer, None, classifiers, grammar, max_clip_s=MAX_JUDGED_CLIP_S, sample_rate=JUDGE_RATE
@@ -183,17 +183,6 @@ def _train(
         context.say(f"judge {folder.name}: {error}")
         return
     judge.save(folder)
-
-
-def _recognizer(texts: Sequence[str]) -> tuple[PocketsphinxRecognizer, list[str] | None, str]:
-    """The recognizer, its grammar and a note: the asked texts are the grammar if few and of known words."""
-    if not 0 < len(texts) <= MAX_LABELS:
-        note = f"open vocabulary: {len(texts)} different texts; a grammar holds 1 to {MAX_LABELS}"
-        return PocketsphinxRecognizer(None), None, note
-    try:
-        return PocketsphinxRecognizer(texts), list(texts), ""
-    except ValueError as error:
-        return PocketsphinxRecognizer(None), None, f"open vocabulary: {error}"
 
 
 def _load(clip: SpeechClip) -> Waveform:

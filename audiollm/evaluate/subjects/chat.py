@@ -66,6 +66,23 @@ class ChatAnswerer:
 
 
 @dataclass(frozen=True)
+class PretrainedAnswerer(ChatAnswerer):
+    """A local model of transformers, which can also sample: a `SamplingAnswerer`, one question after the other."""
+
+    chat: PretrainedChat
+
+    def answer_many(
+        self,
+        recordings: Sequence[Waveform],
+        questions: Sequence[str],
+        seeds: Sequence[int],
+        temperature: float,
+    ) -> list[str]:
+        asked = zip(recordings, questions, seeds, strict=True)
+        return [self.chat.sample([audio, question], seed, temperature) for audio, question, seed in asked]
+
+
+@dataclass(frozen=True)
 class OneClipChat:
     """A chat with an `Answerer`, which hears one recording: several are joined, with a second of silence between."""
 
@@ -179,8 +196,21 @@ class PretrainedChat:
     def ask(self, parts: Parts) -> str:
         return self.go_on([("user", parts)])
 
-    @torch.inference_mode()
     def go_on(self, turns: Sequence[Turn]) -> str:
+        return self._generated(turns, do_sample=False)
+
+    def sample(self, parts: Parts, seed: int, temperature: float) -> str:
+        """An answer at a temperature, from the whole distribution; at 0 it is that of `ask`."""
+        if temperature <= 0:
+            return self.ask(parts)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return self._generated(
+                [("user", parts)], do_sample=True, temperature=temperature, top_p=1.0, top_k=0
+            )
+
+    @torch.inference_mode()
+    def _generated(self, turns: Sequence[Turn], **sampling: Any) -> str:
         try:
             inputs = processor_inputs(self._processor, turns, generation_prompt=True)
         except InputsError as error:
@@ -189,7 +219,7 @@ class PretrainedChat:
             made = self._model.generate(
                 **{key: self._moved(value) for key, value in inputs.items()},
                 max_new_tokens=self._max_tokens,
-                do_sample=False,
+                **sampling,
             )
         except Exception as error:
             said = " ".join(str(error).split())[:200]

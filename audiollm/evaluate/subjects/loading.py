@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from audiollm.errors import ConfigError
 from audiollm.evaluate.subjects.protocols import Answerer, DialogueSpeaker, Speaker, Subject
 from audiollm.files.atomic import folder_digest
+from audiollm.recipe.plug_ins import import_named, is_import_path
 
 Made = TypeVar("Made")
 
@@ -49,16 +48,9 @@ def load_answerer(model: str, codec: Path | None, max_tokens: int) -> Subject:
 
         own = OwnModel.load(Path(model), codec, max_tokens=max_tokens)
         return Subject(model, own.fingerprint, own)
-    from audiollm.evaluate.subjects.chat import ChatAnswerer, PretrainedChat
+    from audiollm.evaluate.subjects.chat import PretrainedAnswerer, PretrainedChat
 
-    return Subject(model, folder_digest(folder), ChatAnswerer(PretrainedChat(folder, max_tokens)))
-
-
-def is_import_path(given: str) -> bool:
-    """Whether a text is `package.module:factory` and no file or folder."""
-    module, colon, name = given.partition(":")
-    dotted = all(part.isidentifier() for part in module.split("."))
-    return bool(colon) and dotted and name.isidentifier() and not Path(given).exists()
+    return Subject(model, folder_digest(folder), PretrainedAnswerer(PretrainedChat(folder, max_tokens)))
 
 
 def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:
@@ -67,18 +59,13 @@ def plug_in(path: str, protocols: tuple[type[Made], ...], needs: str) -> Made:
     Raises:
         ConfigError: it cannot be imported, fails, or lacks what is needed.
     """
-    module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    remedy = f"give a factory without arguments: {needs}"
+    factory = import_named(path, remedy)
     try:
-        made = getattr(import_module(module), name)()
+        made = factory()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"cannot be made: {reason}", path, f"give a factory without arguments: {needs}"
-        ) from error
-    finally:
-        sys.path.remove(here)
+        raise ConfigError(f"cannot be made: {reason}", path, remedy) from error
     if not isinstance(made, protocols):
         raise ConfigError(f"{type(made).__name__} has no {needs}", path, f"give it a method {needs}")
     return made

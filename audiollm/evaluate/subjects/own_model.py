@@ -10,7 +10,8 @@ from audiollm.audio import Waveform
 from audiollm.data.records.sample import Message
 from audiollm.evaluate.subjects.protocols import VoicePrompt
 from audiollm.files.atomic import folder_digest
-from audiollm.generation.speaking.generator import Generator
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.speaking.generator import GREEDY, Generator
 from audiollm.models.pretrained import model_folder
 
 
@@ -76,6 +77,21 @@ class OwnModel:
 
     def answer(self, audio: Waveform, question: str) -> str:
         return self.generator.answer(audio, question, max_tokens=self.max_tokens)
+
+    def answer_many(
+        self,
+        recordings: Sequence[Waveform],
+        questions: Sequence[str],
+        seeds: Sequence[int],
+        temperature: float,
+    ) -> list[str]:
+        """See `SamplingAnswerer`; all answers go through the engine together."""
+        sampling = SamplingConfig(temperature=temperature, top_p=1.0) if temperature > 0 else GREEDY
+        requests = [
+            self.generator.question(audio, question, seed=seed, sampling=sampling, max_tokens=self.max_tokens)
+            for audio, question, seed in zip(recordings, questions, seeds, strict=True)
+        ]
+        return [answer.text.strip() for answer in self.generator.answer_all(requests)]
 
     def reply(self, messages: Sequence[Message], audio: Waveform) -> str:
         request = self.generator.asked(messages, audio, max_tokens=self.max_tokens)

@@ -49,6 +49,20 @@ class Answerer(Protocol):
 
 
 @runtime_checkable
+class SamplingAnswerer(Protocol):
+    """Answers several questions at a time, and samples its answers."""
+
+    def answer_many(
+        self,
+        recordings: Sequence[Waveform],
+        questions: Sequence[str],
+        seeds: Sequence[int],
+        temperature: float,
+    ) -> list[str]:
+        """The answers, each by its own seed; temperature 0 takes the likeliest words."""
+
+
+@runtime_checkable
 class Conversant(Protocol):
     """Answers in a chat: with its system message, and with texts and recording in their order."""
 

@@ -22,10 +22,11 @@ from torch import Tensor
 from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.packing import pack
-from audiollm.data.text import tokenizer as tokens
+from audiollm.generation.engine.forbidden import forbidden_words
+from audiollm.generation.engine.record import Logprobs, TokenRecord
 from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request, TextPiece
 from audiollm.generation.engine.rows import Group, Running, StepPlan, batch_rows
-from audiollm.generation.engine.sampling import guide, sample_codes
+from audiollm.generation.engine.sampling import check_plain, drawn_logprobs, guide, sample_codes
 from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
@@ -54,7 +55,7 @@ class Engine:
         decoder: GenerationDecoder | None = None,
     ) -> None:
         weight = next(model.parameters())
-        self._template, self._device = template, weight.device
+        self._model, self._template, self._device = model, template, weight.device
         self._decoder = decoder or GenerationDecoder(model)
         self._layers: DualFFN | PackedDecoder = model
         """Decoder that computes the steps, with the weights of the time when an answer last began."""
@@ -65,7 +66,7 @@ class Engine:
         self._owners: list[Running] = []
         """The running answer that owns each cache row in use."""
         self._plan: StepPlan | None = None
-        forbidden = _forbidden_words(template, self._marks, model.config.vocab_size)
+        forbidden = forbidden_words(template, model.config.vocab_size)
         self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
 
     @classmethod
@@ -76,9 +77,12 @@ class Engine:
         requests: Sequence[Request],
         most_slots: int = 256,
         decoder: GenerationDecoder | None = None,
+        answers_per_request: int = 1,
     ) -> Engine:
         """Make an engine with a slot for each branch of these requests, up to a limit, and room for the longest one."""
-        branches = [len(request.sampling.branches) for request in requests]
+        branches = [
+            len(request.sampling.branches) for request in requests for _ in range(answers_per_request)
+        ]
         longest = max(_positions(template, request, _prompts(template, request)) for request in requests)
         return cls(model, template, max(max(branches), min(sum(branches), most_slots)), longest, decoder)
 
@@ -88,11 +92,21 @@ class Engine:
         return bool(self._owners or self._waiting)
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its number, which its events carry.
+        """Queue a request; returns its number, which its events carry. Raises: ValueError: see `submit_group`."""
+        return self.submit_group(request, [request.seed])[0]
+
+    def submit_group(self, request: Request, seeds: Sequence[int]) -> list[int]:
+        """Queue a request several times, with a seed for each answer; returns their numbers.
+
+        The prompt goes through the audio encoder and the model once, and its cache rows are copied for the other
+        answers, as long as one of the group is running when another begins and the weights are the same.
 
         Raises:
-            ValueError: it needs more slots or more room than there are, or its audio does not fit its messages.
+            ValueError: it needs more slots or more room than there are, its audio does not fit its messages, or it
+                has `record_tokens` and is not sampled plainly (`check_plain`).
         """
+        if request.record_tokens:
+            check_plain(request.sampling)
         branches = len(request.sampling.branches)
         if branches > self._slots:
             raise ValueError(
@@ -111,13 +125,16 @@ class Engine:
             streams = [_without_last(stream) for stream in streams]
         room = self._cache.length - max(len(stream) for stream in streams)
         kind, limits = request.answer, request.limits
-        state = AnswerState(self._marks, self._template.tokenizer, kind, limits, room, first_id)
-        self._submitted += 1
-        generator = torch.Generator().manual_seed(request.seed)
-        self._waiting.append(
-            Running(self._submitted, request, streams, state, time.perf_counter(), generator)
-        )
-        return self._submitted
+        group, now, lengths = self._submitted + 1, time.perf_counter(), [len(stream) for stream in streams]
+        for seed in seeds:
+            record = TokenRecord(kind) if request.record_tokens else None
+            state = AnswerState(self._marks, self._template.tokenizer, kind, limits, room, first_id, record)
+            self._submitted += 1
+            generator = torch.Generator().manual_seed(seed)
+            self._waiting.append(
+                Running(self._submitted, request, streams, state, now, generator, group, lengths)
+            )
+        return list(range(group, self._submitted + 1))
 
     def cancel(self, number: int) -> None:
         """Drop a request and free its slots; does nothing for a finished or unknown one."""
@@ -138,14 +155,30 @@ class Engine:
         drawn = [self._draw_words(hidden_XC, group) for group in plan.text_groups]
         drawn += [self._draw_codes(logits_YKV, group) for group in plan.audio_groups]
         # the one wait for the device
-        flat = torch.cat([each.flatten() for each in drawn]).cpu().numpy()
-        return self._advance(plan, flat)
+        flat = torch.cat([codes.flatten() for codes, _ in drawn]).cpu().numpy()
+        logprobs = None
+        if any(found is not None for _, found in drawn):
+            found = [torch.zeros(codes.shape, device=self._device) if logprob is None else logprob
+                     for codes, logprob in drawn]  # fmt: skip
+            logprobs = torch.cat([each.flatten() for each in found]).float().cpu().numpy()
+        return self._advance(plan, flat, logprobs)
 
     def run(
         self, requests: Sequence[Request], on_step: Callable[[Sequence[Event]], None] = lambda events: None
     ) -> list[Answer]:
         """Answer all of these requests, in their order; those submitted before run on beside them."""
-        numbers = [self.submit(request) for request in requests]
+        return self._finished([self.submit(request) for request in requests], on_step)
+
+    def run_groups(self, groups: Sequence[tuple[Request, Sequence[int]]]) -> list[list[Answer]]:
+        """Answer each request once per seed (`submit_group`); returns each group's answers in order of its seeds."""
+        numbers = [self.submit_group(request, seeds) for request, seeds in groups]
+        answers = iter(self._finished([number for group in numbers for number in group]))
+        return [[next(answers) for _ in group] for group in numbers]
+
+    def _finished(
+        self, numbers: Sequence[int], on_step: Callable[[Sequence[Event]], None] = lambda events: None
+    ) -> list[Answer]:
+        """Take steps until the answers of these numbers are complete."""
         answers: dict[int, Answer] = {}
         while any(number not in answers for number in numbers):
             events = self.step()
@@ -169,8 +202,15 @@ class Engine:
             self.cancel(number)
 
     def _admit(self) -> None:
-        """Admit waiting requests that there are slots for; their prompts go through the model without padding."""
+        """Admit waiting requests that there are slots for; their prompts go through the model without padding.
+
+        A prompt that an answer of the same group has in its rows is copied from there.
+        """
         admitted: list[Running] = []
+        if not self._waiting:
+            return
+        changes = self._model.weight_changes
+        twins = {each.group: each for each in self._running() if each.weight_changes == changes}
         while self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots:
             running = self._waiting.popleft()
             running.rows = list(range(len(self._owners), len(self._owners) + len(running.streams)))
@@ -179,7 +219,15 @@ class Engine:
             self._plan = None
         if admitted:
             self._layers = self._decoder.current()
-        pairs = [pair for each in admitted for pair in zip(each.streams, each.rows, strict=True)]
+        pairs: list[tuple[TokenStream, int]] = []
+        copies: list[tuple[int, int, int]] = []
+        for each in admitted:
+            each.weight_changes = changes
+            twin = twins.setdefault(each.group, each)
+            if twin is each:
+                pairs += zip(each.streams, each.rows, strict=True)
+            else:
+                copies += zip(twin.rows, each.rows, each.lengths, strict=True)
         while pairs:
             count, positions = 1, len(pairs[0][0])
             while count < len(pairs) and positions + len(pairs[count][0]) <= PREFILL_POSITIONS:
@@ -189,6 +237,8 @@ class Engine:
             lengths = [len(stream) for stream in streams]
             self._layers.prefill(pack(streams).to(self._device), self._cache, rows, lengths)
             del pairs[:count]
+        for source, target, filled in copies:
+            self._cache.copy(source, target, filled)
         for running in admitted:
             running.streams = []
 
@@ -198,17 +248,28 @@ class Engine:
         hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
         return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()
 
-    def _draw_words(self, hidden_XC: Tensor, group: Group) -> Tensor:
-        """Draw one token per answer, `[B]`, from the full prompt's branch alone: guidance is for speech."""
+    def _draw_words(self, hidden_XC: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
+        """Draw one token per answer, `[B, 1]`, from the full prompt's branch alone: guidance is for speech.
+
+        Returns:
+            The tokens, and their log-probabilities where they are recorded.
+        """
         full, request = group.branches[0], group.members[0].request
         hidden_BC = hidden_XC if full is None else hidden_XC[full]
         logits_BV = self._layers.text_logits(hidden_BC).float()
         logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
         uniform_B2K = self._uniform(group)
-        return sample_codes(logits_BV[:, None], request.sampling, uniform_B2K[:, :, :1])[:, 0]
+        logits_B1V = logits_BV[:, None]
+        return _with_logprobs(
+            logits_B1V, sample_codes(logits_B1V, request.sampling, uniform_B2K[:, :, :1]), group
+        )
 
-    def _draw_codes(self, logits_YKV: Tensor, group: Group) -> Tensor:
-        """Draw one code per codebook and answer, `[B, K]`: never BOS, and EOS in the first codebook only."""
+    def _draw_codes(self, logits_YKV: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
+        """Draw one code per codebook and answer, `[B, K]`: never BOS, and EOS in the first codebook only.
+
+        Returns:
+            The codes, and their log-probabilities where they are recorded.
+        """
         sampling, marks = group.members[0].request.sampling, self._marks
         branches = [logits_YKV if each is None else logits_YKV[each] for each in group.branches]
         logits_BKV = branches[0]
@@ -225,7 +286,8 @@ class Engine:
         if sampling.ras_window and sampling.temperature:
             recent = [each.state.speech.recent_WK(sampling.ras_window) for each in group.members]
             recent_BWK = torch.from_numpy(np.stack(recent)).to(self._device)
-        return sample_codes(logits_BKV, sampling, self._uniform(group), recent_BWK)
+        codes_BK = sample_codes(logits_BKV, sampling, self._uniform(group), recent_BWK)
+        return _with_logprobs(logits_BKV, codes_BK, group)
 
     def _uniform(self, group: Group) -> Tensor:
         """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
@@ -233,18 +295,21 @@ class Engine:
             return torch.empty(0, 2, 0)
         return torch.stack([each.next_uniform_2K() for each in group.members]).to(self._device)
 
-    def _advance(self, plan: StepPlan, drawn: Codes) -> list[Event]:
+    def _advance(self, plan: StepPlan, drawn: Codes, logprobs: Logprobs | None) -> list[Event]:
         """Advance every answer's state by what was drawn for it, and free the slots of finished answers."""
         events: list[Event] = []
+        logprobs = np.zeros(drawn.shape, dtype=np.float32) if logprobs is None else logprobs
         start = 0
         for group in plan.text_groups:
-            for running, token in zip(group.members, drawn[start:].tolist(), strict=False):
-                if piece := running.state.take_text(token):
+            drawn_words = zip(group.members, drawn[start:].tolist(), logprobs[start:].tolist(), strict=False)
+            for running, token, logprob in drawn_words:
+                if piece := running.state.take_text(token, logprob):
                     events.append(TextPiece(running.number, piece))
             start += len(group.members)
-        rows = iter(drawn[start:].reshape(-1, self._marks.num_codebooks))
+        books = self._marks.num_codebooks
+        rows = zip(drawn[start:].reshape(-1, books), logprobs[start:].reshape(-1, books), strict=True)
         for running in (each for group in plan.audio_groups for each in group.members):
-            codes_KT = running.state.take_codes(next(rows))
+            codes_KT = running.state.take_codes(*next(rows))
             if codes_KT is not None:
                 running.first_frame = running.first_frame or time.perf_counter()
                 events.append(Frames(running.number, codes_KT, running.state.stretches - 1))
@@ -270,6 +335,7 @@ class Engine:
             reason=reason,
             first_frame_s=None if first is None else first - running.submitted,
             seconds=time.perf_counter() - running.submitted,
+            tokens=running.state.tokens(running.request.sampling.temperature > 0),
         )
 
     def _running(self) -> list[Running]:
@@ -300,6 +366,12 @@ def _prompts(template: Template, request: Request) -> list[TokenStream]:
     ]
 
 
+def _with_logprobs(logits_BKV: Tensor, codes_BK: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
+    if not group.has_logprobs:
+        return codes_BK, None
+    return codes_BK, drawn_logprobs(logits_BKV, codes_BK, group.members[0].request.sampling.temperature)
+
+
 def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:
     """Positions of the longest prompt with its longest answer (with one stretch of speech, where it is `any`)."""
     speech = request.limits.max_frames + template.num_codebooks + 1
@@ -314,16 +386,3 @@ def _without_last(stream: TokenStream) -> TokenStream:
         name: rows[:-1] for name, rows in stream.__dict__.items() if isinstance(rows, Tensor)
     }
     return replace(stream, **rows)
-
-
-def _forbidden_words(template: Template, marks: Marks, vocab_size: int) -> dict[str, Tensor]:
-    """Masks, by the kind of the answer, of the tokens that are never drawn: control tokens and unused ids."""
-    vocabulary = template.tokenizer.get_vocab_size(with_added_tokens=True)
-    style = tokens.HEADER_STYLES[template.header_style]
-    ids = map(template.tokenizer.token_to_id, (*style.special_tokens, tokens.AUDIO_DELAY))
-    control = [token for token in ids if token is not None]
-    text_V = torch.arange(vocab_size) >= vocabulary
-    text_V[[token for token in control if token not in marks.ends]] = True
-    any_V = text_V.clone()
-    any_V[marks.opens_speech] = False
-    return {"text": text_V, "any": any_V}

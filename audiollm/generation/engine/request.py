@@ -1,6 +1,6 @@
 """Requests to the engine, its answers, and the events on the way.
 
-Shapes: K codebooks, T code frames.
+Shapes: K codebooks, T code frames, N text tokens of an answer, A actions (tokens and codes that were drawn).
 """
 
 from __future__ import annotations
@@ -41,6 +41,39 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     answer: AnswerKind = "audio"
     """`audio`: speech and nothing else; `text`: no speech; `any`: text, with speech where the model opens it."""
+    record_tokens: bool = False
+    """Whether the answer tells its tokens and their log-probabilities. Only plain sampling is recorded: temperature
+    alone, as `sampling.check_plain` has it."""
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Tokens of an answer as they were drawn, never encoded again from text.
+
+    An *action* is a token or a code that the model drew. What the answer's form forces is none: the marks around
+    speech that nothing drew, and BOS and EOS where the delay pattern has them. Actions stand in reading order, as
+    targets of training do: position by position, the codebooks of a row side by side.
+    """
+
+    kind: AnswerKind
+    """Which tokens could be drawn at all (`forbidden.py`)."""
+    ids_N: Tensor
+    """int64: every text token behind the header of the turn, drawn or forced, with the end of the turn where it was
+    drawn. Each `<|audio_out_bos|>` is followed by a stretch of speech."""
+    is_action_N: Tensor
+    """bool: whether the text token was drawn."""
+    codes: tuple[Tensor, ...]
+    """Codes `[K, T]` of each stretch of speech, all of them actions."""
+    ended: tuple[bool, ...]
+    """For each stretch, whether the model ended it: the EOS of its first codebook is then an action, too."""
+    logprob_A: Tensor | None
+    """float32: log-probability of each action under the distribution that it was drawn from, temperature and
+    forbidden tokens included; None for greedy answers (temperature 0), which have no distribution."""
+
+    @property
+    def num_actions(self) -> int:
+        """Number of drawn tokens and codes."""
+        return int(self.is_action_N.sum()) + sum(codes.numel() for codes in self.codes) + sum(self.ended)
 
 
 @dataclass(frozen=True)
@@ -57,6 +90,8 @@ class Answer:
     """Seconds from the request to its first complete code frame; None without speech."""
     seconds: float
     """Seconds from the request to the end of the answer."""
+    tokens: SampledTokens | None = None
+    """Tokens of the answer where the request had `record_tokens`."""
 
     @property
     def text(self) -> str:

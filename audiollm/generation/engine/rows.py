@@ -34,6 +34,12 @@ class Running:
     state: AnswerState
     submitted: float
     generator: torch.Generator
+    group: int = 0
+    """Number of the first request of its group, whose prompt it shares."""
+    lengths: list[int] = field(default_factory=list)
+    """Positions of the prompt of each branch."""
+    weight_changes: int = 0
+    """The model's count of announced changes when the prompt went through it."""
     rows: list[int] = field(default_factory=list)
     """Rows of the cache, one per branch."""
     first_frame: float | None = None
@@ -57,6 +63,12 @@ class Group:
     members: list[Running]
     branches: list[Tensor | None]
     """For each branch of the guidance the members' places among the rows of this kind; None: all, in order."""
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the log-probabilities of what is drawn are recorded."""
+        request = self.members[0].request
+        return request.record_tokens and request.sampling.temperature > 0
 
 
 @dataclass(frozen=True)
@@ -87,9 +99,13 @@ def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
         writer_X,
         speaker_Y,
         torch.tensor([*text_rows, *audio_rows], device=device) if mixed else None,
-        _groups(writing, text_rows, lambda each: (each.request.sampling, each.request.answer), device),
-        _groups(speaking, audio_rows, lambda each: each.request.sampling, device),
+        _groups(writing, text_rows, lambda each: (_drawn_alike(each), each.request.answer), device),
+        _groups(speaking, audio_rows, _drawn_alike, device),
     )
+
+
+def _drawn_alike(running: Running) -> Hashable:
+    return running.request.sampling, running.request.record_tokens
 
 
 def _distinct(owners: Sequence[Running]) -> tuple[list[Running], NDArray[np.int64]]:

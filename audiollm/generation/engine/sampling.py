@@ -102,6 +102,28 @@ def sample_codes(
     return torch.where(repeated_BK, pick(logits_BKV.softmax(dim=-1), uniform_B2K[:, 1]), codes_BK)
 
 
+def check_plain(config: SamplingConfig) -> None:
+    """Check that codes are drawn from the model's own distribution at a temperature, with nothing left out.
+
+    Raises:
+        ValueError: a setting samples from another distribution; it is named with the value that does not.
+    """
+    plain = {"top_k": 0, "top_p": 1.0, "text_guidance": 1.0, "speaker_guidance": 1.0, "ras_window": 0}
+    for name, value in plain.items():
+        found = getattr(config, name)
+        if found != value:
+            raise ValueError(
+                f"{name}: {found} samples from another distribution than the model's at its temperature, and the "
+                f"log-probabilities of such tokens are not recorded; set {name} to {value:g}"
+            )
+
+
+def drawn_logprobs(logits_BKV: Tensor, codes_BK: Tensor, temperature: float) -> Tensor:
+    """Compute the log-probability `[B, K]` of each code under the softmax of its logits over the temperature."""
+    logprobs_BKV = (logits_BKV / temperature).log_softmax(dim=-1)
+    return logprobs_BKV.gather(-1, codes_BK[..., None])[..., 0]
+
+
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:
     """Pick the first code at which the cumulated shares exceed a uniform number: each code by its probability."""
     cumulated = shares.cumsum(dim=-1)

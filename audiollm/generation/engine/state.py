@@ -19,7 +19,8 @@ from torch import Tensor
 
 from audiollm.data.chat.template import Template
 from audiollm.data.text import tokenizer as tokens
-from audiollm.generation.engine.request import AnswerKind, Limits, Reason
+from audiollm.generation.engine.record import Logprobs, TokenRecord
+from audiollm.generation.engine.request import AnswerKind, Limits, Reason, SampledTokens
 
 Codes = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
@@ -170,6 +171,7 @@ class AnswerState:
     Args:
         first_id: the text token that is fed first; None to begin with speech.
         room: rows that may still be fed.
+        record: where tokens are recorded.
     """
 
     marks: Marks
@@ -178,6 +180,7 @@ class AnswerState:
     limits: Limits
     room: int
     first_id: int | None
+    record: TokenRecord | None = None
     parts: list[Text | SpeechState] = field(default_factory=list, init=False)
     input_id: int | None = field(default=None, init=False)
     """The text token that is fed next; None where a row of codes is."""
@@ -188,6 +191,8 @@ class AnswerState:
     def __post_init__(self) -> None:
         self.input_id = self.first_id
         if self.first_id is None:
+            if self.record is not None:
+                self.record.forced(self.marks.opens_speech)
             self._open_speech()
 
     @property
@@ -207,14 +212,25 @@ class AnswerState:
         """Whether the next row is codes, not text."""
         return self.input_id is None
 
-    def take_text(self, drawn: int) -> str:
-        """Advance by the token drawn after a text row; return the text that it completes."""
+    def tokens(self, has_logprobs: bool) -> SampledTokens | None:
+        """Return the tokens of a complete answer; None where they were not recorded."""
+        if self.record is None:
+            return None
+        speech = [part for part in self.parts if isinstance(part, SpeechState)]
+        return self.record.tokens([(part.codes_KT(), part.said_end) for part in speech], has_logprobs)
+
+    def take_text(self, drawn: int, logprob: float = 0.0) -> str:
+        """Advance by the token drawn after a text row; return the text that it completes.
+
+        A token that a limit takes away again is not recorded.
+        """
         self.room -= 1
         if self.input_id == self.marks.opens_speech:
             self._open_speech()
             return ""
         if drawn in self.marks.ends:
             self.reason = "end"
+            self._record(drawn, logprob)
             return self._finish_text()
         self._text_tokens += 1
         opens = drawn == self.marks.opens_speech
@@ -226,6 +242,7 @@ class AnswerState:
             self.reason = "length"
             return self._finish_text()
         self.input_id = drawn
+        self._record(drawn, logprob)
         if opens:
             return self._finish_text()
         if not self.parts or not isinstance(self.parts[-1], Text):
@@ -234,13 +251,21 @@ class AnswerState:
         assert isinstance(last, Text)
         return last.take(drawn)
 
-    def take_codes(self, drawn_K: Codes) -> Tensor | None:
-        """Advance by the codes drawn after a row of codes; return the frames `[K, t]` that they complete."""
+    def take_codes(self, drawn_K: Codes, logprob_K: Logprobs | None = None) -> Tensor | None:
+        """Advance by the codes drawn after a row of codes; return the frames `[K, t]` that they complete.
+
+        Args:
+            logprob_K: log-probabilities of the codes, where they are recorded.
+        """
         self.room -= 1
         speech = self.speech
         if speech.closed:  # only a text goes on here
             self.input_id = self.marks.closes_speech
+            if self.record is not None:
+                self.record.forced(self.marks.closes_speech)
             return None
+        if self.record is not None and logprob_K is not None:
+            self.record.drew_codes(logprob_K)
         before = speech.complete
         speech.take(drawn_K)
         if speech.all_complete and (self.kind == "audio" or not speech.said_end or self.room < 3):
@@ -258,6 +283,12 @@ class AnswerState:
     def _open_speech(self) -> None:
         self.parts.append(SpeechState(self.marks, self._frames_left))
         self.input_id = None
+        if self.record is not None:
+            self.record.opened_speech()
+
+    def _record(self, drawn: int, logprob: float) -> None:
+        if self.record is not None:
+            self.record.drew(drawn, logprob)
 
     def _finish_text(self) -> str:
         last = self.parts[-1] if self.parts else None

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from audiollm.audio import AudioError, Waveform, load, normalize_rms
 from audiollm.codec import Codec, codec_digest, load_codec
-from audiollm.data.chat.tasks import FieldValue, fill_task, load_tasks
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import SAMPLE_RATE as FEATURE_RATE
 from audiollm.data.hearing.features import PartAudio, mel_features, size_of
-from audiollm.data.records.sample import AudioPart, Message
+from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, header_style_of, load_text_tokenizer
 from audiollm.devices import default_device
 from audiollm.errors import ConfigError
@@ -183,7 +182,7 @@ class Generator:
         sampling: SamplingConfig = GREEDY,
         max_tokens: int = 256,
     ) -> str:
-        """Answer a question about a recording in words, by the task `audio_qa`.
+        """Answer a question about a recording in words: the recording first, then the question as it is written.
 
         Raises:
             ConfigError: no question, or a recording that cannot be read or is longer than `LONGEST_HEARD_S`.
@@ -208,12 +207,7 @@ class Generator:
         if not question.strip():
             raise ConfigError("there is no question", "question", "ask something about the recording")
         part = AudioPart(path="(heard)" if isinstance(audio, Waveform) else str(audio))
-        fields: dict[str, FieldValue] = {
-            "audio": part,
-            "question": " ".join(question.split()),
-            "answer": "(asked for)",
-        }
-        messages = fill_task(load_tasks()["audio_qa"], "question", fields).messages[:-1]
+        messages = [Message(role="user", content=[part, TextPart(text=question.strip())])]
         return self.asked(messages, audio, seed=seed, sampling=sampling, max_tokens=max_tokens)
 
     def asked(
@@ -302,7 +296,7 @@ class Generator:
         encoder = self.model.config.audio_encoder
         if encoder is not None:
             return mel_features(waveform.mono().resample(FEATURE_RATE).samples_CN, encoder.features)
-        return self._encode(waveform) if codes_KT is None else codes_KT
+        return self.encode(waveform) if codes_KT is None else codes_KT
 
     def audio_of(self, messages: Sequence[Message]) -> list[PartAudio]:
         """Read and encode the recordings in a prompt's messages, as `Request` takes them.
@@ -315,18 +309,19 @@ class Generator:
             for part in message.content:
                 if isinstance(part, AudioPart):
                     clip = load(part.path, part.start_s, part.end_s, mono=True)
-                    audio.append(self._encode(clip) if message.role == "assistant" else self.heard(clip))
+                    audio.append(self.encode(clip) if message.role == "assistant" else self.heard(clip))
         return audio
+
+    def encode(self, waveform: Waveform) -> Tensor:
+        """Codes `[K, T]` of a recording at the level that prompts have."""
+        samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
+        return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
 
     def unseen_letters(self, text: str) -> str:
         """Return the non-ASCII letters and signs that the vocabulary spells byte by byte: training never had them."""
         encode = self.template.tokenizer.encode
         letters = sorted({a for a in text if not a.isascii() and unicodedata.category(a)[0] in "LMNS"})
         return "".join(a for a in letters if len(encode(a, add_special_tokens=False).ids) >= len(a.encode()))
-
-    def _encode(self, waveform: Waveform) -> Tensor:
-        samples_1N = waveform.mono().resample(self.codec.sample_rate).samples_CN
-        return self.codec.encode(normalize_rms(samples_1N, LEVEL_DBFS))
 
 
 def _codec_for(config: DualFFNConfig, folder: Path, codec_folder: Path, digest: str | None) -> Codec:

@@ -75,6 +75,16 @@ def writes_mistral_turns(processor: Any) -> bool:
     return any(kind.__name__ == "MistralCommonBackend" for kind in type(processor.tokenizer).__mro__)
 
 
+def placeholder_ids(config: Any) -> list[int]:
+    """Return the ids of the tokens that stand for sound, pictures or video in a model's input.
+
+    A model takes them for places of features wherever they are, in an answer, too: an answer must not have one.
+    """
+    names = (f"{kind}_token_{end}" for kind in ("audio", "image", "video") for end in ("id", "index"))
+    found = (getattr(config, name, None) for name in names)
+    return sorted({int(id) for id in found if id is not None and id >= 0})
+
+
 def turns_of(messages: Sequence[Message], recordings: Sequence[Waveform]) -> list[Turn]:
     """Return the messages of a sample with `recordings` in the places of their audio parts, in order.
 

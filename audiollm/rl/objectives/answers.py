@@ -71,6 +71,8 @@ class AnswerLogprobs:
     than the answer's own (CRINGE); read on rejected answers."""
     log_collision_T: Tensor | None = None
     """log of the summed squared probabilities of the policy's distribution at each token (WPO)."""
+    entropy_T: Tensor | None = None
+    """Entropy of the policy's distribution at each token, in nats, with gradient (policy gradients)."""
     draw_T: Tensor | None = None
     """A random number per token, independent of packing (`length.answer_draws`; SamPO)."""
     value_A: Tensor | None = None
@@ -81,7 +83,15 @@ class AnswerLogprobs:
     """Number of tokens in `prompt_sum_A`."""
 
     def __post_init__(self) -> None:
-        for name in ("answer_T", "reference_T", "kl_T", "contrast_T", "log_collision_T", "draw_T"):
+        for name in (
+            "answer_T",
+            "reference_T",
+            "kl_T",
+            "contrast_T",
+            "log_collision_T",
+            "entropy_T",
+            "draw_T",
+        ):
             self._check(name, self.policy_T.shape)
         for name in ("value_A", "prompt_sum_A", "prompt_length_A"):
             self._check(name, torch.Size([self.num_answers]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from audiollm.rl.objectives import settings as s
 
 GroupKind = Literal["pairs", "lists", "singles", "steps"]
 WhatIsRead = Literal["log_probs", "scores", "step_scores"]
+SettingsType = TypeVar("SettingsType", bound=s.ObjectiveSettings)
 
 PAIRS: tuple[GroupKind, ...] = ("pairs",)
 LISTS: tuple[GroupKind, ...] = ("lists",)
@@ -192,15 +193,32 @@ def objective_term(
         ConfigError: no such objective or setting, with the nearest that there is, or a value out of range.
     """
     model = objective_entry(name, where, key).settings
+    return ObjectiveTerm(name, checked_settings(model, name, values, where, key), weight)
+
+
+def checked_settings(
+    model: type[SettingsType], name: str, values: Mapping[str, Any], where: str, key: str
+) -> SettingsType:
+    """Read settings by name.
+
+    Args:
+        name: what they are the settings of, for errors.
+        where: file and line of `key`.
+        key: the recipe's key that holds the name.
+
+    Raises:
+        ConfigError: no such setting, with the nearest that there is, or a value out of range.
+    """
     try:
-        return ObjectiveTerm(name, model(**values), weight)
+        return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             remedy = suggestion(setting, model.model_fields)
             raise ConfigError(f"{key}: {name} has no setting {setting!r}", where, remedy) from None
-        raise ConfigError(f"{key}: {name}.{setting}: {first['msg']}", where) from None
+        what = f"{name}.{setting}" if setting else name
+        raise ConfigError(f"{key}: {what}: {first['msg']}", where) from None
 
 
 def needs_of(name: str, settings: s.ObjectiveSettings) -> ObjectiveNeeds:

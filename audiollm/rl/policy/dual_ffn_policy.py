@@ -18,7 +18,9 @@ from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.features import FeatureShape, no_codes, part_audio
 from audiollm.data.packing import first_fit
 from audiollm.data.records.source import LoadedSample
+from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.errors import ConfigError
+from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
@@ -26,14 +28,15 @@ from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import merged_weights
 from audiollm.rl.policy.packed_scorer import PackedScorer, TargetRows, figures_of_rows
 from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.sampled_streams import SampledStream, encode_sampled_contents, pack_sampled
 from audiollm.rl.policy.streams import (
     AnswerContent,
     PackedAnswers,
     PromptedContents,
     encode_contents,
-    pack_answers,
     part_ends_in_stream,
 )
+from audiollm.rl.policy.text_places import actions_at
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
 from audiollm.supervised.decoder.adapt import adapt, save_adapter
@@ -175,9 +178,24 @@ class DualFFNPolicy:
         """See `encode_contents`."""
         return encode_contents(self._template, prompted, self.encoder, self._max_tokens)
 
+    def encode_sampled(
+        self, prompted: PromptedContents, sampled: Sequence[SampledTokens]
+    ) -> list[SampledStream]:
+        """See `sampled_streams.encode_sampled_contents`."""
+        return encode_sampled_contents(self._template, prompted, sampled, self.encoder, self._max_tokens)
+
+    def actions_at(self, sampled: SampledTokens, text: str, ends: Sequence[int]) -> list[int]:
+        """See `text_places.actions_at`."""
+        tokenizer = self._template.tokenizer
+        return actions_at(sampled, text, ends, tokenizer.decode, tokenizer.token_to_id(AUDIO_OUT_BOS))
+
     def batch(self, encoded: Sequence[TokenStream]) -> PackedAnswers:
-        """Pack answers; of none, an idle pack, for a rank that has none left while others have."""
-        return pack_answers(encoded, self._template.num_codebooks, self._multiple, self.encoder)
+        """Pack answers; of none, an idle pack, for a rank that has none left while others have.
+
+        Sampled answers get the masks that they were sampled under.
+        """
+        words = self._root.model.config.vocab_size
+        return pack_sampled(encoded, self._template, words, self._multiple, self.encoder)
 
     def answer_logprobs(
         self, root: nn.Module, batch: PackedAnswers, request: TokenRequest, draw_T: Tensor | None = None
@@ -207,6 +225,7 @@ class DualFFNPolicy:
             kl_T=figures.kl_T,
             contrast_T=figures.contrast_T,
             log_collision_T=figures.log_collision_T,
+            entropy_T=figures.entropy_T,
             draw_T=draw_T,
         )
 

@@ -9,7 +9,7 @@ Shapes: A answers, L tokens of the longest, T answer tokens of a batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from audiollm.audio import Waveform
 from audiollm.errors import BadSample
+from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
     InputsError,
     Turn,
@@ -28,6 +29,7 @@ from audiollm.models.audio_llms.inputs import (
 )
 from audiollm.rl.policy.protocol import PromptedAnswers
 from audiollm.rl.policy.shared_recordings import SharedRecordings, shared_recordings
+from audiollm.rl.policy.token_figures import ForbiddenTargets
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class EncodedAnswer:
     The answers to one prompt share the tensors."""
     num_answer_tokens: int
     """Tokens at the end of `tokens` that are the answer's, with the end of the turn."""
+    is_sampled: bool = False
+    """Whether the answer was sampled from the model, which never draws the tokens that stand for recordings."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +67,18 @@ class PaddedAnswers:
     num_answers: int
     shared: SharedRecordings
     """Rows that have the recordings of another one."""
+    sampled_A: Tensor
+    """bool: whether the answer was sampled."""
+    never_drawn: tuple[int, ...] = ()
+    """Ids that have no probability in sampled answers."""
+
+    def forbidden(self, num_words: int) -> ForbiddenTargets | None:
+        """Return the mask that sampled answers were drawn under; None where there is none."""
+        if not self.never_drawn or not bool(self.sampled_A.any()):
+            return None
+        mask_MKV = torch.zeros(2, 1, num_words, dtype=torch.bool, device=self.row_T.device)
+        mask_MKV[1, :, list(self.never_drawn)] = True
+        return ForbiddenTargets(mask_MKV, self.sampled_A.long()[self.answer_T])
 
     def to(self, device: torch.device) -> PaddedAnswers:
         """Return the batch on a device."""
@@ -73,6 +89,8 @@ class PaddedAnswers:
             self.answer_T.to(device),
             self.num_answers,
             self.shared,
+            self.sampled_A.to(device),
+            self.never_drawn,
         )
 
 
@@ -89,11 +107,41 @@ def encode_answers(processor: Any, ends: Collection[int], prompted: PromptedAnsw
     try:
         if not prompted.answers:
             raise InputsError("there is no answer", "no answer")
-        prompt = _split(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
+        prompt = encode_prompt(processor, prompted)
         return [
             _with_answer(prompt, _answer_ids(processor, ends, prompted.prompt, answer))
             for answer in prompted.answers
         ]
+    except InputsError as error:
+        raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
+
+
+def encode_prompt(processor: Any, prompted: PromptedAnswers) -> EncodedAnswer:
+    """Encode a prompt without an answer; it ends with the header of the assistant's turn.
+
+    Raises:
+        InputsError: a recording or text that the model cannot take.
+    """
+    return _split(processor_inputs(processor, prompted.prompt, True, prompted.recordings))
+
+
+def encode_sampled_answers(
+    processor: Any, prompted: PromptedAnswers, sampled: Sequence[SampledTokens]
+) -> list[EncodedAnswer]:
+    """Put answers behind their prompt as they were sampled, token by token; the end of the turn is there if drawn.
+
+    Raises:
+        BadSample: a recording or text that the model cannot take, no answers, speech, or an answer without tokens.
+    """
+    try:
+        if not sampled:
+            raise InputsError("there is no answer", "no answer")
+        if any(answer.codes for answer in sampled):
+            raise InputsError("an answer is speech, and this policy writes text", "spoken answer")
+        if not all(len(answer.ids_N) for answer in sampled):
+            raise InputsError("an answer has no tokens", "empty answer")
+        prompt = encode_prompt(processor, prompted)
+        return [replace(_with_answer(prompt, answer.ids_N.tolist()), is_sampled=True) for answer in sampled]
     except InputsError as error:
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
@@ -126,7 +174,10 @@ def encode_silence(processor: Any) -> EncodedAnswer:
 
 
 def pad_answers(
-    encoded: Sequence[EncodedAnswer], pad_id: int, filler: EncodedAnswer | None = None
+    encoded: Sequence[EncodedAnswer],
+    pad_id: int,
+    filler: EncodedAnswer | None = None,
+    never_drawn: Sequence[int] = (),
 ) -> PaddedAnswers:
     """Join answers in the order given; token keys are padded behind with 0, ids with `pad_id`.
 
@@ -136,6 +187,7 @@ def pad_answers(
     Args:
         filler: a row without answer tokens that is added where no answer has a recording. The audio encoder then runs
             on every rank and has a gradient, of exactly 0: DDP and FSDP2 wait for ranks whose encoder does not run.
+        never_drawn: ids that have no probability in sampled answers.
 
     Raises:
         ValueError: no answers.
@@ -163,7 +215,25 @@ def pad_answers(
         torch.cat(answers),
         len(encoded),
         shared_recordings([answer.features for answer in padded]),
+        torch.tensor([answer.is_sampled for answer in encoded], dtype=torch.bool),
+        tuple(never_drawn),
     )
+
+
+def pad_prompts(prompts: Sequence[EncodedAnswer], pad_id: int) -> tuple[dict[str, Tensor], SharedRecordings]:
+    """Join prompts that are answered by `generate`: padded in front, with 0 in all keys but the ids.
+
+    Returns:
+        The inputs, and the rows that have the recordings of another one.
+    """
+    longest = max(prompt.num_tokens for prompt in prompts)
+    inputs = {
+        key: _pad_tokens([each.tokens[key] for each in prompts], longest, key, pad_id, in_front=True)
+        for key in prompts[0].tokens
+    }
+    for key in dict.fromkeys(key for prompt in prompts for key in prompt.features):
+        inputs[key] = _join_features([each.features[key] for each in prompts if key in each.features])
+    return inputs, shared_recordings([prompt.features for prompt in prompts])
 
 
 def batches_by_length(groups: Sequence[Sequence[EncodedAnswer]], max_tokens: int) -> list[list[int]]:
@@ -277,9 +347,15 @@ def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
     )
 
 
-def _pad_tokens(values: Sequence[Tensor], longest: int, key: str, pad_id: int) -> Tensor:
+def _pad_tokens(
+    values: Sequence[Tensor], longest: int, key: str, pad_id: int, in_front: bool = False
+) -> Tensor:
     fill = pad_id if key == "input_ids" else 0
-    return torch.stack([functional.pad(value, (0, longest - len(value)), value=fill) for value in values])
+    missing = [longest - len(value) for value in values]
+    sides = [(rows, 0) if in_front else (0, rows) for rows in missing]
+    return torch.stack(
+        [functional.pad(value, side, value=fill) for value, side in zip(values, sides, strict=True)]
+    )
 
 
 def _join_features(values: Sequence[Tensor]) -> Tensor:

@@ -16,7 +16,13 @@ from audiollm.models.audio_encoder import AudioTower
 from audiollm.models.dual_ffn import DualFFN, through_head
 from audiollm.rl.policy.scorer import adapter_off
 from audiollm.rl.policy.streams import PackedAnswers
-from audiollm.rl.policy.token_figures import HeadRows, TokenFigures, TokenRequest, linear_token_figures
+from audiollm.rl.policy.token_figures import (
+    ForbiddenTargets,
+    HeadRows,
+    TokenFigures,
+    TokenRequest,
+    linear_token_figures,
+)
 
 
 class TargetRows(NamedTuple):
@@ -114,12 +120,16 @@ def _uses(
         draws = tuple(part.view_as(like) for part, like in zip(flat.split(sizes), targets, strict=True))
     references = reference or (None, None)
 
-    def use_for(target: Tensor, other: HeadRows | None, draw: Tensor | None) -> Any:
+    masks = batch.forbidden_words, batch.forbidden_codes
+
+    def use_for(
+        target: Tensor, other: HeadRows | None, draw: Tensor | None, forbidden: ForbiddenTargets | None
+    ) -> Any:
         return lambda hidden_XC, weight_VC: linear_token_figures(
-            hidden_XC, weight_VC, target, request, other, draw
+            hidden_XC, weight_VC, target, request, other, draw, forbidden=forbidden
         )
 
-    text, audio = (use_for(*given) for given in zip(targets, references, draws, strict=True))
+    text, audio = (use_for(*given) for given in zip(targets, references, draws, masks, strict=True))
     return text, audio
 
 

@@ -17,6 +17,7 @@ from audiollm.audio import Waveform
 from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
+from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import Turn, turns_of
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.token_figures import TokenRequest
@@ -118,6 +119,25 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
 
         Raises:
             BadSample: the prompt or an answer cannot be used; place, sample and reason are named.
+        """
+
+    def encode_sampled(self, prompted: Prompted, sampled: Sequence[SampledTokens]) -> Sequence[Encoded]:
+        """Return one encoded answer per sampled answer to the prompt, from its ids and codes.
+
+        Its answer tokens are the actions, in their order: `answer_logprobs` gives the log-probability of each under
+        the masks that it was sampled under, to be compared with that of the engine one by one.
+
+        Args:
+            prompted: its `answers` are not read.
+
+        Raises:
+            BadSample: the prompt or an answer cannot be used.
+        """
+
+    def actions_at(self, sampled: SampledTokens, text: str, ends: Sequence[int]) -> list[int]:
+        """Return the numbers of the actions that complete so many characters of a sampled answer's text.
+
+        See `text_places.actions_at`.
         """
 
     def part_ends(self, prompted: Prompted, encoded: Sequence[Encoded]) -> list[list[int]]:

@@ -75,7 +75,8 @@ class AnswerScorer(nn.Module):
             logits_TV = self._logits(batch)
         if request is None:
             return logits_TV
-        return token_figures(logits_TV, batch.target_T, request, reference_TV, draw_T)
+        forbidden = batch.forbidden(logits_TV.shape[1])
+        return token_figures(logits_TV, batch.target_T, request, reference_TV, draw_T, forbidden)
 
     def last_hidden(self, batch: PaddedAnswers) -> Tensor:
         """Compute the hidden state `[A, D]` at the last token of each answer, which ends its turn."""

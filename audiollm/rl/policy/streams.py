@@ -21,6 +21,7 @@ from audiollm.data.hearing.features import ClipFeatures, FeatureShape, PartAudio
 from audiollm.data.packing import PackedBatch, idle_pack, pack
 from audiollm.data.records.sample import AudioPart, Message, Part, TextPart
 from audiollm.errors import BadSample
+from audiollm.rl.policy.token_figures import ForbiddenTargets
 
 AS_IT_IS = Conditions()
 
@@ -63,11 +64,22 @@ class PackedAnswers:
     answer_T: Tensor
     """int64: the answer of each token. Tokens stand in reading order, the codebooks of a frame side by side."""
     num_answers: int
+    forbidden_words: ForbiddenTargets | None = None
+    """Text tokens that could not be drawn, by text target, where answers were sampled (`sampled_streams`) ..."""
+    forbidden_codes: ForbiddenTargets | None = None
+    """... and codes, by row of audio targets. They have no probability in any pass over the batch."""
 
     def to(self, device: torch.device) -> PackedAnswers:
         """Return the batch on a device."""
         moved = self.pack.to(device)
-        return PackedAnswers(moved, self.entry_T.to(device), self.answer_T.to(device), self.num_answers)
+        return PackedAnswers(
+            moved,
+            self.entry_T.to(device),
+            self.answer_T.to(device),
+            self.num_answers,
+            None if self.forbidden_words is None else self.forbidden_words.to(device),
+            None if self.forbidden_codes is None else self.forbidden_codes.to(device),
+        )
 
 
 def encode_contents(
@@ -97,12 +109,12 @@ def encode_contents(
         sizes = [size_of(part) for part in (*audio, *prompted.answers[0].codes)]
         spans = template.layout([*messages, turns[0]], sizes)
     except ValueError as error:
-        raise _bad(prompted, str(error), "does not compile") from None
+        raise bad_prompt(prompted, str(error), "does not compile") from None
     rows = sum(span.rows for span in spans if span.message < len(messages))
     total = sum(map(len, streams))
     if total > max_tokens:
         reason = f"its {len(streams)} answers take {total} positions together, a pack holds {max_tokens}"
-        raise _bad(prompted, reason, "too long")
+        raise bad_prompt(prompted, reason, "too long")
     codes_PK = _prompt_codes(streams[0], rows, prompted, template.codebook_size)
     return [_answer_alone(stream, rows, codes_PK) for stream in streams]
 
@@ -136,7 +148,7 @@ def pack_answers(
     multiple: int = 1,
     encoder: FeatureShape | None = None,
 ) -> PackedAnswers:
-    """Pack answers; recordings that several share are encoded once.
+    """Pack answers; what several share is computed once: recordings, and the rows that they begin with alike.
 
     Args:
         multiple: as `packing.pack` has it.
@@ -145,15 +157,15 @@ def pack_answers(
         The pack; an idle one where there are no answers.
     """
     if streams:
-        batch = pack(streams, multiple, encoder=encoder, share_features=True)
+        batch = pack(streams, multiple, encoder=encoder, share=True)
     else:
         batch = idle_pack(num_codebooks, multiple, encoder)
     is_token_X = batch.text_sequence >= 0
     is_token_YK = (batch.audio_targets_XK != IGNORE) & (batch.audio_sequence >= 0)[:, None]
     places = torch.cat([is_token_X, is_token_YK.flatten()]).nonzero()[:, 0]
-    order_S, books = batch.layout.order_S, num_codebooks
-    text_key_X = order_S[batch.text_target_index] * books
-    audio_key_YK = (order_S[batch.audio_target_index] * books)[:, None] + torch.arange(books)
+    books = num_codebooks
+    text_key_X = batch.text_target_position * books
+    audio_key_YK = (batch.audio_target_position * books)[:, None] + torch.arange(books)
     keys = torch.cat([text_key_X, audio_key_YK.flatten()])[places]
     owners = torch.cat([batch.text_sequence, batch.audio_sequence.repeat_interleave(books)])
     entry_T = places[keys.argsort()]
@@ -187,12 +199,21 @@ def _prompt_codes(stream: TokenStream, rows: int, prompted: PromptedContents, co
 
 def _check(template: Template, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
     if not prompted.answers:
-        raise _bad(prompted, "there is no answer", "no answer")
+        raise bad_prompt(prompted, "there is no answer", "no answer")
     for answer in prompted.answers:
         texts = [part.text for part in answer.content if isinstance(part, TextPart)]
         spoken = any(isinstance(part, AudioPart) for part in answer.content)
         if not spoken and not "".join(texts).strip():
-            raise _bad(prompted, "an answer is empty", "empty answer")
+            raise bad_prompt(prompted, "an answer is empty", "empty answer")
+    check_prompt(template, prompted, encoder)
+
+
+def check_prompt(template: Template, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
+    """Check that the model takes the recordings of a prompt and of its answers.
+
+    Raises:
+        BadSample: codes of another codec, or features for another encoder or a model without one.
+    """
     answer_codes = [codes for answer in prompted.answers for codes in answer.codes]
     for part in (*prompted.audio, *answer_codes):
         if isinstance(part, ClipFeatures):
@@ -201,12 +222,12 @@ def _check(template: Template, prompted: PromptedContents, encoder: FeatureShape
         try:
             template.check_codes(part)
         except ValueError as error:
-            raise _bad(prompted, str(error), "codes of another codec") from None
+            raise bad_prompt(prompted, str(error), "codes of another codec") from None
 
 
 def _check_features(part: ClipFeatures, prompted: PromptedContents, encoder: FeatureShape | None) -> None:
     if encoder is None:
-        raise _bad(
+        raise bad_prompt(
             prompted,
             "a recording is given as features, and the model has no audio encoder",
             "no audio encoder",
@@ -214,8 +235,9 @@ def _check_features(part: ClipFeatures, prompted: PromptedContents, encoder: Fea
     bins = {len(window.mel_MF) for window in part.windows}
     if bins != {encoder.num_mel_bins}:
         reason = f"features of {sorted(bins)} mel bins, the model's encoder takes {encoder.num_mel_bins}"
-        raise _bad(prompted, reason, "features of another encoder")
+        raise bad_prompt(prompted, reason, "features of another encoder")
 
 
-def _bad(prompted: PromptedContents, reason: str, kind: str) -> BadSample:
+def bad_prompt(prompted: PromptedContents, reason: str, kind: str) -> BadSample:
+    """Make the error of a prompt that cannot be used."""
     return BadSample(prompted.place, prompted.id, reason, kind)

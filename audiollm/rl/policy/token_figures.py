@@ -24,6 +24,8 @@ CHUNK_ELEMENTS_GPU = 2**26
 """... and on a GPU, which needs large products ..."""
 MIN_CHUNK_ROWS = 64
 """... and at least as many rows, so that the head's weight is not read over and over for few of them."""
+LEAST_LOGPROB = -1e4
+"""Stands for -inf where a log-probability is multiplied with its probability, which is 0 there."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,30 @@ class HeadRows(NamedTuple):
     """`[K x V, C]`, codebook after codebook."""
 
 
+class ForbiddenTargets(NamedTuple):
+    """Entries that sampling left out: they have no probability, under policy and reference alike."""
+
+    mask_MKV: Tensor
+    """bool: several masks of what is forbidden."""
+    mask_X: Tensor
+    """int64: the mask of each row."""
+
+    def to(self, device: torch.device) -> ForbiddenTargets:
+        """Return the masks on a device."""
+        return ForbiddenTargets(self.mask_MKV.to(device), self.mask_X.to(device))
+
+    def leave_out(self, logits_RKV: Tensor, part: slice) -> None:
+        """Set the logits of forbidden entries of some rows to -inf, in place."""
+        logits_RKV.masked_fill_(self.mask_MKV.index_select(0, self.mask_X[part]), -torch.inf)
+
+
 def token_figures(
     logits_TV: Tensor,
     target_T: Tensor,
     request: TokenRequest,
     reference_TV: Tensor | None = None,
     draw_T: Tensor | None = None,
+    forbidden: ForbiddenTargets | None = None,
 ) -> TokenFigures:
     """Compute the figures that `request` asks for, with gradient to `logits_TV`.
 
@@ -84,6 +104,7 @@ def token_figures(
         target_T: int64 token ids.
         reference_TV: logits of the reference, for `kl`; no gradient reaches them.
         draw_T: uniform numbers in [0, 1), for `contrast_k`.
+        forbidden: entries of the logits without probability; none of them may be a target.
 
     Raises:
         ValueError: `kl` without `reference_TV`, or `contrast_k` without `draw_T`.
@@ -92,7 +113,7 @@ def token_figures(
     rows = max(1, CHUNK_ELEMENTS // logits_TV.shape[1])
     draw_T1 = None if draw_T is None else draw_T[:, None]
     found = _ChunkedFigures.apply(
-        logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows
+        logits_TV, None, reference_TV, None, target_T[:, None], draw_T1, request, rows, forbidden
     )
     return TokenFigures(*(None if value is None else value[:, 0] for value in found))  # type: ignore[arg-type]
 
@@ -105,6 +126,7 @@ def linear_token_figures(
     reference: HeadRows | None = None,
     draw_XK: Tensor | None = None,
     chunk: int | None = None,
+    forbidden: ForbiddenTargets | None = None,
 ) -> TokenFigures:
     """Compute figures `[X, K]` of the logits `hidden @ weight`, with gradients to hidden states and weight.
 
@@ -119,6 +141,7 @@ def linear_token_figures(
         reference: of a second model, for `kl`; no gradient reaches it.
         draw_XK: uniform numbers in [0, 1), for `contrast_k`.
         chunk: rows at a time; None: by `CHUNK_ELEMENTS` and `MIN_CHUNK_ROWS`.
+        forbidden: entries of the logits without probability; none of them may be a target.
 
     Raises:
         ValueError: shapes that do not belong together, `kl` without `reference`, or `contrast_k` without `draw_XK`.
@@ -140,7 +163,7 @@ def linear_token_figures(
     chunk = chunk or max(MIN_CHUNK_ROWS, elements // len(weight_VC))
     other = (None, None) if reference is None or not request.kl else reference
     found = _ChunkedFigures.apply(
-        hidden_XC, weight_VC, *other, targets_XK.clamp_min(0), draw_XK, request, chunk
+        hidden_XC, weight_VC, *other, targets_XK.clamp_min(0), draw_XK, request, chunk, forbidden
     )
     return TokenFigures(
         *(None if value is None else torch.where(targets_XK >= 0, value, 0.0) for value in found)  # type: ignore[arg-type]
@@ -161,14 +184,16 @@ class _ChunkedFigures(torch.autograd.Function):
         draw_XK: Tensor | None,
         request: TokenRequest,
         chunk: int,
+        forbidden: ForbiddenTargets | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtype, ctx.request, ctx.chunk = matmul_dtype(rows), request, chunk
+        ctx.forbidden = forbidden
         books = targets_XK.shape[1]
-        logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk)
+        logits = _Logits(rows, weight_VC, books, request, ctx.dtype, chunk, forbidden)
         others = None
         if other_rows is not None:
-            others = _Logits(other_rows, other_weight_VC, books, request, ctx.dtype, chunk)
+            others = _Logits(other_rows, other_weight_VC, books, request, ctx.dtype, chunk, forbidden)
         scratch = None  # figures of whole distributions need logits and exponentials side by side
         if others is not None or request.collision or request.contrast_k or request.entropy:
             scratch = torch.empty_like(logits.chunk(slice(0, chunk)))
@@ -190,10 +215,12 @@ class _ChunkedFigures(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         rows, weight_VC, other_rows, other_weight_VC, targets_XK, *saved = ctx.saved_tensors
         values, books = _ChunkValues(*saved), targets_XK.shape[1]
-        logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk)
+        logits = _Logits(rows, weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden)
         others = None
         if other_rows is not None and upstream[1] is not None:
-            others = _Logits(other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk)
+            others = _Logits(
+                other_rows, other_weight_VC, books, ctx.request, ctx.dtype, ctx.chunk, ctx.forbidden
+            )
         grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         grad_weight_VC = torch.zeros_like(weight_VC, dtype=logits.exact) if ctx.needs_input_grad[1] else None
         with torch.autocast(rows.device.type, enabled=False):
@@ -218,7 +245,7 @@ class _ChunkedFigures(torch.autograd.Function):
                     add_product(grad_weight_VC, gradient_RV.T, rows[part].to(ctx.dtype))
         if grad_weight_VC is not None:
             grad_weight_VC = grad_weight_VC.to(weight_VC.dtype)
-        return grad_rows, grad_weight_VC, *(None,) * 6
+        return grad_rows, grad_weight_VC, *(None,) * 7
 
 
 class _ChunkValues(NamedTuple):
@@ -253,11 +280,13 @@ class _Logits:
         request: TokenRequest,
         dtype: torch.dtype,
         chunk: int,
+        forbidden: ForbiddenTargets | None = None,
     ) -> None:
         """Without a weight, `rows` are logits; else the head's input. `dtype`: of products."""
         self.exact = torch.float64 if dtype == torch.float64 else torch.float32
         self.weight_VC = None if weight_VC is None else weight_VC.to(dtype)
         self._rows, self._books, self._temperature, self._dtype = rows, books, request.temperature, dtype
+        self._forbidden = forbidden
         width = rows.shape[1] if weight_VC is None else len(weight_VC)
         self._buffer = rows.new_empty(min(chunk, len(rows)), width, dtype=self.exact)
 
@@ -273,7 +302,10 @@ class _Logits:
             logits_RV.copy_(rows.to(self._dtype) @ self.weight_VC.T)
         if self._temperature != 1:
             logits_RV.div_(self._temperature)
-        return logits_RV.unflatten(1, (self._books, -1))
+        logits_RKV = logits_RV.unflatten(1, (self._books, -1))
+        if self._forbidden is not None:
+            self._forbidden.leave_out(logits_RKV, part)
+        return logits_RKV
 
 
 def _chunk_values(
@@ -305,7 +337,9 @@ def _chunk_values(
         token = _contrast_token(logits_RKV, targets_RK, request.contrast_k, draw_RK)
         contrast = _at(logits_RKV, token)
     if request.entropy:
-        entropy = torch.special.entr(torch.exp(logits_RKV, out=scratch_RKV), out=logits_RKV).sum(2)
+        # not `entr`, whose logarithms take four times as long as all else here
+        probability_RKV = torch.exp(logits_RKV, out=scratch_RKV)
+        entropy = probability_RKV.mul_(logits_RKV.clamp_(min=LEAST_LOGPROB)).sum(2).neg_()
     return _ChunkValues(
         normalizer, other_normalizer, token, at_target - normalizer, kl, collision, contrast, entropy
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
+from audiollm.generation.engine.request import SampledTokens
+from audiollm.models.audio_llms.inputs import placeholder_ids
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
@@ -25,12 +27,14 @@ from audiollm.rl.policy.encoding import (
     PaddedAnswers,
     batches_by_length,
     encode_answers,
+    encode_sampled_answers,
     encode_silence,
     pad_answers,
     part_ends_in_tokens,
 )
 from audiollm.rl.policy.protocol import Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
+from audiollm.rl.policy.text_places import actions_at
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
 from audiollm.train.options import LoRASettings
 
@@ -140,6 +144,17 @@ class TransformersPolicy:
         """See `encode_answers`."""
         return encode_answers(self._processor, self._ends, prompted)
 
+    def encode_sampled(
+        self, prompted: PromptedAnswers, sampled: Sequence[SampledTokens]
+    ) -> list[EncodedAnswer]:
+        """See `encode_sampled_answers`."""
+        return encode_sampled_answers(self._processor, prompted, sampled)
+
+    def actions_at(self, sampled: SampledTokens, text: str, ends: Sequence[int]) -> list[int]:
+        """See `text_places.actions_at`."""
+        decode = partial(self._processor.tokenizer.decode, skip_special_tokens=True)
+        return actions_at(sampled, text, ends, decode)
+
     def part_ends(self, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]) -> list[list[int]]:
         """See `encoding.part_ends_in_tokens`."""
         return part_ends_in_tokens(self._processor, prompted, encoded)
@@ -163,7 +178,8 @@ class TransformersPolicy:
             ValueError: no answers.
         """
         pad_id = self._processor.tokenizer.pad_token_id
-        return pad_answers(encoded, min(self._ends) if pad_id is None else pad_id, self._silence)
+        pad_id = min(self._ends) if pad_id is None else pad_id
+        return pad_answers(encoded, pad_id, self._silence, placeholder_ids(self._root.model.config))
 
     def answer_logprobs(
         self, root: nn.Module, batch: PaddedAnswers, request: TokenRequest, draw_T: Tensor | None = None
@@ -177,7 +193,9 @@ class TransformersPolicy:
         if request.reference or request.kl:
             reference_TV = self._reference_logits(root, batch)
             plain = TokenRequest(temperature=request.temperature)
-            reference_T = token_figures(reference_TV, batch.target_T, plain).logprob_T
+            forbidden = batch.forbidden(reference_TV.shape[1])
+            found = token_figures(reference_TV, batch.target_T, plain, forbidden=forbidden)
+            reference_T = found.logprob_T
             reference_TV = reference_TV if request.kl else None  # not kept through the policy's pass
         figures = root(batch, request, reference_TV=reference_TV, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
@@ -189,6 +207,7 @@ class TransformersPolicy:
             kl_T=figures.kl_T,
             contrast_T=figures.contrast_T,
             log_collision_T=figures.log_collision_T,
+            entropy_T=figures.entropy_T,
             draw_T=draw_T,
         )
 

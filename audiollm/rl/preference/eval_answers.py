@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +31,7 @@ from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import RecordPlace, StepMaker, answers_of
 from audiollm.rl.preference.held_out_pairs import described_messages
-from audiollm.rl.preference.settings import PreferenceConfig
+from audiollm.train.loop.whole import Read, WholeCopy
 
 FILE = "answers.jsonl"
 LIMIT_FACTOR = 4
@@ -69,12 +70,14 @@ class EvalPrompt:
 class EvalAnswers:
     """Has the policy answer held-out prompts, and keeps the answers of all evaluations in `answers.jsonl`.
 
-    The first rank alone answers, with weights that it holds whole.
+    The first rank alone answers, with weights that it holds whole: those that are trained, or a copy of them.
 
     Args:
         steps: gives the held-out records.
         count: prompts, at most.
         folder: of the stage.
+        speaker: on the first rank, a policy of `whole`'s copy that answers in place of `policy`.
+        whole: where a strategy spreads the weights over ranks; on every rank.
     """
 
     def __init__(
@@ -84,28 +87,40 @@ class EvalAnswers:
         count: int,
         folder: Path,
         ranks: Ranks,
+        speaker: Policy[Any, Any, Any] | None = None,
+        whole: WholeCopy | None = None,
     ) -> None:
-        self._policy, self._path, self._ranks = policy, folder / FILE, ranks
+        self._speaker, self._whole = speaker or policy, whole
+        self._path, self._ranks = folder / FILE, ranks
         self._rates = steps.code_rate
         self._prompts = list(_prompts(policy, steps, count)) if ranks.first else []
 
     def begin(self) -> None:
         """Answer with the model that the training begins from, as step 0; a resumed run has done so."""
+        self._fill()
         if self._ranks.first and not self._rows_before(1):
             self._answer(0)
         self._ranks.barrier()
 
+    def read_by(self, read: Read) -> None:
+        """Take `Strategy.read`."""
+        if self._whole is not None:
+            self._whole.read_by(read)
+
     def __call__(self, step: int) -> Mapping[str, float]:
         """Answer, write the answers, and return their mean length in tokens and seconds. Called on every rank."""
+        self._fill()
         found: Mapping[str, float] = self._ranks.of_first(self._answer(step) if self._ranks.first else {})
         return found
 
     @torch.no_grad()
     def _answer(self, step: int) -> Mapping[str, float]:
-        root = self._policy.root
+        root = self._speaker.root
         was_training = root.training
         root.eval()
-        answers = own_answers(self._policy, self._prompts)
+        device = next(root.parameters()).device.type
+        with nullcontext() if self._whole is None else torch.autocast(device, enabled=False):
+            answers = own_answers(self._speaker, self._prompts)
         root.train(was_training)
         rows = [
             self._row(step, prompt, answer) for prompt, answer in zip(self._prompts, answers, strict=True)
@@ -117,6 +132,10 @@ class EvalAnswers:
             **({"answer_length": fmean(row["tokens"] for row in rows)} if rows else {}),
             **({"answer_seconds": fmean(seconds)} if seconds else {}),
         }
+
+    def _fill(self) -> None:
+        if self._whole is not None:
+            self._whole.fill()
 
     def _row(self, step: int, prompt: EvalPrompt, answer: OwnAnswer) -> dict[str, Any]:
         rate = self._rates(prompt.place)
@@ -136,13 +155,6 @@ class EvalAnswers:
         if not self._path.exists():
             return []
         return [row for row in read_whole_lines(self._path, {"step": int}).rows if row["step"] < step]
-
-
-def obstacle_to_answers(config: PreferenceConfig, ranks: Ranks) -> str:
-    """Return why no answers can be given at evaluations; empty where they can."""
-    if ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
-        return f"with {config.strategy} no rank has the whole model"
-    return ""
 
 
 def own_answers(policy: Policy[Any, Any, Any], prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from audiollm.errors import ConfigError
 from audiollm.models.hub import is_dual_ffn, is_language_model
 from audiollm.rl.policy.dual_ffn_policy import MAX_TOKENS, DualFFNPolicy
@@ -52,3 +55,18 @@ def load_policy(
     return TransformersPolicy.load(
         folder, trained, lora, reference=reference, needs_reference=needs_reference
     )
+
+
+def untrained_copy(policy: Policy[Any, Any, Any], folder: Path, max_tokens: int) -> Policy[Any, Any, Any]:
+    """Load a policy's model again, without adapter and reference, on its device; random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        copy = load_policy(folder, max_tokens=max_tokens)
+    copy.root.requires_grad_(False).to(next(policy.root.parameters()).device)
+    return copy
+
+
+def plain_model(root: nn.Module) -> nn.Module:
+    """Return the model inside a policy's root, whose adapters, if any, are layers of it."""
+    model: Any = root.model
+    inside: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inside

@@ -19,14 +19,15 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers, obstacle_to_answers
-from audiollm.rl.preference.policies import load_policy
+from audiollm.rl.preference.eval_answers import EvalAnswers
+from audiollm.rl.preference.policies import load_policy, plain_model, untrained_copy
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
+from audiollm.train.loop.whole import WholeCopy
 from audiollm.train.parallel.frozen import place_frozen
 
 STAGE_NAME = "train_preference"
@@ -151,11 +152,12 @@ def _eval_answers(
     """Pick the prompts that evaluations answer, and have the model answer them once before it is trained."""
     if not config.eval_answers or not steps.held_out_places():
         return None
-    obstacle = obstacle_to_answers(config, context.ranks)
-    if obstacle:
-        context.say(f"no answers are given at evaluations: {obstacle}")
-        return None
-    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, context.ranks)
+    speaker, whole, ranks = None, None, context.ranks
+    if ranks.world > 1 and config.strategy in ("fsdp2", "zero2", "zero3"):
+        if ranks.first:
+            speaker = untrained_copy(policy, config.model, required(config.max_tokens))
+        whole = WholeCopy(plain_model(policy.root), None if speaker is None else plain_model(speaker.root))
+    answers = EvalAnswers(policy, steps, config.eval_answers, context.folder, ranks, speaker, whole)
     answers.begin()
     return answers
 

@@ -5,7 +5,7 @@ Shapes: I items (pairs, lists, single answers) of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ class PreferenceTask:
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._root = modules["policy"]
+
+    def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
+        """See `ReadsWeights`: answers at evaluations may need whole weights."""
+        if self._eval_answers is not None:
+            self._eval_answers.read_by(read)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["policy"]}

@@ -194,9 +194,27 @@ class RewardModel:
             BadSample: a recording or an answer that the model cannot take.
             ValueError: the model scores whole answers.
         """
+        self._check_steps()
+        return self._steps([self._encoded(loaded, answers, place)])[0]
+
+    def step_scores_many(
+        self, samples: Sequence[LoadedSample], max_tokens: int = MAX_TOKENS
+    ) -> list[list[list[float]]]:
+        """Score the steps of all answers of several records, in batches: see `step_scores`.
+
+        Args:
+            max_tokens: tokens of a batch, with padding.
+
+        Raises:
+            BadSample: a recording or an answer that the model cannot take.
+            ValueError: the model scores whole answers.
+        """
+        self._check_steps()
+        return self._steps([self._encoded(loaded, None, "") for loaded in samples], max_tokens)
+
+    def _check_steps(self) -> None:
         if self.scored != "steps":
             raise ValueError("this reward model scores whole answers: train one with the objective `process`")
-        return self._steps([self._encoded(loaded, answers, place)])[0]
 
     def _encoded(self, loaded: LoadedSample, answers: Sequence[int] | None, place: str) -> list[Any]:
         numbers = range(len(loaded.sample.answers)) if answers is None else answers

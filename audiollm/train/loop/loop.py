@@ -31,7 +31,15 @@ from audiollm.train.loop.optim import (
     freeze,
     learning_rate_factor,
 )
-from audiollm.train.loop.task import Figures, Task, Update, check_groups, step_generator
+from audiollm.train.loop.task import (
+    PHASE_PREFIX,
+    Figures,
+    ReadsWeights,
+    Task,
+    Update,
+    check_groups,
+    step_generator,
+)
 from audiollm.train.options import LoopConfig
 from audiollm.train.parallel.deepspeed_internals import num_elements
 from audiollm.train.parallel.strategy import Optimizers, choose_strategy
@@ -99,6 +107,8 @@ class _Run:
             for module in wrapped.values():
                 module.compile()
         task.adopt(wrapped)
+        if isinstance(task, ReadsWeights):
+            task.read_by(self.strategy.read)
         self.wrapped = wrapped
         averaged = self._named({name: self.modules[name] for name in task.optimizers()["main"]})
         self.averages = Averages(averaged if config.ema_decay else (), config.ema_decay, self.strategy.local)
@@ -184,7 +194,8 @@ class _Run:
             # where an earlier step is the cause, it is named
             return self.guard.check() or BadStep(self.step + 1, "not finite", str(error))
         tokens, flops = (float(self.figures.pop(key, 0.0)) for key in ("tokens", "flops"))
-        self.speed.add(tokens, flops)
+        phases = [key for key in self.figures if key.startswith(PHASE_PREFIX)]
+        self.speed.add(tokens, flops, {key: float(self.figures.pop(key)) for key in phases})
         self.averages.update(self.step)
         self.cpu_seconds += time.process_time() - cpu_started
         self.own_tokens += tokens
@@ -208,6 +219,9 @@ class _Run:
             if update is None:
                 self._check_connected(unreached)
                 return {**figures, "learning_rate": rate}
+            if not update.losses:
+                figures.update(update.figures)
+                continue
             figures.update(self._apply(update, rate))
             if update.optimizer not in self.connected:
                 names = self.strategy.without_gradient(update.optimizer)

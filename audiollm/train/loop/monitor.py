@@ -15,6 +15,7 @@ import torch
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl, write_text
+from audiollm.train.loop.task import PHASE_PREFIX
 from audiollm.train.options import Reporter
 
 PEAK_FLOPS: Mapping[str, float] = {
@@ -157,6 +158,7 @@ class Speed:
     def __init__(self, device: torch.device, devices: int) -> None:
         self._device, self._devices, self.paused_seconds = device, devices, 0.0
         self._started, self._steps, self._tokens, self._flops = time.monotonic(), 0, 0.0, 0.0
+        self._phases: dict[str, float] = {}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -167,19 +169,23 @@ class Speed:
         self._started += seconds
         self.paused_seconds += seconds
 
-    def add(self, tokens: float, flops: float) -> None:
-        """A step of this rank: the tokens it trained on and its floating-point operations (0: not told)."""
+    def add(self, tokens: float, flops: float, phases: Mapping[str, float]) -> None:
+        """A step of this rank: the tokens it trained on, its operations (0: not told), and seconds by phase."""
         self._steps += 1
         self._tokens += tokens
         self._flops += flops
+        for name, seconds in phases.items():
+            self._phases[name] = self._phases.get(name, 0.0) + seconds
 
     def own(self) -> dict[str, float]:
         """Return this rank's figures since the last call, to be added up over ranks."""
         now = time.monotonic()
         seconds = max(1e-9, now - self._started)
         steps, tokens, flops = self._steps, self._tokens, self._flops
+        phases, self._phases = self._phases, {}
         self._started, self._steps, self._tokens, self._flops = now, 0, 0.0, 0.0
-        return {"seconds": seconds, "steps": steps, "tokens": tokens, "flops": flops, **memory(self._device)}
+        counted = {"seconds": seconds, "steps": steps, "tokens": tokens, "flops": flops}
+        return {**counted, **phases, **memory(self._device)}
 
     def figures(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """For the log, from what every rank gave."""
@@ -190,6 +196,9 @@ class Speed:
         peak = peak_flops(self._device)
         if (flops := sum(row["flops"] for row in rows)) and peak:
             found["mfu"] = flops / (seconds * peak * self._devices)
+        steps = max(1, rows[0]["steps"])
+        for phase in sorted({key for row in rows for key in row if key.startswith(PHASE_PREFIX)}):
+            found[phase] = max(row.get(phase, 0.0) for row in rows) / steps
         memory_keys = [key for key in rows[0] if key.startswith("memory")]
         return {**found, **{key: max(row[key] for row in rows) for key in memory_keys}}
 

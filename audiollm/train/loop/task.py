@@ -10,8 +10,8 @@ The losses of all micro-batches and of all ranks add up to the loss of the step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.train.options import LoopConfig
 
 Figures = dict[str, float | Tensor]
+
+PHASE_PREFIX = "seconds/"
+"""Begins the figures that tell how long a phase of a step took (`seconds/rollout`): they go to `performance.jsonl`."""
 
 
 class Update(NamedTuple):
@@ -30,10 +33,12 @@ class Update(NamedTuple):
     backward pass, and is let go before the next (gradient accumulation)."""
     figures: Mapping[str, float | Tensor]
     """For the log, by plain names: those of a step's updates are put together, the later one wins. Read when the
-    losses are done. `tokens` and `flops` (of this rank, in this step) become throughput and use of the device."""
+    losses are done. `tokens` and `flops` (of this rank, in this step) become throughput and use of the device, and
+    `seconds/<phase>` the time by phase."""
     optimizer: str = "main"
     losses: int = 1
-    """Number of losses in `loss`: the ranks meet in the last one's backward pass, so all must give as many."""
+    """Number of losses in `loss`: the ranks meet in the last one's backward pass, so all must give as many. 0: the
+    optimizer does not step, and the figures alone are told."""
 
 
 class Task(Protocol):
@@ -61,9 +66,13 @@ class Task(Protocol):
         """
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks) -> Any:
-        """This rank's share of that step's batch, a function of (step, generator, ranks) alone.
+        """This rank's share of that step's batch: a function of (step, generator, ranks), and of what is in `modules`.
 
-        The generator differs from rank to rank; what must not is drawn from `step_generator` of one's own.
+        A task that generates what it is trained on reads its weights and its state here. Both are in every checkpoint,
+        and are put back by a roll-back and after the trial steps of a budget, so a step that is done again has the same
+        batch. Nothing else may enter it: no clock, no counter outside of `modules`, no file that a step writes. Modules
+        are in train mode. The generator differs from rank to rank; what must not is drawn from `step_generator` of
+        one's own.
         """
 
     def updates(self, batch: Any, step: int, steps: int) -> Iterator[Update]:
@@ -80,6 +89,14 @@ class Task(Protocol):
 
         `figures` is a row of `metrics.jsonl`: a step's figures, or those of an evaluation (`evaluation/...`).
         """
+
+
+@runtime_checkable
+class ReadsWeights(Protocol):
+    """A task that reads whole weights while it trains, whatever the strategy (to fill a `WholeCopy`)."""
+
+    def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
+        """Take `Strategy.read`, which gathers a parameter or buffer when all ranks call it; called after `adopt`."""
 
 
 def step_generator(seed: int, step: int, purpose: str = "", rank: int = 0) -> torch.Generator:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from audiollm.recipe.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,25 @@ class Piece:
 
 Held = Tensor | Piece
 """A tensor is whole and the same on every rank; a `Piece` is this rank's part of one."""
+
+
+def gather_pieces(held: Held, ranks: Ranks) -> Tensor:
+    """Join the parts of a tensor that the ranks hold, on every rank; all must call it.
+
+    Returns:
+        What the rank holds where that is whole; else new memory.
+    """
+    if not isinstance(held, Piece):
+        return held
+    flat = held.values.new_empty(math.prod(held.shape))
+    spans: list[tuple[int, int]] = ranks.gather((held.start, held.values.numel()))
+    for rank, (start, size) in enumerate(spans):
+        part = flat[start : start + size]
+        if rank == ranks.rank:
+            part.copy_(held.values)
+        if size and ranks.world > 1:
+            torch.distributed.broadcast(part, src=rank)
+    return flat.view(held.shape)
 
 
 def padded_piece(shape: tuple[int, ...], partition: Tensor, rank: int) -> Piece:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
 from audiollm.train.options import StrategyName
-from audiollm.train.parallel.pieces import Held, Piece
+from audiollm.train.parallel.pieces import Held, Piece, gather_pieces
 from audiollm.train.parallel.wrapping import Build, Optimizers, ddp, fsdp2, is_trained, refuse_several
 from audiollm.train.parallel.zero import ZeroStrategy
 
@@ -52,6 +52,9 @@ class Strategy(Protocol):
 
     def held(self, tensor: Tensor) -> Held:
         """Return this rank's part of a parameter or a buffer, in its memory; nothing is sent between ranks."""
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return a whole parameter or buffer on every rank; all must call it. Where it is whole already: itself."""
 
     def write(self, tensor: Tensor, value: Tensor) -> None:
         """Copy a whole tensor, which every rank gives, into a parameter or a buffer; all ranks must call it."""
@@ -171,6 +174,9 @@ class TorchStrategy:
 
     def held(self, tensor: Tensor) -> Held:
         return _held(tensor.detach())
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return gather_pieces(self.held(tensor), self._ranks)
 
     @torch.no_grad()
     def write(self, tensor: Tensor, value: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from audiollm.recipe.ranks import Ranks
 from audiollm.train.parallel import deepspeed_internals as internals
-from audiollm.train.parallel.pieces import Held
+from audiollm.train.parallel.pieces import Held, gather_pieces
 from audiollm.train.parallel.wrapping import Build, Optimizers, fresh_accelerator, is_trained, refuse_several
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,6 +33,8 @@ class ZeroStrategy:
     def prepare(
         self, modules: Mapping[str, nn.Module], groups: Mapping[str, list[str]], build: Build
     ) -> dict[str, nn.Module]:
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
         refuse_several(groups, f"zero{self._stage}")
         trained = [name for name, module in modules.items() if is_trained(module)]
         if len(trained) > 1:
@@ -40,6 +42,9 @@ class ZeroStrategy:
         optimizer = next(iter(build().values()))
         accelerator = fresh_accelerator(zero=_zero_plugin(self._stage, self._dtype, self._clip_norm))
         self._engine, prepared = accelerator.prepare(modules[trained[0]], optimizer)
+        # Accelerate tells transformers that ZeRO 3 is on: each `from_pretrained` after it would cut its model up over
+        # the ranks, and wait for ever on one that loads alone
+        unset_hf_deepspeed_config()
         self._zero = self._engine.optimizer
         self._names = {p: f"{trained[0]}.{key}" for key, p in modules[trained[0]].named_parameters()}
         internals.check_private_names(self._zero, [p for p, _ in self._trained()], self._stage)
@@ -75,6 +80,10 @@ class ZeroStrategy:
         if internals.is_partitioned(tensor):
             return internals.frozen_piece(tensor, self._ranks.rank)
         return tensor.detach()
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """For a trained parameter the fp32 weights, as `held`."""
+        return gather_pieces(self.held(tensor), self._ranks)
 
     @torch.no_grad()
     def write(self, tensor: Tensor, value: Tensor) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from audiollm.errors import error_line
 from audiollm.files.set_aside import UNREADABLE
 from pipelines.annotate.execution.shards import Shard, ShardConfig, make_shard
 from pipelines.annotate.step import BatchStep, Given, Listener, Recording, Segment, SharedStep, Step, Value
 from pipelines.execution.ledger import Outcome
-from pipelines.execution.local_pool import error_line
 
 
 class SegmentSpan(NamedTuple):

@@ -391,5 +391,9 @@ def test_a_local_audio_llm_answers_as_transformers_does(tmp_path: Path) -> None:
         chat.ask(["first", first, "second", second])
         == tokenizer.decode(expected, skip_special_tokens=True).strip()
     )
+    asked = ["first", first]
+    drawn = [chat.sample(asked, seed, temperature=5.0) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert chat.sample(asked, 1, temperature=0.0) == chat.ask(asked)
     with pytest.raises(ConfigError, match="no audio LLM loads"):
         PretrainedChat(tmp_path / "none", 4)

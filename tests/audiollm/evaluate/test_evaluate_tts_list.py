@@ -31,9 +31,10 @@ from audiollm.evaluate.report.text_errors import Errors, choose_form, count_erro
 from audiollm.evaluate.speech.clips import SpeechRequest, clips_in_folder, speak_all
 from audiollm.evaluate.speech.scoring import Bench
 from audiollm.evaluate.speech.tts import SpeechItem, evaluate_list, read_list
-from audiollm.evaluate.subjects.loading import is_import_path, load_answerer, load_speaker
+from audiollm.evaluate.subjects.loading import load_answerer, load_speaker
 from audiollm.evaluate.subjects.own_model import OwnModel
 from audiollm.evaluate.subjects.protocols import Subject
+from audiollm.recipe.plug_ins import is_import_path
 from tests.audiollm.evaluate.marked_clips import Book, Compass, Reader
 from tests.audiollm.generation.toy_speech import a_voice, toy_generator
 
@@ -349,7 +350,7 @@ def test_the_command_with_models_by_import_path(
     assert Path("out/report.html").exists() and len(Path("out/rows.jsonl").read_text().splitlines()) == 2
     with pytest.raises(ConfigError, match=r"has no speak\(text, reference"):
         load_speaker("plugged_suite:mute", None, None)
-    with pytest.raises(ConfigError, match="cannot be made: AttributeError"):
+    with pytest.raises(ConfigError, match="cannot be imported: AttributeError"):
         load_answerer("plugged_suite:nothing", None, 8)
     with pytest.raises(ConfigError, match="nothing to score"):
         CliRunner().invoke(build_app(), ["evaluate", "tts", "--list", "x.lst"], catch_exceptions=False)

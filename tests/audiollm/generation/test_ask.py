@@ -48,3 +48,10 @@ def test_the_answer_is_that_of_the_generator(toy: Generator, tmp_path: Path) -> 
 def test_one_clear_error(toy: Generator, arguments: list[str], problem: str) -> None:
     result = CliRunner().invoke(app(), [*arguments, "--model", "m"])
     assert isinstance(result.exception, ConfigError) and problem in str(result.exception)
+
+
+def test_a_question_is_asked_as_it_is_written_behind_the_recording(toy: Generator) -> None:
+    written = "Which digit?\n(A)  one\n(B)  two"
+    (message,) = toy.question(a_voice(0.5), f" {written}\n").messages
+    assert [part.type for part in message.content] == ["audio", "text"]
+    assert message.role == "user" and getattr(message.content[1], "text", None) == written

@@ -253,7 +253,7 @@ def test_a_question_is_answered_in_words_and_alike_for_file_and_waveform(
     assert isinstance(answer, str)
     from audiollm.audio import load
 
-    assert answer == generator.answer(load(tmp_path / "door.wav"), "How many  knocks?", max_tokens=8)
+    assert answer == generator.answer(load(tmp_path / "door.wav"), "How many knocks?", max_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -312,24 +312,29 @@ def test_rows_of_silence(rows: int) -> None:
     assert sum(window.rows for window in windows) == rows and max(window.rows for window in windows) <= 30
 
 
-def test_windows_that_streams_share_are_encoded_once(template: Template) -> None:
-    """The same rows, and the gradient as if each stream had a recording of its own."""
+def test_what_streams_share_is_computed_once(template: Template) -> None:
+    """Windows, and the rows that a stream begins with as the one before it: hidden states and gradients stay."""
     model, clip, other = small_model(template), heard(1.5), heard(0.3, 1)
     packed = [
         template.compile(asked(answer="a dog"), [clip]),
+        template.compile(asked(answer="a cat"), [clip]),
         template.compile(asked(clips=2), [other, clip]),
         template.compile(asked(clips=0), []),
         template.compile(asked(answer="a cat"), [clip]),
+        template.compile(asked(answer="a cat"), [clip]),
     ]
-    shared, apart = (pack(packed, 8, encoder=SHAPE, share_features=share) for share in (True, False))
+    shared, apart = (pack(packed, 1, encoder=SHAPE, share=share) for share in (True, False))
     assert shared.features is not None and apart.features is not None
-    assert len(apart.features.rows) - len(shared.features.rows) == 2 * len(clip.windows)
-    assert shared.num_text == apart.num_text
-    results = []
+    assert len(apart.features.rows) - len(shared.features.rows) == 4 * len(clip.windows)
+    assert len(apart.positions_S) - len(shared.positions_S) > len(packed[0]) + len(packed[5])
+    positions, results = sum(map(len, packed)), []
     for batch in (shared, apart):
         model.zero_grad()
-        hidden_SC = model(batch)
+        hidden_SC = model(batch)[batch.row_of_S][:positions]
         hidden_SC.square().sum().backward()
-        results.append([hidden_SC.detach(), *(p.grad for p in model.audio_tower.parameters())])
+        text_XC = model(batch)[batch.text_target_index]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        results.append([hidden_SC.detach(), text_XC.detach(), batch.text_targets, *gradients])
+    assert len(results[0]) > 20
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-9)

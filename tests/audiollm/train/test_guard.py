@@ -322,10 +322,16 @@ def test_speed_is_that_of_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     speed = Speed(CPU, devices=1)
     for _ in range(4):
         now[0] += 0.5
-        speed.add(100.0, 0.0)
+        speed.add(100.0, 0.0, {"seconds/rollout": 0.3, "seconds/update": 0.1})
         with speed.paused():
             now[0] += 60.0
-    assert speed.figures([speed.own()])["tokens_per_second"] == pytest.approx(200.0)
+    own = speed.own()
+    figures = speed.figures(
+        [own, {**own, "seconds/rollout": 1.6}]
+    )  # the slower rank is the one that is waited for
+    assert figures["tokens_per_second"] == pytest.approx(400.0)
+    assert (figures["seconds/rollout"], figures["seconds/update"]) == (pytest.approx(0.4), pytest.approx(0.1))
+    assert "seconds/rollout" not in speed.own()
     assert speed.paused_seconds == pytest.approx(240.0)
 
 

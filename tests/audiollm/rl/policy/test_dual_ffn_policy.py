@@ -190,12 +190,14 @@ def test_the_gradient_reaches_encoder_and_projector(folders: dict[str, Path], en
         assert any(found) if expected else not any(found)
 
 
-def test_a_shared_recording_is_encoded_once(folders: dict[str, Path]) -> None:
+def test_a_shared_prompt_is_computed_once(folders: dict[str, Path]) -> None:
     policy = load(folders["features"])
-    batch = policy.batch(encoded(policy, samples("features")))
-    features = batch.pack.features
+    streams = encoded(policy, samples("features"))
+    batch = policy.batch(streams).pack
+    features = batch.features
     assert features is not None and len(features.rows) == 2 + 2  # two clips; one of two windows
-    assert features.num_rows == 2 * sum(features.rows)
+    assert features.num_rows == sum(features.rows)
+    assert sum(map(len, streams)) - len(batch.positions_S) > 2 * features.num_rows - sum(features.rows)
 
 
 def test_an_idle_pack_gives_every_parameter_a_gradient_of_zero(folders: dict[str, Path]) -> None:

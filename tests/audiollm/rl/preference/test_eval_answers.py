@@ -27,9 +27,8 @@ from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
-from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, obstacle_to_answers, own_answers
+from audiollm.rl.preference.eval_answers import EvalAnswers, EvalPrompt, own_answers
 from audiollm.rl.preference.records import Grouping, find_usable
-from audiollm.rl.preference.settings import PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.policy.packed_samples import heard, prompted, save_model
@@ -46,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(place: Path, name: str, **settings: Any) -> Path:
+def run(place: Path, name: str, ranks: Ranks = ALONE, **settings: Any) -> Path:
     stage = {
         "samples": str(place / "data" / "records.jsonl"), "model": str(place / "model"), "objective": "dpo",
         "learning_rate": 1e-2, "steps": 10, "evaluations": 2, "batch_size": 8, "report_to": [], **settings,
@@ -54,7 +53,7 @@ def run(place: Path, name: str, **settings: Any) -> Path:
     recipe = place / f"{name}.yaml"
     recipe.write_text(yaml.safe_dump({"name": name, "stages": [{"train_preference": stage}]}))
     loaded = load_recipe(recipe, runs=place / "runs")
-    run_recipe(loaded, Console(quiet=True))
+    run_recipe(loaded, Console(quiet=True), ranks=ranks)
     return loaded.folder / "train_preference"
 
 
@@ -173,8 +172,13 @@ def test_answers_of_a_dual_ffn_change_nothing(place: Path, trained: str) -> None
         assert (with_answers / file).read_bytes() == (without / file).read_bytes(), file
     rows = read_jsonl(with_answers / "answers.jsonl")
     assert [row["step"] for row in rows] == [0] * 3 + [5] * 3 + [10] * 3
-    generator = Generator.from_pretrained(with_answers / "model")
-    for row in rows[6:]:
+    assert_answers_of(with_answers / "model", rows[6:])
+
+
+def assert_answers_of(model: Path, rows: list[dict[str, Any]]) -> None:
+    """These rows are the greedy answers of a saved DualFFN."""
+    generator = Generator.from_pretrained(model)
+    for row in rows:
         audio, question = row["messages"][0]["content"]
         message = Message(
             role="user", content=[AudioPart(path=audio["path"]), TextPart(text=question["text"])]
@@ -183,14 +187,23 @@ def test_answers_of_a_dual_ffn_change_nothing(place: Path, trained: str) -> None
         assert row["answer"] == generator.answer_all([asked])[0].text.strip()
 
 
-def test_sharded_weights_are_told_of(place: Path) -> None:
-    samples = str(place / "data" / "records.jsonl")
-    for strategy, obstacle in (("fsdp2", "no rank has the whole model"), ("ddp", "")):
-        config = PreferenceConfig.model_validate(
-            {"samples": samples, "model": place / "model", "objective": "dpo", "strategy": strategy}
-        )
-        assert obstacle in obstacle_to_answers(config, Ranks(0, 2)) and not obstacle_to_answers(config, ALONE)
-        assert bool(obstacle_to_answers(config, Ranks(0, 2))) == bool(obstacle)
+def trained_on_ranks(folder: Path, ranks: Ranks, strategy: str, trained: str, name: str) -> None:
+    settings: dict[str, Any] = {"lora": {"rank": 2, "alpha": 4}} if trained == "adapter" else {}
+    model = str(folder / "dual")
+    run(folder, name, ranks, eval_answers=3, strategy=strategy, trained=trained, model=model, **settings)
+
+
+@pytest.mark.parametrize(("strategy", "trained"), [("fsdp2", "adapter"), ("zero3", "all")])
+def test_answers_are_given_where_no_rank_has_the_model(place: Path, strategy: str, trained: str) -> None:
+    """By a copy of the weights: the last ones are those of the model that is saved, adapter merged."""
+    if not (place / "dual").exists():
+        save_model(place / "dual", "features")
+    name = f"{strategy}-{trained}"
+    on_two_ranks(partial(trained_on_ranks, strategy=strategy, trained=trained, name=name), place)
+    folder = place / "runs" / name / "train_preference"
+    rows = read_jsonl(folder / "answers.jsonl")
+    assert [row["step"] for row in rows] == [0] * 3 + [5] * 3 + [10] * 3
+    assert_answers_of(folder / "model", rows[6:])
 
 
 @pytest.mark.parametrize("trained", ["all", "adapter"])

@@ -1,7 +1,8 @@
-"""`train_reward` on two ranks follows the curve of one rank, with DDP and FSDP2."""
+"""`train_reward` on two ranks follows the curve of one rank, with every strategy."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp-lora": {"strategy": "ddp", **LORA},
     "fsdp2": {"strategy": "fsdp2"},
     "fsdp2-lora": {"strategy": "fsdp2", **LORA},
+    "zero2": {"strategy": "zero2"},
+    "zero3": {"strategy": "zero3"},
+    "zero3-lora": {"strategy": "zero3", **LORA},
 }
 
 
@@ -47,9 +51,9 @@ def train_case(folder: Path, ranks: Ranks, name: str, **settings: Any) -> None:
     train_reward(config, Context(place, recipe, Console(quiet=True), {}, ranks))
 
 
-def all_cases(folder: Path, ranks: Ranks) -> None:
-    for name, settings in CASES.items():
-        train_case(folder, ranks, name, **settings)
+def all_cases(folder: Path, ranks: Ranks, names: tuple[str, ...]) -> None:
+    for name in names:
+        train_case(folder, ranks, name, **CASES[name])
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -58,16 +62,20 @@ def curve(folder: Path) -> list[dict[str, float]]:
     return [row for row in rows if row]
 
 
-def test_two_ranks_follow_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategies", [("ddp", "fsdp2"), pytest.param(("zero2", "zero3"), marks=pytest.mark.slow)]
+)
+def test_two_ranks_follow_one(tmp_path: Path, strategies: tuple[str, ...]) -> None:
     write_steps(tmp_path, 20)
     save_tiny("qwen2_audio", tmp_path / "llm")
-    on_two_ranks(all_cases, tmp_path)
+    names = tuple(name for name in CASES if name.startswith(strategies))
+    on_two_ranks(partial(all_cases, names=names), tmp_path)
     for lora in (False, True):
         train_case(tmp_path, ALONE, f"one-{lora}", **(LORA if lora else {}))
         expected = curve(tmp_path / f"one-{lora}")
         held_out = [row["evaluation/loss"] for row in expected if "evaluation/loss" in row]
         assert len(held_out) >= 3 and held_out[-1] < held_out[0]
-        for name in (name for name in CASES if ("lora" in name) == lora):
+        for name in (name for name in names if ("lora" in name) == lora):
             for row, wanted in zip(curve(tmp_path / name), expected, strict=True):
                 assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5), name
             assert read_json(tmp_path / name / "model" / "reward.json") == {"scored": "steps"}

@@ -164,6 +164,18 @@ def test_pairs_by_margin_and_length(scored: Path) -> None:
     ]
 
 
+def test_disjoint_pairs_use_each_answer_once(tmp_path: Path) -> None:
+    asked = [Message(role="user", content=[TextPart(text="?")])]
+    answers = rated(("a", 3), ("bbbb", 1), ("c", 2), ("d", 0), ("eeee", 0), ("f", 1))
+    write_samples(tmp_path / "scored.jsonl", [Sample(id="x", messages=asked, task="q", answers=answers)])
+    _, found = selected(tmp_path, "every", select="disjoint")
+    assert found == [("x#0", ["a", "eeee"]), ("x#1", ["c", "d"])], "bbbb and f are equally good"
+    _, even = selected(tmp_path, "even", select="disjoint", max_length_ratio=1)
+    assert even == [("x#0", ["a", "d"]), ("x#1", ["c", "f"]), ("x#2", ["bbbb", "eeee"])]
+    _, wide = selected(tmp_path, "wide", select="disjoint", min_margin=3)
+    assert wide == [("x#0", ["a", "eeee"])]
+
+
 def test_right_answers_become_conversations(scored: Path) -> None:
     _, found = run(
         scored, "select_answers", "rft", samples=str(scored / "scored.jsonl"), select="right", most=1
@@ -196,3 +208,37 @@ def test_rejection_sampling_has_the_distribution_of_its_algorithm() -> None:
     assert first[0] / 20_000 == pytest.approx(math.exp(-1 / beta), abs=0.01)
     assert all(rejection_sample([1.0, 0.0], 1, beta, dice.random) == [0] for _ in range(100))
     assert sorted(rejection_sample([0.0, 5.0, 2.0], 3, 0.1, dice.random)) == [0, 1, 2]
+
+
+def spoken(name: str, seconds: float, score: float) -> RatedAnswer:
+    return RatedAnswer(content=[AudioPart(path=f"{name}.wav", end_s=seconds)], score=score)
+
+
+def test_the_better_answer_is_not_the_longer_one(tmp_path: Path) -> None:
+    """Words by characters, speech by seconds: told by the sampling, by spans, or by files."""
+    asked = [Message(role="user", content=[TextPart(text="?")])]
+    tone(tmp_path / "file.wav", 300.0, seconds=2.0)
+    told = RatedAnswer(content=[AudioPart(path="told.flac")], score=0.5, metadata={"seconds": 0.9})
+    file = RatedAnswer(content=[AudioPart(path="file.wav")], score=0.0)
+    written = RatedAnswer(content=[TextPart(text="so")], score=-1.0)
+    lost = RatedAnswer(content=[AudioPart(path="lost.wav")], score=0.0)
+    lists = {
+        "words": rated(("much longer", 1), ("fair", 0.8), ("wrong", 0)),
+        "speech": [spoken("best", 1.2, 1.0), told, file, written],
+        "lost": [spoken("one", 1.2, 1.0), lost],
+    }
+    samples = [Sample(id=id, messages=asked, task="q", answers=answers) for id, answers in lists.items()]
+    write_samples(tmp_path / "scored.jsonl", samples)
+
+    def paired(name: str, **settings: Any) -> list[list[float | None]]:
+        given = {"samples": str(tmp_path / "scored.jsonl"), **settings}
+        figures, found = run(tmp_path, "select_answers", name, **given)
+        assert figures["set_aside"] == ("chosen_not_longer" in settings or "max_length_ratio" in settings)
+        return [[answer.score for answer in sample.answers] for sample in found]
+
+    assert paired("any") == [[1.0, 0.0], [1.0, -1.0], [1.0, 0.0]]
+    assert paired("even", max_length_ratio=1.5) == [[0.8, 0.0], [1.0, 0.5]]
+    assert paired("shorter", chosen_not_longer=True) == [[0.8, 0.0], [1.0, 0.0]]
+    assert paired("nearly", chosen_not_longer=True, max_length_ratio=2.5) == [[1.0, 0.0], [1.0, 0.0]]
+    with pytest.raises(StageError, match="lost"):
+        paired("strict", chosen_not_longer=True, strict=True)

@@ -1,0 +1,68 @@
+"""Rows that streams begin with alike, such as the prompt of several answers: a pack computes them once.
+
+A row depends on itself and on those before it, so two streams that begin with the same inputs have the same hidden
+states there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from audiollm.data.chat.template import Kind, TokenStream
+
+
+def shared_lengths(streams: Sequence[TokenStream]) -> list[int]:
+    """Return how many rows each stream has in common with the one before it, from the first row on.
+
+    Rows of features are the same where their windows are the same objects.
+    """
+    return [0, *(_shared(*pair) for pair in pairwise(streams))] if streams else []
+
+
+def without_first_rows(stream: TokenStream, count: int) -> TokenStream:
+    """Return the stream without its first rows and their windows of features; none of these is cut in two."""
+    if not count:
+        return stream
+    rows = int((stream.kinds_S[:count] == Kind.FEATURE).sum())
+    left = list(stream.features)
+    while rows > 0:
+        rows -= left.pop(0).rows
+    return replace(
+        stream,
+        text_ids_S=stream.text_ids_S[count:],
+        codes_SK=stream.codes_SK[count:],
+        kinds_S=stream.kinds_S[count:],
+        text_targets_S=stream.text_targets_S[count:],
+        audio_targets_SK=stream.audio_targets_SK[count:],
+        features=tuple(left),
+    )
+
+
+def _shared(one: TokenStream, other: TokenStream) -> int:
+    most = min(len(one), len(other))
+    is_same_S = (one.kinds_S[:most] == other.kinds_S[:most]) & (
+        one.text_ids_S[:most] == other.text_ids_S[:most]
+    )
+    is_same_S &= (one.codes_SK[:most] == other.codes_SK[:most]).all(dim=1)
+    return _first_rows(one, other, _leading(is_same_S))
+
+
+def _first_rows(one: TokenStream, other: TokenStream, count: int) -> int:
+    """The same count, or where the first window that the streams do not share begins."""
+    heard = 0
+    for window, like in zip(one.features, other.features, strict=False):
+        if window.mel_MF is not like.mel_MF:
+            break
+        heard += window.rows
+    is_heard_S = one.kinds_S[:count] == Kind.FEATURE
+    beyond = (is_heard_S.cumsum(0) > heard).nonzero()
+    return int(beyond[0]) if len(beyond) else count
+
+
+def _leading(flag_S: Tensor) -> int:
+    """The number of flags that are set before the first that is not."""
+    return int(flag_S.long().cumprod(0).sum())

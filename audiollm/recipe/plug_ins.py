@@ -1,0 +1,67 @@
+"""Functions and factories of a user's own, named as `package.module:name`. Loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from audiollm.errors import ConfigError
+
+
+def is_import_path(given: str) -> bool:
+    """Whether a text is `package.module:name` and no file or folder."""
+    module, colon, name = given.partition(":")
+    dotted = all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and dotted and name.isidentifier() and not Path(given).exists()
+
+
+def import_named(path: str, remedy: str) -> Any:
+    """The object at `package.module:name`; modules in the working directory are found, too.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        with _working_directory():
+            return getattr(import_module(module), name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"cannot be imported: {reason}", path, remedy) from error
+
+
+def source_digest(path: str) -> str:
+    """SHA-256 of the file of the module in `package.module:name`: a stage's fingerprint changes with it.
+
+    The modules that this one imports do not count.
+
+    Raises:
+        ConfigError: there is no such module, or it has no source.
+    """
+    module = path.partition(":")[0]
+    try:
+        with _working_directory():
+            found = util.find_spec(module)
+    except Exception as error:
+        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", path) from error
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise ConfigError(
+            f"no module {module!r}", path, "run in the folder that holds it, or install its package"
+        )
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+
+
+@contextmanager
+def _working_directory() -> Iterator[None]:
+    """The working directory as the first place where modules are looked for."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

@@ -1,0 +1,1 @@
+"""Policies trained on their own fresh answers: the stage `train_policy`."""

@@ -1,0 +1,260 @@
+"""Losses on fresh answers, behind one protocol: policy gradients, and objectives on pairs or single answers of them.
+
+The losses of all packs and ranks add up to that of the step: policy gradients are divided by the step's tokens or
+answers, objectives by its pairs or single answers.
+
+Shapes: T tokens of a pack, A answers of it, I items (pairs or single answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.recipe.ranks import Ranks
+from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs, Singles
+from audiollm.rl.objectives.catalog import ObjectiveTerm
+from audiollm.rl.objectives.registry import mixed_losses
+from audiollm.rl.online.objectives import FreshObjective
+from audiollm.rl.online.rollout_step import RolloutStep, group_numbers
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.policy_gradient.catalog import PolicyTerm
+from audiollm.rl.policy_gradient.losses import PolicyLoss, Regularizers, StepCounts, policy_loss
+from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
+from audiollm.rl.policy_gradient.selection import accepted_rollouts, best_and_worst_rollouts
+from audiollm.rl.preference.batches import MicroBatch, groups_to
+from audiollm.rl.preference.statistics import StepStatistics
+from audiollm.rl.preference.task import on_device, request_of
+
+ITEMS = "/items"
+"""Ends the names of sums that count the items which have a figure."""
+
+
+@dataclass(frozen=True)
+class FreshAnswers:
+    """The answers of a pack, before the updates on them."""
+
+    logprobs: AnswerLogprobs
+    """Old, and the reference where there is one, without gradient."""
+    reward_A: Tensor
+    """NaN for answers that are not trained on."""
+    group_A: Tensor
+    advantage_T: Tensor
+    """0 for tokens that are not trained on."""
+
+
+@dataclass(frozen=True)
+class PackLogprobs:
+    """A pack in an update."""
+
+    number: int
+    """Number of the pack among those of the step."""
+    answers: AnswerLogprobs
+    """Under the policy now, with gradient, and what else the loss asked for."""
+    tokens: RolloutLogprobs
+    """The same with old, reference and advantages."""
+    counts: StepCounts
+    """Tokens and answers of the whole step."""
+    regularizers: Regularizers
+
+
+class StepLoss(Protocol):
+    """The loss of a step's answers."""
+
+    is_trained: bool
+    """Whether the step changes the policy; the same on all ranks."""
+
+    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+        """Compute a pack's share of the loss."""
+
+    def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
+        """Turn the sums of all packs and ranks into the figures of the step."""
+
+
+class FreshLoss(Protocol):
+    """What the answers of steps are trained with."""
+
+    def request(self, temperature: float) -> TokenRequest:
+        """Return the figures per token that the loss reads in an update."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return what it remembers between steps, for the checkpoint."""
+
+    def trained_answers(self, made: RolloutStep) -> list[int]:
+        """Return the numbers of the answers that have a part in the loss: the others need no pass through the model."""
+
+    def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
+        """Prepare the loss of a step. Called on every rank, once a step.
+
+        Args:
+            counts: of the whole step.
+        """
+
+
+@dataclass(frozen=True)
+class PolicyGradientLoss:
+    """A policy gradient: the loss of every token by its advantage."""
+
+    term: PolicyTerm
+    ranks: Ranks
+    reads_entropy: bool
+    """Whether the entropy has a part in the loss."""
+    learns_without_advantage: bool
+    """Whether there is a loss beside that of the advantages: a KL, an entropy bonus, or a critic."""
+
+    def request(self, temperature: float) -> TokenRequest:
+        """See `FreshLoss`."""
+        return TokenRequest(reference=False, temperature=temperature, entropy=self.reads_entropy)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """See `FreshLoss`: nothing is remembered."""
+        return {}
+
+    def trained_answers(self, made: RolloutStep) -> list[int]:
+        """See `FreshLoss`: all."""
+        return list(range(len(made.rollouts)))
+
+    def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
+        """See `FreshLoss`: a step whose advantages are all 0 changes nothing, unless something else is learned."""
+        own = any(bool((each.advantage_T != 0).any()) for each in packs)
+        moves = any(self.ranks.gather(own)) or self.learns_without_advantage
+        return GradientOfStep(self.term, moves and float(counts.sums[0]) > 0)
+
+
+@dataclass
+class GradientOfStep:
+    """The `StepLoss` of a policy gradient."""
+
+    term: PolicyTerm
+    is_trained: bool
+
+    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+        """See `StepLoss`."""
+        return policy_loss(self.term, own.tokens, own.counts, own.regularizers)
+
+    def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
+        """See `StepLoss`: means per token, and the KL per answer as the controllers' targets have it."""
+        found = {name: value / float(counts.tokens) for name, value in sums.items()}
+        if "kl" in found:
+            found["kl"] *= float(counts.tokens / counts.answers)
+        return found
+
+
+class ObjectiveLoss:
+    """An objective of `rl.objectives` on pairs (online DPO) or on single answers (online RFT) of each group."""
+
+    def __init__(self, objective: FreshObjective, leave_out: bool, ranks: Ranks) -> None:
+        """`leave_out`: truncated answers are not trained on."""
+        self._objective, self._leave_out, self._ranks = objective, leave_out, ranks
+        self._terms: list[ObjectiveTerm] = [objective.term]
+        self._statistics = StepStatistics(self._terms, ranks)
+
+    def request(self, temperature: float) -> TokenRequest:
+        """See `FreshLoss`; the reference's log-probabilities are those from before the updates."""
+        asked = request_of(self._terms)
+        return TokenRequest(reference=False, temperature=temperature, kl=asked.kl, collision=asked.collision)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """See `FreshLoss`: running means, for the objectives that have them."""
+        return {"means": self._statistics.means} if self._objective.remembers else {}
+
+    def trained_answers(self, made: RolloutStep) -> list[int]:
+        """See `FreshLoss`: those of the pairs, or the single answers."""
+        found: list[int] = objective_answers(self._objective, self._leave_out, made).tolist()
+        return found
+
+    def of_step(self, packs: Sequence[FreshAnswers], counts: StepCounts) -> StepLoss:
+        """See `FreshLoss`."""
+        micro = [self._micro(each) for each in packs]
+        items = sum(self._ranks.gather(sum(each.num_items for each in micro)))
+        figures = self._statistics.of_step(micro, [each.logprobs for each in packs], []) if items else []
+        return ObjectiveOfStep(self._terms, micro, figures, items)
+
+    def _micro(self, each: FreshAnswers) -> MicroBatch[Any]:
+        groups = chosen_answers(self._objective, each.reward_A, each.group_A)
+        lengths_A = torch.bincount(each.logprobs.answer_T, minlength=each.logprobs.num_answers)
+        return MicroBatch(None, groups, num_items(groups), lengths_A)
+
+
+class ObjectiveOfStep:
+    """The `StepLoss` of an objective."""
+
+    def __init__(
+        self,
+        terms: Sequence[ObjectiveTerm],
+        micro: Sequence[MicroBatch[Any]],
+        figures: Sequence[Any],
+        items: int,
+    ) -> None:
+        self._terms, self._micro, self._figures, self._items = terms, micro, figures, items
+        self.is_trained = items > 0
+
+    def __call__(self, own: PackLogprobs) -> PolicyLoss:
+        """See `StepLoss`."""
+        device = own.answers.policy_T.device
+        answers = replace(own.answers, reference_T=own.tokens.reference_T)
+        groups = groups_to(self._micro[own.number].groups, device)
+        figures = on_device(self._figures[own.number], device)
+        found = mixed_losses(self._terms, answers, groups, figures)
+        sums: dict[str, Tensor] = {}
+        for name, value_I in found.metrics.items():
+            applies_I = ~value_I.isnan()
+            sums[name] = value_I[applies_I].double().sum()
+            sums[name + ITEMS] = applies_I.double().sum()
+        return PolicyLoss(found.loss_I.sum() / self._items, sums)
+
+    def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
+        """See `StepLoss`: means over the items that a figure applies to, and the number of items."""
+        found = {
+            name: value / sums[name + ITEMS]
+            for name, value in sums.items()
+            if not name.endswith(ITEMS) and sums[name + ITEMS]
+        }
+        return {**found, "items": float(self._items)}
+
+
+def chosen_answers(objective: FreshObjective, reward_A: Tensor, group_A: Tensor) -> Pairs | Singles:
+    """Return the pairs or single answers of groups that an objective is trained with."""
+    if objective.kind == "pairs":
+        return best_and_worst_rollouts(reward_A, group_A)
+    if objective.judges_all:
+        scored_N = torch.nonzero(~reward_A.isnan()).flatten()
+        return Singles(scored_N, desirable_N=reward_A[scored_N] >= objective.least)
+    return accepted_rollouts(reward_A, group_A, objective.least, objective.per_group)
+
+
+def objective_answers(objective: FreshObjective, leave_out: bool, made: RolloutStep) -> Tensor:
+    """Return the numbers of the answers of a step that an objective is trained with, in order.
+
+    Args:
+        leave_out: truncated answers are not trained on.
+    """
+    reward_A = made.reward_A
+    if leave_out:
+        reward_A = reward_A.masked_fill(made.truncated_A, torch.nan)
+    groups = chosen_answers(objective, reward_A, group_numbers(made))
+    if isinstance(groups, Pairs):
+        return torch.cat([groups.chosen_P, groups.rejected_P]).unique()
+    return groups.answer_N.unique()
+
+
+def num_items(groups: Pairs | Singles) -> int:
+    """Return the number of pairs or single answers."""
+    return len(groups.chosen_P) if isinstance(groups, Pairs) else len(groups.answer_N)
+
+
+def fresh_loss(config: PolicyTrainingConfig, ranks: Ranks) -> FreshLoss:
+    """Return the loss that the settings ask for."""
+    objective = config.fresh_objective
+    if objective is not None:
+        return ObjectiveLoss(objective, config.truncated == "leave_out", ranks)
+    has_kl = config.kl is not None and config.kl.place == "loss"
+    has_critic = "value_T" in config.advantage_term.reads
+    learns_more = has_kl or has_critic or bool(config.entropy_weight)
+    reads_entropy = bool(config.entropy_weight) or config.top_entropy < 1
+    return PolicyGradientLoss(config.policy_term, ranks, reads_entropy, learns_more)

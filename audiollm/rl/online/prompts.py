@@ -1,0 +1,186 @@
+"""Prompts of a training on fresh answers: samples whose last message, the right answer, is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.source import LoadedSample, Source
+from audiollm.errors import BadSample
+from audiollm.evaluate.listening.stage import choices_of, question_of
+from audiollm.files.set_aside import SetAside
+from audiollm.rl.policy.protocol import Policy
+from audiollm.supervised.corpus.batches import evenly
+
+WINDOW_RUNS = 64
+"""Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
+
+REFILL_SEED = 7919
+"""Added to the seed for the stream of prompts that take the place of others."""
+
+PromptPlace = tuple[int, int]
+"""A source's number, and that of a record in it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the policy takes it, and what its answers are compared with."""
+
+    place: PromptPlace
+    sample: Sample
+    """With the right answer as its last message, and the options of its question in `metadata.choices`."""
+    prompted: Any
+    """What the policy's `take` made of the messages before the right answer."""
+
+
+class PromptMaker:
+    """`maker(step)` gives this rank's prompts of a step, as arithmetic on the step's number.
+
+    Args:
+        batch_size: prompts of a step, over all ranks.
+        set_aside: where records go that cannot be asked.
+
+    Raises:
+        BadSample: the first bad record, where `set_aside` is strict.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[Any, Any, Any],
+        sources: Sequence[Source],
+        weights: Sequence[float] | None,
+        batch_size: int,
+        seed: int,
+        set_aside: SetAside,
+        rank: int = 0,
+        world: int = 1,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._policy, self._sources, self._batch_size = policy, sources, batch_size
+        self._rank, self._world = rank, world
+        train: list[list[int]] = [[] for _ in sources]
+        self._held_out: list[PromptPlace] = []
+        samples: list[Sample] = []
+        for place, source in enumerate(sources):
+            set_aside.add(source.bad)
+            for index in range(len(source)):
+                advance()
+                try:
+                    sample = source[index].sample
+                    check_question(sample, self._name((place, index)))
+                except BadSample as bad:
+                    set_aside.add([bad.with_traceback(None)])
+                    continue
+                samples.append(sample)
+                if sample.metadata.get("split") == "test":
+                    self._held_out.append((place, index))
+                else:
+                    train[place].append(index)
+        self._choices = choices_of([each for each in samples if each.messages[-1].role == "assistant"])
+        self.samples = [self._with_choices(sample) for sample in samples]
+        """All that can be asked."""
+        self._train = [np.array(each, np.int64) for each in train]
+        self.trained = sum(map(len, train))
+        """Number of the records that are trained on."""
+        self.held_out = len(self._held_out)
+        if self.trained:
+            sizes = [len(each) for each in train]
+            self._mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
+            self._refills = Mixture(sizes, weights, seed + REFILL_SEED, window_runs=WINDOW_RUNS)
+
+    def __call__(self, step: int) -> tuple[list[Prompt], list[BadSample]]:
+        """Return this rank's prompts of a step, each once, and those that turned out bad."""
+        return self.read(self.places(step))
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts of a step, over all ranks."""
+        return self._batch_size
+
+    def places(self, step: int) -> list[PromptPlace]:
+        """Return the prompts of a step over all ranks, each once."""
+        return self._drawn(self._mixture, step)
+
+    def refill_places(self, step: int, number: int, most: int) -> list[PromptPlace]:
+        """Return prompts that may take the place of others of a step, each once.
+
+        They are drawn as the prompts of steps are, from a stream of their own, at a place that the step and the number
+        of the refill give alone.
+
+        Args:
+            number: of the refill, from 0.
+            most: refills of a step.
+        """
+        return self._drawn(self._refills, step * most + number)
+
+    def read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
+        """Return this rank's share of prompts that all ranks read together, and those that turned out bad."""
+        return self._read(places[self._rank :: self._world])
+
+    def _drawn(self, mixture: Mixture, number: int) -> list[PromptPlace]:
+        first = number * self._batch_size
+        items = mixture.items(first, first + self._batch_size)
+        return list(dict.fromkeys((item.source, int(self._train[item.source][item.index])) for item in items))
+
+    def held_out_prompts(self, most: int) -> tuple[list[Prompt], list[BadSample]]:
+        """Return this rank's held-out prompts, evenly picked."""
+        chosen = evenly(np.arange(self.held_out), most)
+        return self._read([self._held_out[int(place)] for place in chosen][self._rank :: self._world])
+
+    def _read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
+        prompts: list[Prompt] = []
+        bad: list[BadSample] = []
+        for place in places:
+            try:
+                prompts.append(self._prompt(place))
+            except BadSample as error:
+                bad.append(error.with_traceback(None))
+        return prompts, bad
+
+    def _prompt(self, place: PromptPlace) -> Prompt:
+        source, index = place
+        loaded = self._sources[source][index]
+        asked = without_right_answer(loaded)
+        prompted = self._policy.take(asked, [], self._name(place))
+        # rollouts are told apart by their prompt's id: records of two sources may share one
+        return Prompt(
+            place, self._with_choices(loaded.sample), replace(prompted, id=f"{source}/{prompted.id}")
+        )
+
+    def _with_choices(self, sample: Sample) -> Sample:
+        """The sample with the options of its question: its own, or the answers that all samples give to it."""
+        if sample.metadata.get("choices") or sample.messages[-1].role != "assistant":
+            return sample
+        choices = self._choices.get(question_of(sample))
+        return (
+            sample.model_copy(update={"metadata": {**sample.metadata, "choices": list(choices)}})
+            if choices
+            else sample
+        )
+
+    def _name(self, place: PromptPlace) -> str:
+        source, index = place
+        return f"{self._sources[source].name} [{index}]"
+
+
+def check_question(sample: Sample, place: str) -> None:
+    """Raises: BadSample: nothing stands before the assistant's last message."""
+    asked = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
+    if not any(message.role == "user" for message in asked):
+        raise BadSample(place, sample.id, "has no question", "no question")
+
+
+def without_right_answer(loaded: LoadedSample) -> LoadedSample:
+    """The sample without the assistant's last message, and without the sound and codes of it."""
+    *asked, last = loaded.sample.messages
+    if last.role != "assistant":
+        return loaded.without_answers()
+    spoken = sum(isinstance(part, AudioPart) for part in last.content)
+    kept = loaded.num_asked - spoken
+    sample = loaded.sample.model_copy(update={"messages": asked, "answers": []})
+    return LoadedSample(sample, [each[:kept] for each in loaded.encodings], loaded.audio[:kept])

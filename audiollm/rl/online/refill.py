@@ -1,0 +1,180 @@
+"""Dynamic sampling: groups that teach nothing are replaced by those of fresh prompts (DAPO, arXiv 2503.14476).
+
+Which prompts are sampled depends on the seed, the step and what was found in the rounds before; every rank finds the
+same. Shapes: A answers, G groups of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from audiollm.codec import Codec
+from audiollm.recipe.ranks import Ranks
+from audiollm.rl.online.fresh_losses import objective_answers
+from audiollm.rl.online.objectives import FreshObjective
+from audiollm.rl.online.prompts import Prompt, PromptMaker
+from audiollm.rl.online.rollout_step import (
+    RolloutMaker,
+    RolloutStep,
+    group_numbers,
+    joined_steps,
+    selected_groups,
+)
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.online.steps import StepRewarder
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy_gradient.reward_shaping import groups_without_variance
+from audiollm.rl.rewards.scoring import RewardSuite
+from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
+
+TeachingGroups = Callable[[RolloutStep], Tensor]
+"""A function that tells, as bool `[G]`, which groups change the policy."""
+
+
+class SamplesSteps(Protocol):
+    """Samples and rewards the answers of a step."""
+
+    def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Sample and reward a group for each prompt."""
+
+    def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Answer each prompt once, greedily, and reward the answers."""
+
+
+class RefillingMaker:
+    """Samples steps, and fresh prompts for groups that teach nothing, until the step is full.
+
+    A step is full with as many groups that teach as a step has prompts. Groups without use are left out of the
+    training in any case; they stay in the figures and in the file of the step.
+
+    Args:
+        maker: samples and rewards.
+        prompts: the prompts of steps and of refills.
+        most: most refills of a step; with less to train on after them, the step trains with what it has.
+        teaches: which groups are kept.
+    """
+
+    def __init__(
+        self, maker: SamplesSteps, prompts: PromptMaker, most: int, teaches: TeachingGroups, ranks: Ranks
+    ) -> None:
+        self._maker, self._prompts, self._most = maker, prompts, most
+        self._teaches, self._ranks = teaches, ranks
+
+    def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """See `RolloutMaker.greedy`: nothing is refilled."""
+        return self._maker.greedy(prompts, step)
+
+    def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Sample and reward a step. Called on every rank."""
+        every = [self._maker(prompts, step)]
+        seen = set(self._prompts.places(step))
+        bad = []
+        rounds = 0
+        for number in range(self._most):
+            lacking = self._prompts.batch_size - self._total(self._kept(every))
+            if lacking <= 0:
+                break
+            drawn = self._prompts.refill_places(step, number, self._most)
+            fresh = [place for place in drawn if place not in seen][:lacking]
+            if not fresh:  # every prompt of this round was asked before
+                continue
+            seen.update(fresh)
+            own, own_bad = self._prompts.read(fresh)
+            bad += own_bad
+            every.append(self._maker(own, step))
+            rounds += 1
+        whole = joined_steps(every)
+        kept = self._teaches(whole).tolist()
+        figures = {
+            "refill_rounds": float(rounds),
+            "groups_sampled": float(self._total(len(kept))),
+            "groups_kept": float(self._total(sum(kept))),
+        }
+        return replace(
+            selected_groups(whole, kept),
+            bad=[*whole.bad, *bad],
+            seconds=whole.seconds,
+            replaced=selected_groups(whole, [not own for own in kept]),
+            figures=figures,
+        )
+
+    def _kept(self, every: Sequence[RolloutStep]) -> int:
+        return sum(int(self._teaches(made).sum()) for made in every)
+
+    def _total(self, count: int) -> int:
+        return sum(self._ranks.gather(count))
+
+
+def maker_of(
+    config: PolicyTrainingConfig,
+    engine: RolloutEngine[Any],
+    policy: Policy[Any, Any, Any],
+    rewards: RewardSuite,
+    settings: RolloutSettings,
+    prompts: PromptMaker,
+    ranks: Ranks,
+    codec: Codec | None = None,
+) -> SamplesSteps:
+    """Return what samples and rewards the steps of a training.
+
+    Args:
+        policy: that of the engine's model; it knows which token ends which text.
+        codec: decodes speech for rewards that hear it; None: none does.
+    """
+    weights = {term.name: term.weight for term in config.reward_terms}
+    steps = StepRewarder(policy, weights, config.reads_outcome) if config.reads_steps else None
+    needs_greedy = "greedy_reward_G" in config.advantage_term.reads
+    maker = RolloutMaker(engine, rewards, settings, config.group_size, needs_greedy, codec, steps)
+    if config.refill is None:
+        return maker
+    return RefillingMaker(maker, prompts, config.refill.most, teaching_groups(config), ranks)
+
+
+def with_variance(made: RolloutStep) -> Tensor:
+    """Return bool `[G]`: groups whose answers differ in a reward of the whole answer."""
+    return ~groups_without_variance(made.reward_A, group_numbers(made), len(made.groups))
+
+
+def with_variance_of_any(made: RolloutStep) -> Tensor:
+    """Return bool `[G]`: groups whose answers differ in any of the rewards (GDPO)."""
+    numbers, count = group_numbers(made), len(made.groups)
+    flat = [groups_without_variance(own_A, numbers, count) for own_A in made.reward_AF.unbind(1)]
+    return ~torch.stack(flat).all(0)
+
+
+def with_variance_of_steps(made: RolloutStep) -> Tensor:
+    """Return bool `[G]`: groups whose steps differ in their rewards (process rewards)."""
+    numbers = group_numbers(made).tolist()
+    steps = [(number, step.reward) for number, own in zip(numbers, made.steps, strict=True) for step in own]
+    reward_S = torch.tensor([reward for _, reward in steps], dtype=torch.float64)
+    group_S = torch.tensor([number for number, _ in steps], dtype=torch.long)
+    return ~groups_without_variance(reward_S, group_S, len(made.groups))
+
+
+def teaching_groups(config: PolicyTrainingConfig) -> TeachingGroups:
+    """Return the function that tells which groups change a policy of these settings."""
+    leave_out, objective = config.truncated == "leave_out", config.fresh_objective
+    if objective is not None:
+        return partial(_with_items, objective, leave_out)
+    differs = with_variance_of_steps if config.reads_steps else with_variance
+    if config.advantage.name == "gdpo":
+        differs = with_variance_of_any
+    return partial(_with_whole_answers, differs) if leave_out else differs
+
+
+def _with_items(objective: FreshObjective, leave_out: bool, made: RolloutStep) -> Tensor:
+    """bool `[G]`: groups with a pair or a single answer that the objective is trained with."""
+    numbers = group_numbers(made)[objective_answers(objective, leave_out, made)]
+    return torch.bincount(numbers, minlength=len(made.groups)) > 0
+
+
+def _with_whole_answers(differs: TeachingGroups, made: RolloutStep) -> Tensor:
+    """bool `[G]`: groups that differ, and that have an answer which no limit cut."""
+    whole = group_numbers(made)[~made.truncated_A]
+    return differs(made) & (torch.bincount(whole, minlength=len(made.groups)) > 0)

@@ -1,0 +1,320 @@
+"""The settings of `train_policy`. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from audiollm.errors import ConfigError
+from audiollm.recipe.stages import InputPath, Size
+from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
+from audiollm.rl.policy_gradient.catalog import (
+    AdvantageTerm,
+    PolicyTerm,
+    advantage_term,
+    kl_controller_settings,
+    policy_term,
+)
+from audiollm.rl.policy_gradient.settings import (
+    CorrectionSettings,
+    KLSettings,
+    ProcessAdvantageSettings,
+    ReinforceSettings,
+)
+from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
+from audiollm.supervised.settings import ShardsConfig
+from audiollm.train.settings import ModelTrainingConfig
+
+NOT_COMPUTED = frozenset({"value_T"})
+"""Fields of `RolloutRewards` that no stage fills yet."""
+
+
+class PolicySizeRule(BaseModel):
+    """The settings that follow from `size`. An adapter learns at ten times the rate."""
+
+    batch_size: int
+    learning_rate: float
+    max_tokens: int
+
+
+SIZES: dict[Size, PolicySizeRule] = {
+    "tiny": PolicySizeRule(batch_size=8, learning_rate=1e-4, max_tokens=8_192),
+    "small": PolicySizeRule(batch_size=16, learning_rate=5e-6, max_tokens=16_384),
+    "300m": PolicySizeRule(batch_size=32, learning_rate=1e-6, max_tokens=16_384),
+    "1b": PolicySizeRule(batch_size=32, learning_rate=1e-6, max_tokens=16_384),
+    "3b": PolicySizeRule(batch_size=32, learning_rate=1e-6, max_tokens=16_384),
+}
+ADAPTER_RATE_FACTOR = 10.0
+STEPS = 100
+
+
+class NamedChoice(BaseModel):
+    """A name, and its own settings beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The settings beside the name."""
+        return self.model_extra or {}
+
+
+class KLChoice(KLSettings):
+    """The KL from the reference: where it counts, how it is estimated, and its weight."""
+
+    controller: NamedChoice = NamedChoice(name="fixed")
+    """`fixed` (`coefficient`), `proportional`, `exponential` or `horizon` (`coefficient`, `target`, ...)."""
+
+    @field_validator("controller", mode="before")
+    @classmethod
+    def _name_or_settings(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _is_known(self) -> KLChoice:
+        _told(lambda: kl_controller_settings(self.controller.name, self.controller.values))
+        return self
+
+
+class RefillChoice(BaseModel):
+    """Dynamic sampling: fresh prompts in place of those whose groups teach nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    most: int = Field(3, ge=1)
+    """Most refills of a step; it then trains with what it has."""
+
+
+class OverlongChoice(BaseModel):
+    """A penalty on answers close to their limit: the reward `overlong` (DAPO)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    buffer: int = Field(16, ge=1)
+    """Tokens, or frames of speech, before the limit over which the penalty falls to -1."""
+    weight: float = 1.0
+    """Weight of the penalty beside the rewards."""
+
+
+class PolicyTrainingConfig(ModelTrainingConfig):
+    """Settings of `train_policy`. What is None follows from `size`, that of the model."""
+
+    incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
+        "reward_timeout_s",
+        "eval_prompts",
+    }
+
+    samples: list[ShardsConfig] = Field(min_length=1)
+    """Prompts with their right answers (the last message of each): a .jsonl or a folder of shards, or a list of these
+    and of `{path, weight}`."""
+    model: InputPath
+    """The model to begin from: a folder in Hugging Face layout, or that of a training stage."""
+    rewards: dict[str, Any] = Field(min_length=1)
+    """Weights of the rewards by name, or their settings (`{think: {weight: 0.5, max_words: 40}}`): `accuracy`,
+    `format`, ..., or functions of one's own (`package.module:function`)."""
+    on_error: Literal["skip", "stop"] = "skip"
+    """What follows when a reward has no value for an answer: it is left out and named, or the run stops."""
+    advantage: NamedChoice = NamedChoice(name="grpo")
+    """How rewards become advantages, with its settings (`{name: rloo, whiten: true}`)."""
+    objective: NamedChoice = NamedChoice(name="grpo")
+    """The loss of the sampled tokens, with its settings (`{name: dapo, epsilon_high: 0.3}`), or an objective on the
+    best and worst answers (`{name: online_dpo, beta: 0.1}`) or on the best (`{name: online_rft, least: 1.0}`)."""
+    codec: InputPath | None = None
+    """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run."""
+    kl: KLChoice | None = None
+    """The KL from the reference; None: there is no reference."""
+    reference: InputPath | None = None
+    """The model that the policy is held to; None: the one that it begins from."""
+    correction: CorrectionSettings | None = None
+    """Importance weights for the mismatch between sampling and training; None: it is measured, and not corrected."""
+    group_size: int = Field(8, ge=1)
+    """Answers to each prompt."""
+    answer: Literal["text", "audio", "any"] = "text"
+    """What the policy answers in: text, speech, or both by turns."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling, and of all log-probabilities."""
+    max_answer_tokens: int = Field(64, ge=1)
+    """Longest text of an answer, in tokens."""
+    max_frames: int = Field(250, ge=1)
+    """Longest speech of an answer, in code frames."""
+    truncated: Literal["keep", "leave_out"] = "keep"
+    """Whether answers that a limit cut are trained on."""
+    overlong: OverlongChoice | None = None
+    """A penalty on answers close to `max_answer_tokens` or `max_frames`; None: there is none."""
+    refill: RefillChoice | None = None
+    """Fresh prompts in place of those whose groups teach nothing; None: such groups stay in the step."""
+    max_skipped_steps: int = Field(10, ge=1)
+    """Steps in a row without anything to train on after which the run stops; each is skipped."""
+    updates: int = Field(1, ge=1)
+    """Optimizer steps on the answers of a step."""
+    entropy_weight: float = 0.0
+    """Weight of the mean entropy per token, which is rewarded."""
+    top_entropy: float = Field(1.0, gt=0, le=1)
+    """Share of the step's tokens, those of the highest entropy, that the objective is trained on (0.2 in arXiv
+    2506.01939)."""
+    max_tokens: int | None = Field(None, ge=64)
+    """Tokens in memory at a time, with padding; a step takes as many such batches as its answers need."""
+    reward_timeout_s: float = Field(60.0, gt=0)
+    """Seconds for a reward and the answers of a step, where its settings give none."""
+    strict: bool = False
+    """Stop at the first bad sample or missing reward; otherwise it is set aside, counted and left out."""
+    evaluations: int = Field(4, ge=1)
+    """Evaluations on the held-out samples (metadata `split: test`), evenly over the steps."""
+    eval_prompts: int = Field(64, ge=1)
+    """Held-out prompts that are answered at each evaluation, greedily."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Decay of the averaged weights that the run ends with; 0: no averaging."""
+    weight_decay: float = Field(0.0, ge=0)
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _one_or_many_sources(cls, given: Any) -> Any:
+        each = given if isinstance(given, list) else [given]
+        return [{"path": one} if not isinstance(one, dict) else one for one in each]
+
+    @field_validator("advantage", "objective", mode="before")
+    @classmethod
+    def _name_or_settings(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("rewards")
+    @classmethod
+    def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
+        _told(lambda: reward_terms(given))
+        return given
+
+    @model_validator(mode="after")
+    def _follow_size(self) -> PolicyTrainingConfig:
+        rule = SIZES[self.size]
+        factor = ADAPTER_RATE_FACTOR if self.trained == "adapter" else 1.0
+        self.follow_size(STEPS, None, rule.batch_size, rule.learning_rate * factor)
+        self.max_tokens = self.max_tokens or rule.max_tokens
+        _told(lambda: self.advantage_term)
+        _told(lambda: self.policy_term if self.fresh_objective is None else None)
+        self._check_fresh_objective()
+        self._check_steps()
+        self._check_overlong_and_refill()
+        if missing := sorted(set(self.advantage_term.reads) & NOT_COMPUTED):
+            raise ValueError(
+                f"advantage: {self.advantage.name} reads {', '.join(missing)}, which nothing computes here"
+            )
+        speech = [term.name for term in self.reward_terms if term.speech]
+        if speech and self.answer == "text":
+            raise ValueError(
+                f"rewards.{speech[0]}: scores speech, and answer is text: leave it out, or set answer: audio"
+            )
+        if self.codec is not None and not speech:
+            raise ValueError("codec is set, but no reward hears speech: leave it out")
+        if self.reference is not None and not self.needs_reference:
+            raise ValueError("reference is set, but kl is not, and the objective reads none: leave it out")
+        if self.group_size == 1 and "group_A" in self.advantage_term.reads and self.advantage.name != "remax":
+            raise ValueError(
+                f"advantage: {self.advantage.name} compares the answers of a group: group_size is 1"
+            )
+        if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
+            raise ValueError("give every one of the samples a weight, or none")
+        return self
+
+    def _check_fresh_objective(self) -> None:
+        fresh = self.fresh_objective
+        if fresh is None:
+            return
+        unread = {
+            "advantage": self.advantage != NamedChoice(name="grpo"),
+            "kl": self.kl is not None,
+            "correction": self.correction is not None,
+            "entropy_weight": self.entropy_weight != 0,
+            "top_entropy": self.top_entropy != 1,
+        }
+        if given := [key for key, is_set in unread.items() if is_set]:
+            raise ValueError(f"objective: {fresh.name} does not read {given[0]}: leave it out")
+        if fresh.holds_for_one_update and self.updates > 1:
+            raise ValueError(
+                f"objective: {fresh.term.name} needs figures of the whole step before each update: set updates: 1"
+            )
+        if fresh.kind == "pairs" and self.group_size == 1:
+            raise ValueError(
+                f"objective: {fresh.name} makes pairs of the answers of a group: group_size is 1"
+            )
+
+    def _check_steps(self) -> None:
+        if not self.reads_steps:
+            return
+        if not any(term.scores_steps for term in self.reward_terms):
+            raise ValueError(
+                f"advantage: {self.advantage.name} reads rewards of steps: add `steps`, `step_model` or a function "
+                "that returns ScoredSteps to rewards"
+            )
+        if self.advantage.name == "grpo_process" and self.kl is not None and self.kl.place == "reward":
+            raise ValueError("kl.place: reward is not read by advantage: grpo_process: set kl.place: loss")
+
+    def _check_overlong_and_refill(self) -> None:
+        if self.overlong is not None and "overlong" in self.rewards:
+            raise ValueError("overlong is given twice, beside rewards and among them: leave one out")
+        reads = self.advantage_term.reads
+        compares = "group_A" in reads and "greedy_reward_G" not in reads
+        if self.refill is not None and self.fresh_objective is None and not compares:
+            raise ValueError(
+                f"refill: {self.advantage.name} does not compare the answers of a group: leave refill out"
+            )
+
+    @property
+    def reward_terms(self) -> list[RewardTerm]:
+        """The rewards with their checked settings, and the penalty on long answers where there is one."""
+        given = self.rewards
+        if self.overlong is not None:
+            limits = {"max_tokens": self.max_answer_tokens} if self.answer != "audio" else {}
+            limits |= {"max_frames": self.max_frames} if self.answer != "text" else {}
+            given = {**given, "overlong": {**self.overlong.model_dump(), **limits}}
+        return reward_terms(given)
+
+    @property
+    def advantage_term(self) -> AdvantageTerm:
+        """The advantage with its checked settings."""
+        return advantage_term(self.advantage.name, self.advantage.values)
+
+    @property
+    def policy_term(self) -> PolicyTerm:
+        """The objective with its checked settings."""
+        return policy_term(self.objective.name, self.objective.values)
+
+    @property
+    def fresh_objective(self) -> FreshObjective | None:
+        """The objective on pairs or single answers; None: it is a policy gradient."""
+        if self.objective.name not in SELECTIONS:
+            return None
+        return fresh_objective(self.objective.name, self.objective.values)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the KL or the objective reads a reference."""
+        fresh = self.fresh_objective
+        return self.kl is not None or (fresh is not None and fresh.term.needs.reference)
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether the advantage reads rewards of steps."""
+        settings = self.advantage_term.settings
+        return "step_reward_S" in self.advantage_term.reads or (
+            isinstance(settings, ReinforceSettings) and settings.steps
+        )
+
+    @property
+    def reads_outcome(self) -> bool:
+        """Whether rewards of whole answers count beside those of steps."""
+        settings = self.advantage_term.settings
+        return not isinstance(settings, ProcessAdvantageSettings) or settings.outcome
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weights of the sources; None: by their sizes."""
+        return [source.weight for source in self.samples if source.weight is not None] or None
+
+
+def _told(check: Any) -> None:
+    """Turn a `ConfigError` into the error that pydantic reports with its key."""
+    try:
+        check()
+    except ConfigError as error:
+        raise ValueError("; ".join(filter(None, [error.message, error.remedy]))) from None

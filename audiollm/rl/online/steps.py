@@ -1,0 +1,96 @@
+"""Rewards of the steps of sampled answers (process rewards), at the tokens that end the steps.
+
+Shapes: T tokens of a pack, A answers of it, S steps of their thoughts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy_gradient.rollout_batch import token_layout
+from audiollm.rl.rewards.scoring import RewardScores
+from audiollm.rl.rollouts.protocol import Rollout
+
+
+@dataclass(frozen=True)
+class StepReward:
+    """The weighted reward of a step of an answer."""
+
+    text: str
+    """The step; empty where rewards of the whole answer stand alone."""
+    reward: float
+    action: int
+    """Number of the sampled token that ends the step."""
+
+
+class StepRewarder:
+    """Finds the rewards of the steps of answers.
+
+    Rewards whose steps end at the same place are added. Rewards of whole answers are the reward of a last step, which
+    ends with the answer.
+
+    Args:
+        policy: knows which token ends which text.
+        weights: of the rewards, by name.
+        outcome: whether rewards of whole answers count.
+    """
+
+    def __init__(self, policy: Policy[Any, Any, Any], weights: Mapping[str, float], outcome: bool) -> None:
+        self._policy, self._weights, self._outcome = policy, dict(weights), outcome
+
+    def __call__(self, rollouts: Sequence[Rollout], scores: RewardScores) -> list[list[StepReward]]:
+        """Return the steps of each answer, in order; none where a reward of the answer is missing."""
+        return [
+            self._of_answer(rollout, scores, place) if scores.kept_A[place] else []
+            for place, rollout in enumerate(rollouts)
+        ]
+
+    def _of_answer(self, rollout: Rollout, scores: RewardScores, place: int) -> list[StepReward]:
+        texts: dict[int | None, str] = {}
+        values: dict[int | None, list[float]] = {}
+        for name, weight in self._weights.items():
+            scored = scores.steps_by_name.get(name)
+            steps = None if scored is None else scored[place]
+            if steps is not None:
+                for step in steps:
+                    texts.setdefault(step.end, step.text)
+                    values.setdefault(step.end, []).append(weight * step.score)
+            elif self._outcome:
+                value = scores.by_name[name][place]
+                assert value is not None  # a kept answer has all rewards
+                values.setdefault(None, []).append(weight * value)
+        ends = sorted(end for end in values if end is not None)
+        actions = self._policy.actions_at(rollout.tokens, rollout.text, ends)
+        found = [
+            StepReward(texts[end], math.fsum(values[end]), action)
+            for end, action in zip(ends, actions, strict=True)
+        ]
+        if None in values:
+            found.append(
+                StepReward(texts.get(None, ""), math.fsum(values[None]), rollout.tokens.num_actions - 1)
+            )
+        return found
+
+
+def placed_steps(
+    steps: Sequence[Sequence[StepReward]], answer_T: Tensor, num_answers: int
+) -> tuple[Tensor, Tensor]:
+    """Return float64 `[S]` rewards of the steps of a pack's answers, and int64 `[S]` places of their last tokens in T.
+
+    Args:
+        steps: of each answer of the pack.
+    """
+    tokens = token_layout(answer_T, num_answers)
+    first_A = torch.bincount(answer_T, minlength=num_answers).cumsum(0)
+    first_A = torch.cat([first_A.new_zeros(1), first_A])
+    entries = [int(first_A[answer]) + step.action for answer, own in enumerate(steps) for step in own]
+    rewards = [step.reward for own in steps for step in own]
+    end_S = tokens.token_E[torch.tensor(entries, dtype=torch.long)]
+    return torch.tensor(rewards, dtype=torch.float64), end_S

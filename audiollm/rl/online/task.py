@@ -1,0 +1,483 @@
+"""Training of a policy on its own fresh answers: a `Task` of the training loop.
+
+A step: prompts ─▶ rollouts (behaviour) ─▶ rewards ─▶ old, in a pass without gradient ─▶ advantages ─▶ updates (current,
+reference). Every sum over the step is over all packs and ranks before anything is divided by it.
+
+Shapes: T tokens of a pack, flat; A answers of a pack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.files.set_aside import SetAside
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.objectives.answers import AnswerLogprobs, sum_by_index
+from audiollm.rl.online.entropies import mean_entropy, step_threshold
+from audiollm.rl.online.fresh_losses import FreshAnswers, PackLogprobs, StepLoss, fresh_loss
+from audiollm.rl.online.prompts import PromptMaker
+from audiollm.rl.online.refill import SamplesSteps
+from audiollm.rl.online.rollout_step import RolloutFiles, RolloutStep, group_numbers, selected_answers
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.online.skips import SkippedSteps
+from audiollm.rl.online.steps import StepReward, placed_steps
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.policy_gradient.advantages import RawAdvantages, raw_advantages, scaled_advantages
+from audiollm.rl.policy_gradient.controllers import KLController
+from audiollm.rl.policy_gradient.corrections import ImportanceWeights, MismatchFigures, importance_weights
+from audiollm.rl.policy_gradient.kl import kl_estimates
+from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
+from audiollm.rl.policy_gradient.moments import Moments
+from audiollm.rl.policy_gradient.reward_shaping import (
+    groups_without_variance,
+    penalized_rewards,
+    token_rewards,
+)
+from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs, RolloutRewards
+from audiollm.rl.policy_gradient.settings import CorrectionSettings, KLSettings, TokenRewardSettings
+from audiollm.train.loop.task import PHASE_PREFIX, Update
+from audiollm.train.loop.whole import WholeCopy
+
+MEASURED_ONLY = CorrectionSettings(level="token", mode="truncate", cap=None)
+"""Weights that are looked at and not used: the mismatch is told in every run."""
+
+
+@dataclass(frozen=True)
+class RolloutPack:
+    """Whole groups of answers that go through the model together; none in an idle one."""
+
+    batch: Any
+    places: list[int]
+    """Numbers of its answers among those of this rank."""
+    group_A: Tensor
+    num_groups: int
+    reward_A: Tensor
+    reward_AF: Tensor
+    greedy_reward_G: Tensor | None
+    behaviour_T: Tensor
+    truncated_A: Tensor
+    steps: list[list[StepReward]]
+    """Rewards of the steps of each answer, where the advantage reads them."""
+
+
+class PackedStep(NamedTuple):
+    """This rank's answers of a step, and the packs that they are trained in."""
+
+    made: RolloutStep
+    packs: list[RolloutPack]
+
+
+@dataclass(frozen=True)
+class ScoredPack:
+    """A pack with what stays the same over the updates of a step."""
+
+    pack: RolloutPack
+    answer_T: Tensor
+    old_T: Tensor
+    reference_T: Tensor | None
+    kept_T: Tensor
+    correction: ImportanceWeights
+    advantage_T: Tensor
+    entropy_T: Tensor
+
+
+class PolicyTask:
+    """A `Task` over rollouts.
+
+    Args:
+        maker: samples and rewards answers with the weights of now.
+        prompts: step -> this rank's prompts.
+        files: where the answers of each step are written.
+        controller: the weight of the KL; its buffers are the state of the task.
+        whole: the copy of the weights that `maker` samples from, where a strategy spreads them over ranks.
+    """
+
+    def __init__(
+        self,
+        config: PolicyTrainingConfig,
+        policy: Policy[Any, Any, Any],
+        prompts: PromptMaker,
+        maker: SamplesSteps,
+        files: RolloutFiles,
+        controller: KLController,
+        set_aside: SetAside,
+        ranks: Ranks = ALONE,
+        whole: WholeCopy | None = None,
+    ) -> None:
+        self._whole = whole
+        self._config, self._policy, self._prompts, self._maker = config, policy, prompts, maker
+        self._files, self._controller = files, controller
+        self._rewards = {term.name: term.weight for term in config.reward_terms}
+        self._set_aside, self._ranks = set_aside, ranks
+        self._root: nn.Module = policy.root
+        self._advantage = config.advantage_term
+        self._kl: KLSettings | None = config.kl
+        self._loss = fresh_loss(config, ranks)
+        self._skips = SkippedSteps(config.max_skipped_steps)
+        self.device = next(policy.root.parameters()).device
+
+    def modules(self) -> dict[str, nn.Module]:
+        own = {"policy": self._policy.root, "controller": self._controller, "skips": self._skips}
+        return {**own, **self._loss.modules()}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        self._root = modules["policy"]
+
+    def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
+        """See `ReadsWeights`: the copy that samples is filled before every step."""
+        if self._whole is not None:
+            self._whole.read_by(read)
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["policy"]}
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> PackedStep:
+        prompts, bad = self._prompts(step)
+        began = time.monotonic()
+        self._fill()
+        filled = time.monotonic() - began
+        made = self._maker(prompts, step)
+        made.seconds["weights"] = filled
+        self._set_aside.add([*bad, *made.bad])
+        return PackedStep(made, self._packs(made))
+
+    def updates(self, batch: PackedStep, step: int, steps: int) -> Iterator[Update]:
+        """As many optimizer steps as `updates` says, on the same answers."""
+        began = time.monotonic()
+        made, packs = batch
+        first = [self._first_pass(pack) for pack in packs]
+        scored, figures = self._scored(packs, first)
+        self._files.write(step, made, *self._per_answer(scored, len(made.rollouts)))
+        counts = self._counts(scored)
+        loss = self._loss.of_step([_fresh_answers(each) for each in scored], counts)
+        figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
+        figures["entropy"] = mean_entropy(self._entropies(scored), self._ranks)
+        spent = {**made.seconds, "score": time.monotonic() - began}
+        figures |= {f"{PHASE_PREFIX}{name}": seconds for name, seconds in spent.items()}
+        figures["tokens"] = float(sum(len(each.answer_T) for each in scored) * (1 + self._config.updates))
+        self._skips.count(not loss.is_trained)
+        if not loss.is_trained:
+            yield Update((), figures, losses=0)
+            return
+        for number in range(self._config.updates):
+            found: dict[str, float | Tensor] = {}
+            losses = self._losses(scored, counts, loss, found, figures if not number else {}, not number)
+            yield Update(losses, found, losses=len(scored))
+            if not number and self._kl is not None and "kl" in found:
+                self._controller.update(float(found["kl"]), int(self._total(len(made.rollouts))))
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Mean rewards of greedy answers to the held-out prompts, and their length."""
+        prompts, bad = self._prompts.held_out_prompts(self._config.eval_prompts)
+        self._fill()
+        made = self._maker.greedy(prompts, step)
+        self._set_aside.add([*bad, *made.bad])
+        return self._means(self._rows_of(made))
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """Tell of steps that teach nothing, and of answers that are sampled from another distribution."""
+        found = {}
+        if figures.get("groups_without_variance", 0.0) >= 1.0:
+            found["no variance"] = (
+                "in every group all answers have the same reward, so the step changes nothing: take harder or easier "
+                "prompts, a higher temperature, or larger groups"
+            )
+        if figures.get("skipped", 0.0):
+            found["skipped"] = (
+                "a step had nothing to train on, and was skipped: no answer has a reward and is kept, or the rewards "
+                f"of every group are equal; {self._config.max_skipped_steps} such steps in a row end the run"
+            )
+        if figures.get("mismatch_kl", 0.0) > 0.01:
+            found["mismatch"] = (
+                f"answers are sampled from another distribution than the one that is trained (KL "
+                f"{figures['mismatch_kl']:.3f} a token): set `precision: fp32`, or `correction`"
+            )
+        if figures.get("truncated", 0.0) > 0.5:
+            found["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
+        return found
+
+    def _fill(self) -> None:
+        if self._whole is not None:
+            self._whole.fill()
+
+    # ------------------------------------------------------------------------------------------- parts of a step
+
+    def _packs(self, made: RolloutStep) -> list[RolloutPack]:
+        """Packs of whole groups; as many as the rank with the most has, at least one.
+
+        Answers without a part in the loss are in none.
+        """
+        trained = self._loss.trained_answers(made)
+        chosen = set(trained)
+        made = selected_answers(made, [place in chosen for place in range(len(made.rollouts))])
+        groups = [
+            self._policy.encode_sampled(group.prompt.prompted, [each.tokens for each in group.rollouts])
+            for group in made.groups
+        ]
+        max_tokens = self._config.max_tokens
+        assert max_tokens is not None
+        plans = self._policy.plan(groups, max_tokens) if groups else []
+        firsts = [0]
+        for group in groups:
+            firsts.append(firsts[-1] + len(group))
+        packs = [self._pack(made, plan, groups, firsts) for plan in plans]
+        most = max(1, *self._ranks.gather(len(packs)))
+        packs += [self._pack(made, [], groups, firsts) for _ in range(most - len(packs))]
+        return [replace(pack, places=[trained[place] for place in pack.places]) for pack in packs]
+
+    def _pack(
+        self, made: RolloutStep, plan: Sequence[int], groups: Sequence[Sequence[Any]], firsts: Sequence[int]
+    ) -> RolloutPack:
+        places = [place for group in plan for place in range(firsts[group], firsts[group + 1])]
+        rollouts = [made.rollouts[place] for place in places]
+        encoded = [answer for group in plan for answer in groups[group]]
+        none = torch.zeros(0)
+        greedy = made.greedy_reward_G
+        numbers = group_numbers(made)
+        own = {group: number for number, group in enumerate(plan)}
+        return RolloutPack(
+            (self._policy.batch(encoded) if encoded else self._policy.idle_batch()).to(self.device),
+            places,
+            torch.tensor([own[int(numbers[place])] for place in places], dtype=torch.long),
+            len(plan),
+            made.reward_A[places],
+            made.reward_AF[places],
+            None if greedy is None else greedy[list(plan)],
+            torch.cat([none, *(_behaviour(each) for each in rollouts)]),
+            made.truncated_A[places],
+            [made.steps[place] for place in places] if made.steps else [],
+        )
+
+    @torch.no_grad()
+    def _first_pass(self, pack: RolloutPack) -> AnswerLogprobs:
+        """Old, and the reference."""
+        request = TokenRequest(self._config.needs_reference, self._config.temperature, entropy=True)
+        return self._policy.answer_logprobs(self._root, pack.batch, request)
+
+    def _scored(
+        self, packs: Sequence[RolloutPack], first: Sequence[AnswerLogprobs]
+    ) -> tuple[list[ScoredPack], dict[str, float | Tensor]]:
+        raws = [self._raw(pack, answers) for pack, answers in zip(packs, first, strict=True)]
+        moments = Moments(self._ranks.sum(sum_of([Moments.of(raw.measured_N).sums for raw in raws])))
+        scored, mismatch = [], []
+        for pack, answers, raw in zip(packs, first, raws, strict=True):
+            kept_A = raw.kept_A
+            if self._config.truncated == "leave_out":
+                kept_A = kept_A & ~pack.truncated_A
+            answer_T = answers.answer_T.cpu()
+            kept_T = kept_A[answer_T]
+            old_T, behaviour_T = answers.policy_T.cpu(), _in_order(pack.behaviour_T, answer_T)
+            settings = self._config.correction or MEASURED_ONLY
+            weights = importance_weights(behaviour_T, old_T, answer_T, len(pack.places), settings, kept_T)
+            mismatch.append(weights.figures)
+            advantage_T = scaled_advantages(self._advantage, raw, moments).to(old_T)
+            reference_T = None if answers.reference_T is None else answers.reference_T.cpu()
+            assert answers.entropy_T is not None
+            entropy_T = answers.entropy_T.cpu()
+            scored.append(
+                ScoredPack(pack, answer_T, old_T, reference_T, kept_T, weights, advantage_T, entropy_T)
+            )
+        total = sum(mismatch[1:], mismatch[0])
+        largest = max(self._ranks.gather(float(total.largest_log_ratio)))
+        every = MismatchFigures(self._ranks.sum(total.sums), torch.tensor(largest, dtype=torch.float64))
+        return scored, dict(every.values())
+
+    def _raw(self, pack: RolloutPack, answers: AnswerLogprobs) -> RawAdvantages:
+        """The advantages of a pack's own groups, from rewards with the KL in them where it is asked for."""
+        answer_T, count = answers.answer_T.cpu(), len(pack.places)
+        kl_T, coefficient = None, float(self._controller.coefficient)
+        if self._kl is not None and self._kl.place == "reward":
+            assert answers.reference_T is not None
+            kl_T = kl_estimates(answers.policy_T, answers.reference_T, self._kl.estimator).cpu().double()
+        reward_A = pack.reward_A
+        reads = self._advantage.reads
+        reward_T = None
+        step_S = end_S = None
+        if self._config.reads_steps:
+            step_S, end_S = placed_steps(pack.steps, answer_T, count)
+        if "reward_T" in reads:
+            settings = TokenRewardSettings(score_clip=None)
+            score_A = reward_A if step_S is None else 0 * reward_A
+            reward_T = token_rewards(score_A, kl_T, answer_T, coefficient, settings)
+            if step_S is not None and end_S is not None:
+                reward_T = reward_T + sum_by_index(step_S, end_S, len(answer_T))
+        elif kl_T is not None:
+            reward_A = penalized_rewards(reward_A, kl_T, answer_T, coefficient)
+        rewards = RolloutRewards(
+            answer_T, count, pack.group_A, pack.num_groups, reward_A, pack.reward_AF,
+            self._weight_F, pack.greedy_reward_G, reward_T, None, step_S, end_S,
+        )  # fmt: skip
+        return raw_advantages(self._advantage, rewards)
+
+    @property
+    def _weight_F(self) -> Tensor:
+        return torch.tensor(list(self._rewards.values()), dtype=torch.float64)
+
+    def _counts(self, scored: Sequence[ScoredPack]) -> StepCounts:
+        threshold = None
+        if self._config.top_entropy < 1:
+            threshold = step_threshold(self._entropies(scored), self._config.top_entropy, self._ranks)
+        parts = [
+            StepCounts.of(
+                _mask(each, self._config.correction), each.answer_T, len(each.pack.places), None, each.entropy_T,
+                threshold,
+            ).sums
+            for each in scored
+        ]  # fmt: skip
+        most = self._config.max_frames if self._config.answer == "audio" else self._config.max_answer_tokens
+        return StepCounts(self._ranks.sum(sum_of(parts)), most, threshold)
+
+    def _entropies(self, scored: Sequence[ScoredPack]) -> list[Tensor]:
+        """The entropies of the tokens that count, of each pack."""
+        return [each.entropy_T[_mask(each, self._config.correction)] for each in scored]
+
+    def _losses(
+        self,
+        scored: Sequence[ScoredPack],
+        counts: StepCounts,
+        loss: StepLoss,
+        found: dict[str, float | Tensor],
+        figures: Mapping[str, float | Tensor],
+        is_first: bool,
+    ) -> Iterator[Tensor]:
+        """The loss of each pack; when the last is drawn, `found` has the figures of the whole step.
+
+        In the first update, old is current: its ratios are exactly 1.
+        """
+        began = time.monotonic()
+        in_loss = self._kl is not None and self._kl.place == "loss"
+        regularizers = Regularizers(
+            self._kl if in_loss else None, float(self._controller.coefficient), self._config.entropy_weight
+        )
+        request = self._loss.request(self._config.temperature)
+        sums: dict[str, Tensor] = {}
+        on_device = replace(counts, sums=counts.sums.to(self.device))
+        for number, each in enumerate(scored):
+            answers = self._policy.answer_logprobs(self._root, each.pack.batch, request)
+            tokens = RolloutLogprobs(
+                answers.policy_T,
+                answers.answer_T,
+                len(each.pack.places),
+                each.advantage_T.to(self.device),
+                None if is_first else each.old_T.to(self.device),
+                None if each.reference_T is None else each.reference_T.to(self.device),
+                answers.entropy_T,
+                each.kept_T.to(self.device),
+                _on(each.correction, self.device) if self._config.correction else None,
+            )
+            made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers))
+            for name, value in made.sums.items():
+                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.cpu()
+            yield made.loss
+        names = sorted(sums)
+        total = self._ranks.sum(torch.stack([sums[name] for name in names]))
+        means = loss.means(dict(zip(names, total.tolist(), strict=True)), counts)
+        if "kl" in means:
+            means["kl_weight"] = float(self._controller.coefficient)
+        found.update({**figures, **means, f"{PHASE_PREFIX}update": time.monotonic() - began})
+
+    # ------------------------------------------------------------------------------------------------- figures
+
+    def _figures_of(self, made: RolloutStep) -> dict[str, float]:
+        figures = self._means(self._rows_of(made))
+        flat_G = groups_without_variance(made.reward_A, group_numbers(made), len(made.groups))
+        groups = self._total(len(made.groups))
+        return {**figures, "groups_without_variance": self._total(float(flat_G.sum())) / max(1.0, groups)}
+
+    def _rows_of(self, made: RolloutStep) -> list[dict[str, float]]:
+        rows = []
+        reward_AF, reward_A = made.reward_AF, made.reward_A
+        for place, rollout in enumerate(made.rollouts):
+            own = dict(zip(self._rewards, reward_AF[place].tolist(), strict=True))
+            row = {f"reward/{name}": value for name, value in own.items()}
+            row |= {"reward": float(reward_A[place]), "truncated": float(rollout.truncated)}
+            rows.append({**row, "answer_length": float(rollout.tokens.num_actions)})
+        return rows
+
+    def _means(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Means over the answers of all ranks, missing values left out. Called on every rank."""
+        every = [row for part in self._ranks.gather(list(rows)) for row in part]
+        found = {}
+        for key in dict.fromkeys(key for row in every for key in row):
+            values = [row[key] for row in every if row[key] == row[key]]
+            if values:
+                found[key] = sum(values) / len(values)
+        return found
+
+    def _per_answer(
+        self, scored: Sequence[ScoredPack], count: int
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """Advantages and old log-probabilities of the tokens of each answer of this rank.
+
+        Answers without a part in the loss have neither; an objective on pairs or single answers has no advantages.
+        """
+        has_advantages = self._config.fresh_objective is None
+        advantages: list[list[float]] = [[] for _ in range(count)]
+        old: list[list[float]] = [[] for _ in range(count)]
+        for each in scored:
+            for token, answer in enumerate(each.answer_T.tolist()):
+                place = each.pack.places[answer]
+                if has_advantages:
+                    advantages[place].append(float(each.advantage_T[token]))
+                old[place].append(float(each.old_T[token]))
+        return advantages, old
+
+    def _total(self, value: float) -> float:
+        return float(sum(self._ranks.gather(value)))
+
+
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    return torch.stack(list(parts)).sum(0)
+
+
+def _behaviour(rollout: Any) -> Tensor:
+    assert rollout.tokens.logprob_A is not None  # temperature is above 0
+    found: Tensor = rollout.tokens.logprob_A
+    return found
+
+
+def _in_order(values_T: Tensor, answer_T: Tensor) -> Tensor:
+    """Put values that stand answer after answer where the tokens of a batch are, which may be interleaved.
+
+    Raises:
+        ValueError: there are not as many values as tokens: what was sampled is not what is trained on.
+    """
+    if len(values_T) != len(answer_T):
+        raise ValueError(f"{len(values_T)} sampled tokens, and {len(answer_T)} in the batch")
+    found_T = torch.empty_like(values_T)
+    found_T[torch.argsort(answer_T, stable=True)] = values_T
+    return found_T
+
+
+def _fresh_answers(each: ScoredPack) -> FreshAnswers:
+    """The answers of a pack as losses take them; those that are not kept have no reward."""
+    count = len(each.pack.places)
+    kept_A = torch.bincount(each.answer_T[each.kept_T], minlength=count) > 0
+    return FreshAnswers(
+        AnswerLogprobs(each.old_T, each.answer_T, count, each.reference_T),
+        each.pack.reward_A.masked_fill(~kept_A, torch.nan),
+        each.pack.group_A,
+        each.advantage_T.masked_fill(~each.kept_T, 0.0),
+    )
+
+
+def _mask(each: ScoredPack, correction: CorrectionSettings | None) -> Tensor:
+    return each.kept_T & each.correction.kept_T if correction else each.kept_T
+
+
+def _on(weights: ImportanceWeights, device: torch.device) -> ImportanceWeights:
+    return ImportanceWeights(
+        weights.weight_T.to(device),
+        weights.log_weight_A.to(device),
+        weights.kept_T.to(device),
+        weights.figures,
+    )

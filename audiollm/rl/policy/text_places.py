@@ -1,0 +1,58 @@
+"""Finds the sampled tokens with which an answer's text reaches given places. Nothing is encoded again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from audiollm.generation.engine.request import SampledTokens
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def actions_at(
+    sampled: SampledTokens,
+    text: str,
+    ends: Sequence[int],
+    decode: Callable[[list[int]], str],
+    opens_speech: int | None = None,
+) -> list[int]:
+    """Return, for each number of characters, the action that completes so much of the text.
+
+    Prefixes of the ids are decoded, so that places are exact where a token holds a part of a character (byte-level
+    BPE) or parts of two words. A token that holds the ends of two places counts for both.
+
+    Args:
+        text: the answer's words, as `decode` gives them for all ids but for white space around them.
+        ends: numbers of characters of `text`.
+        decode: ids -> words, without control tokens.
+        opens_speech: id of the token behind which a stretch of speech stands.
+
+    Returns:
+        Numbers of actions, from 0; the last one for places beyond the text.
+    """
+    ids = sampled.ids_N.tolist()
+    if not ids:
+        return [0] * len(ends)
+    last_actions = _last_actions(sampled, opens_speech)
+    whole = decode(ids)
+    offset = max(0, whole.find(text))
+
+    def length(count: int) -> int:
+        """Whole characters of the first tokens."""
+        return len(decode(ids[:count]).rstrip(REPLACEMENT) if count < len(ids) else whole)
+
+    counts = [bisect_left(range(len(ids)), offset + end, lo=1, key=length) for end in ends]
+    return [last_actions[min(count, len(ids)) - 1] for count in counts]
+
+
+def _last_actions(sampled: SampledTokens, opens_speech: int | None) -> list[int]:
+    """The number of the last action at or before each text token, at least 0."""
+    speech = [codes.numel() + ended for codes, ended in zip(sampled.codes, sampled.ended, strict=True)]
+    found, number = [], -1
+    for token, is_action in zip(sampled.ids_N.tolist(), sampled.is_action_N.tolist(), strict=True):
+        number += is_action
+        found.append(max(0, number))
+        if token == opens_speech and speech:
+            number += speech.pop(0)
+    return found

@@ -1,0 +1,141 @@
+"""Names of the rewards, their settings and what each needs; errors for what cannot be used. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from audiollm.errors import ConfigError, suggestion
+from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
+from audiollm.rl.rewards import settings as s
+
+PLUG_IN_REMEDY = "give package.module:function of a function f(batch) that returns a value per answer"
+
+
+@dataclass(frozen=True)
+class RewardEntry:
+    """A built-in reward, known before anything is loaded."""
+
+    settings: type[s.RewardSettings]
+    speech: bool = False
+    """It scores speech: the policy must speak."""
+    key: bool = False
+    """It compares with the answer key."""
+    steps: bool = False
+    """It scores the steps of an answer."""
+
+
+CATALOG: dict[str, RewardEntry] = {
+    "accuracy": RewardEntry(s.AccuracySettings, key=True),
+    "format": RewardEntry(s.FormatSettings),
+    "think": RewardEntry(s.ThinkSettings),
+    "cosine": RewardEntry(s.CosineSettings, key=True),
+    "repetition": RewardEntry(s.RepetitionSettings),
+    "language": RewardEntry(s.LanguageSettings),
+    "steps": RewardEntry(s.StepsSettings, steps=True),
+    "step_model": RewardEntry(s.StepModelSettings, steps=True),
+    "reward_model": RewardEntry(s.ModelSettings),
+    "overlong": RewardEntry(s.OverlongSettings),
+    "judge": RewardEntry(s.JudgeSettings),
+    "words": RewardEntry(s.WordsSettings, speech=True),
+    "voice": RewardEntry(s.VoiceSettings, speech=True),
+    "length": RewardEntry(s.LengthSettings, speech=True),
+    "quality": RewardEntry(s.RewardSettings, speech=True),
+    "ends": RewardEntry(s.RewardSettings, speech=True),
+}
+
+
+@dataclass(frozen=True)
+class RewardTerm:
+    """A reward as a recipe asks for it."""
+
+    name: str
+    weight: float
+    settings: s.RewardSettings
+    """Of a plug-in the empty `RewardSettings`."""
+    timeout_s: float | None = None
+    """Longest time of a call; None: the default of `RewardSuite`."""
+
+    @property
+    def is_plug_in(self) -> bool:
+        return self.name not in CATALOG
+
+    @property
+    def speech(self) -> bool:
+        return not self.is_plug_in and CATALOG[self.name].speech
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether it may score the steps of an answer; a user's function may."""
+        return self.is_plug_in or CATALOG[self.name].steps
+
+    @property
+    def needs_key(self) -> bool:
+        return not self.is_plug_in and CATALOG[self.name].key
+
+
+def reward_terms(rewards: Mapping[str, Any], where: str = "") -> list[RewardTerm]:
+    """Read `rewards: {accuracy: 2.0, think: {weight: 0.5, max_words: 40}, my_rewards:brevity: 0.5}`.
+
+    Raises:
+        ConfigError: no reward, a name or a setting that does not exist (with the nearest), a weight that is no number.
+    """
+    if not rewards:
+        raise ConfigError("rewards: there is none", where, "give for example {accuracy: 2.0, format: 1.0}")
+    return [_term(name, given, where) for name, given in rewards.items()]
+
+
+def import_reward(path: str) -> Any:
+    """The user's function at `package.module:function`.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no function.
+    """
+    found = import_named(path, PLUG_IN_REMEDY)
+    if not callable(found):
+        raise ConfigError(f"{type(found).__name__} is no function", path, PLUG_IN_REMEDY)
+    return found
+
+
+def source_facts(terms: Sequence[RewardTerm]) -> list[str]:
+    """The users' functions with digests of their sources, for the fingerprint of a stage (`Stage.facts`)."""
+    return [f"{term.name}={source_digest(term.name)}" for term in terms if term.is_plug_in]
+
+
+def _term(name: str, given: Any, where: str) -> RewardTerm:
+    key = f"rewards.{name}"
+    values = dict(given) if isinstance(given, Mapping) else {"weight": given}
+    weight = values.pop("weight", 1.0)
+    if not _is_number(weight):
+        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where)
+    timeout_s = values.pop("timeout_s", None)
+    if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
+        raise ConfigError(f"{key}.timeout_s: must be a positive number, not {timeout_s!r}", where)
+    if name not in CATALOG:
+        if not is_import_path(name):
+            raise ConfigError(f"{key}: no such reward", where, suggestion(name, CATALOG))
+        if values:
+            raise ConfigError(
+                f"{key}: a function of yours has a weight and a timeout_s alone",
+                where,
+                "keep its settings in its module",
+            )
+        return RewardTerm(name, float(weight), s.RewardSettings(), timeout_s)
+    model = CATALOG[name].settings
+    try:
+        return RewardTerm(name, float(weight), model.model_validate(values), timeout_s)
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            remedy = suggestion(setting, model.model_fields)
+            raise ConfigError(f"{key}: no setting {setting!r}", where, remedy) from None
+        raise ConfigError(f"{key}.{setting}: {first['msg']}", where) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,142 @@
+"""Rewards by models: a trained reward model, a process reward model, and a judge behind an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from audiollm.data.records.sample import Part, RatedAnswer, Sample, TextPart
+from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.single_scores import read_points
+from audiollm.evaluate.report.store import RowStore
+from audiollm.evaluate.subjects.chat import EndpointChat
+from audiollm.rl.reward.model import RewardModel, load_reward_model
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep
+from audiollm.rl.rewards.settings import JudgeSettings, ModelSettings, StepModelSettings, StepSplit
+from audiollm.rl.rewards.steps import thought_steps
+
+
+@dataclass(frozen=True)
+class ModelReward:
+    """The reward `reward_model`: the score of whole answers."""
+
+    model: RewardModel
+
+    def __call__(self, batch: RewardBatch) -> list[float | None]:
+        return [
+            self.model.score(_record(answer, [answer.text]))[0] if answer.text.strip() else None
+            for answer in batch
+        ]
+
+
+@dataclass(frozen=True)
+class StepModelReward:
+    """The reward `step_model`: the probabilities that steps of an answer are right, by a process reward model."""
+
+    model: RewardModel
+    split: StepSplit = "sentences"
+
+    def __call__(self, batch: RewardBatch) -> list[list[ScoredStep] | None]:
+        asked = [self._parts(answer) for answer in batch]
+        records = [
+            _record(answer, [text for text, _ in own])
+            for answer, own in zip(batch, asked, strict=True)
+            if own
+        ]
+        scores = iter(self.model.step_scores_many(records) if records else [])
+        return [self._scored(own, next(scores)[0]) if own else None for own in asked]
+
+    def _parts(self, answer: SampledAnswer) -> list[tuple[str, int | None]]:
+        """The steps of the thought and, last, the answer, with their ends; none for an empty reply."""
+        found: list[tuple[str, int | None]] = [
+            (step.text, step.end) for step in thought_steps(answer, self.split)
+        ]
+        return [*found, (answer.parts.answer, None)] if answer.parts.answer else found
+
+    def _scored(self, own: Sequence[tuple[str, int | None]], logits: Sequence[float]) -> list[ScoredStep]:
+        values = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
+        return [ScoredStep(text, value, end) for (text, end), value in zip(own, values, strict=True)]
+
+
+def load_model_reward(settings: ModelSettings) -> ModelReward | StepModelReward:
+    """Load a reward model from a local folder.
+
+    Raises:
+        ConfigError: there is none, or it scores whole answers where steps are to be scored, or the reverse.
+    """
+    model = load_reward_model(settings.folder, torch.device(settings.device))
+    if (model.scored == "steps") != isinstance(settings, StepModelSettings):
+        other = "reward_model" if model.scored == "answers" else "step_model"
+        raise ConfigError(
+            f"this reward model scores {model.scored}", str(settings.folder), f"name it {other}"
+        )
+    if isinstance(settings, StepModelSettings):
+        return StepModelReward(model, settings.split)
+    return ModelReward(model)
+
+
+@dataclass(frozen=True)
+class JudgeReward:
+    """The reward `judge`: points of a language model, 0 to 10, divided by 10. What was judged once is stored."""
+
+    settings: JudgeSettings
+    store: RowStore
+    chat: EndpointChat = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = self.settings
+        chat = EndpointChat(
+            own.endpoint,
+            own.model,
+            own.key_variable,
+            timeout_s=own.request_timeout_s,
+            attempts=own.attempts,
+            pause_s=0.5,
+        )
+        object.__setattr__(self, "chat", chat)
+
+    async def __call__(self, batch: RewardBatch) -> list[float | None]:
+        gate = asyncio.Semaphore(self.settings.together)
+        asked = (self._score(answer, gate) for answer in batch)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for outcome in found:  # raised when all have been asked: what was answered is stored
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in found if not isinstance(outcome, BaseException)]
+
+    async def _score(self, answer: SampledAnswer, gate: asyncio.Semaphore) -> float | None:
+        asked = self._request(answer)
+        content = ["judge", self.settings.endpoint, self.settings.model, asked]
+        row = self.store.get(*content)
+        if row is None:
+            async with gate:
+                verdict = await asyncio.to_thread(self.chat.ask, [asked])
+            row = {"sample": answer.sample.id, "verdict": verdict}
+            self.store.add(row, *content)
+        return read_points(str(row["verdict"]))
+
+    def _request(self, answer: SampledAnswer) -> str:
+        question = "\n".join(answer.sample.texts("user"))
+        told = {"{question}": question, "{key}": answer.key or "(none)", "{answer}": answer.text}
+        pattern = "|".join(re.escape(name) for name in told)
+        return re.sub(pattern, lambda found: told[found[0]], self.settings.prompt)
+
+
+def _record(answer: SampledAnswer, texts: Sequence[str]) -> LoadedSample:
+    """The prompt with the answer, a part per text, as reward models read it."""
+    sample = answer.sample
+    messages = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
+    content: list[Part] = [TextPart(text=text) for text in texts]
+    steps: list[Any] | None = [0.0] * len(content) if len(content) > 1 else None
+    rated = RatedAnswer(content=content, steps=steps)
+    asked = Sample(
+        id=sample.id, messages=messages, task=sample.task, metadata=sample.metadata, answers=[rated]
+    )
+    clips = [AudioClip(p.path, sample.id, p.path, p.start_s, p.end_s) for p in asked.audio_parts()]
+    return LoadedSample(asked, [], tuple(clips))

@@ -1,0 +1,245 @@
+"""Scores batches of answers by several rewards: concurrently, each with a time-out, bad values named and left out.
+
+Shapes: A answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from audiollm.errors import StageError
+from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, ScoredStep
+from audiollm.rl.rewards.catalog import RewardTerm
+
+OnError = Literal["skip", "stop"]
+"""`skip`: the answer is left out and the run goes on; `stop`: the run ends with the error."""
+TIMEOUT_S = 120.0
+
+Outcome = float | Sequence[ScoredStep] | str
+"""The value of an answer, or those of its steps; where it is missing, why it is."""
+
+
+@dataclass(frozen=True)
+class RewardProblem:
+    """A value that is missing: of which reward, for which answer, and why."""
+
+    reward: str
+    sample: str
+    number: int
+    """Number of the answer in its group."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"reward {self.reward}, sample {self.sample!r}, answer {self.number}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """The rewards of a batch."""
+
+    total_A: list[float]
+    """Weighted sums; 0 for answers that are left out."""
+    kept_A: list[bool]
+    """Whether an answer counts in baseline and loss: False where a reward has no value for it."""
+    by_name: dict[str, list[float | None]]
+    """Values of each reward, without its weight; None where there is none."""
+    problems: list[RewardProblem] = field(default_factory=list)
+    steps_by_name: dict[str, list[Sequence[ScoredStep] | None]] = field(default_factory=dict)
+    """Scored steps of each answer, of the rewards that score steps; None where there are none for the answer."""
+
+    def figures(self) -> dict[str, float]:
+        """Mean and standard deviation of each reward and of the sum, and the share of answers that are left out."""
+        found: dict[str, float] = {}
+        for name, values in self.by_name.items():
+            found |= _moments(f"rewards/{name}", [value for value in values if value is not None])
+        kept = [total for total, keep in zip(self.total_A, self.kept_A, strict=True) if keep]
+        found |= _moments("reward", kept)
+        return found | {"rewards/left_out": 1 - len(kept) / len(self.kept_A) if self.kept_A else 0.0}
+
+
+class RewardSuite:
+    """The rewards of a recipe, ready to score.
+
+    Async rewards run at the same time, each in a thread with an event loop of its own; the others run one after the
+    other meanwhile. A function that raises, hangs or returns a wrong number of values is asked again for one answer
+    at a time, so that the answer at fault is named. A second hang ends that search: the answers that are left are
+    not scored. A thread that hangs is abandoned.
+
+    Args:
+        functions: by name, as `load_rewards` gives them.
+        timeout_s: longest time that a reward may take for a call, where its term gives none.
+        on_error: what follows when a reward has no value for an answer.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[RewardTerm],
+        functions: Mapping[str, RewardFunction],
+        timeout_s: float = TIMEOUT_S,
+        on_error: OnError = "skip",
+    ) -> None:
+        self.terms, self._functions = list(terms), dict(functions)
+        self._timeouts_s = {term.name: term.timeout_s or timeout_s for term in self.terms}
+        self._on_error = on_error
+
+    def score(self, batch: RewardBatch) -> RewardScores:
+        """Score a batch.
+
+        Raises:
+            StageError: a reward has no value for an answer, and `on_error` is `stop`.
+        """
+        found: dict[str, list[Outcome]] = {}
+        awaited = {
+            name: _Call(function, batch) for name, function in self._functions.items() if _is_async(function)
+        }
+        for term in self.terms:
+            if term.name not in awaited:
+                call = _Call(self._functions[term.name], batch)
+                found[term.name] = self._values(term.name, call, batch)
+        for name, call in awaited.items():
+            found[name] = self._values(name, call, batch)
+        problems = [
+            RewardProblem(term.name, answer.sample.id, answer.number, value)
+            for term in self.terms
+            for answer, value in zip(batch, found[term.name], strict=True)
+            if isinstance(value, str)
+        ]
+        if problems and self._on_error == "stop":
+            raise StageError(
+                str(problems[0]), "mend the reward, or go on without such answers by on_error: skip"
+            )
+        return self._summed(found, problems, len(batch))
+
+    def _summed(
+        self, found: Mapping[str, list[Outcome]], problems: list[RewardProblem], count: int
+    ) -> RewardScores:
+        by_name = {term.name: [_value_of(outcome) for outcome in found[term.name]] for term in self.terms}
+        steps = {
+            term.name: [_steps_of(outcome) for outcome in found[term.name]]
+            for term in self.terms
+            if any(_steps_of(outcome) is not None for outcome in found[term.name])
+        }
+        totals, kept = [], []
+        for answer in range(count):
+            values = [(term.weight, by_name[term.name][answer]) for term in self.terms]
+            whole = [weight * value for weight, value in values if value is not None]
+            kept.append(len(whole) == len(values))
+            totals.append(math.fsum(whole) if kept[-1] else 0.0)
+        return RewardScores(totals, kept, by_name, problems, steps)
+
+    def _values(self, name: str, call: _Call, batch: RewardBatch) -> list[Outcome]:
+        """The values of a reward; in the place of one that is missing, why it is."""
+        if not batch.answers:
+            return []
+        outcome = call.outcome(len(batch), self._timeouts_s[name])
+        if not isinstance(outcome, str):
+            return outcome
+        if len(batch) == 1:
+            return [outcome]
+        return self._one_by_one(name, batch, outcome)
+
+    def _one_by_one(self, name: str, batch: RewardBatch, reason: str) -> list[Outcome]:
+        values: list[Outcome] = []
+        for answer in batch:
+            call = _Call(self._functions[name], RewardBatch([answer]))
+            outcome = call.outcome(1, self._timeouts_s[name])
+            values += [outcome] if isinstance(outcome, str) else outcome
+            if call.is_hanging:
+                break
+        return values + [f"not scored: {reason}"] * (len(batch) - len(values))
+
+
+class _Call:
+    """A call of a reward in a thread of its own, which a process that ends does not wait for."""
+
+    def __init__(self, function: RewardFunction, batch: RewardBatch) -> None:
+        self._future: Future[Any] = Future()
+        self._start_s = time.monotonic()
+        self.is_hanging = False
+        threading.Thread(target=self._run, args=(function, batch), daemon=True).start()
+
+    def outcome(self, count: int, timeout_s: float) -> list[Outcome] | str:
+        """The values, or the reason why there are none."""
+        try:
+            values = self._future.result(max(0.0, self._start_s + timeout_s - time.monotonic()))
+        except TimeoutError:
+            if self._future.done():  # the function itself raised it
+                return "raised TimeoutError"
+            self.is_hanging = True
+            return f"hangs: no value after {timeout_s:g} s"
+        except BaseException as error:
+            return f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        try:
+            values = list(values)
+        except TypeError:
+            return f"returned {type(values).__name__}, no list of values"
+        if len(values) != count:
+            return f"returned {len(values)} values for {count} answers"
+        return [_checked(value) for value in values]
+
+    def _run(self, function: RewardFunction, batch: RewardBatch) -> None:
+        try:
+            made: Any = function(batch)
+            self._future.set_result(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
+        except BaseException as error:
+            self._future.set_exception(error)
+
+
+async def _awaited(made: Any) -> Any:
+    return await made
+
+
+def _value_of(outcome: Outcome) -> float | None:
+    if isinstance(outcome, str):
+        return None
+    if isinstance(outcome, float):
+        return outcome
+    return sum(step.score for step in outcome) / len(outcome)
+
+
+def _steps_of(outcome: Outcome) -> Sequence[ScoredStep] | None:
+    return None if isinstance(outcome, str | float) else outcome
+
+
+def _checked(value: Any) -> Outcome:
+    if value is None:
+        return "gave None"
+    if isinstance(value, list | tuple):
+        return _checked_steps(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return f"gave {type(value).__name__}, no number"
+    return number if math.isfinite(number) else f"gave {number}"
+
+
+def _checked_steps(steps: Sequence[Any]) -> Outcome:
+    if not steps:
+        return "gave no steps"
+    for step in steps:
+        if not isinstance(step, ScoredStep):
+            return f"gave a list of {type(step).__name__}, not of ScoredStep"
+        if not math.isfinite(step.score):
+            return f"gave {step.score} for the step {step.text!r}"
+    return list(steps)
+
+
+def _is_async(function: RewardFunction) -> bool:
+    """Whether a function, or a callable object, is declared by `async def`."""
+    called: Any = type(function).__call__ if not inspect.isroutine(function) else function
+    return inspect.iscoroutinefunction(called)
+
+
+def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}

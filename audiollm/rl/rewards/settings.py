@@ -1,0 +1,164 @@
+"""Settings of the built-in rewards. Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Match = Literal["auto", "exact", "letter", "text", "number", "math"]
+StepSplit = Literal["sentences", "lines", "numbered"]
+
+
+class RewardSettings(BaseModel):
+    """Base of all rewards' settings. A reward without settings of its own takes this class."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class AccuracySettings(RewardSettings):
+    """Settings of `accuracy`."""
+
+    match: Match = "auto"
+    """How answer and key are compared. `auto`: `letter` where the question has options, else `number` where the key
+    is one, else `text`."""
+    tolerance: float = Field(1e-6, ge=0)
+    """Largest relative error of a right number (`number`, `math`)."""
+
+
+class FormatSettings(RewardSettings):
+    """Settings of `format`."""
+
+    think: bool = True
+    """The form has a thought; False: `<answer>...</answer>` alone."""
+
+
+class ThinkSettings(RewardSettings):
+    """Settings of `think`."""
+
+    max_words: int = Field(50, ge=1)
+    """Longest thought, in words."""
+
+
+class CosineSettings(RewardSettings):
+    """Settings of `cosine`."""
+
+    max_tokens: int = Field(256, ge=1)
+    """Length of an answer at which the value is that of the longest."""
+    right_short: float = 1.0
+    right_long: float = 0.5
+    wrong_short: float = -1.0
+    wrong_long: float = -0.5
+    match: Match = "auto"
+    """How answer and key are compared: see `accuracy`."""
+
+
+class RepetitionSettings(RewardSettings):
+    """Settings of `repetition`."""
+
+    ngram: int = Field(3, ge=1)
+    """Words of an n-gram."""
+    max_penalty: float = Field(-1.0, le=0)
+    """Value of an answer that repeats one n-gram without end."""
+
+
+class LanguageSettings(RewardSettings):
+    """Settings of `language`."""
+
+    language: Literal["en", "zh", "ja"] | None = None
+    """Language asked for; None: the sample's `metadata.language`, else that of its question."""
+
+
+class StepsSettings(RewardSettings):
+    """Settings of `steps`."""
+
+    keys: tuple[str, ...] = ("heard",)
+    """Keys of the metadata whose values (texts or lists of texts) can be heard in the recording."""
+    answer: bool = False
+    """The right answer can be heard, too: a step that names it counts."""
+    split: StepSplit = "sentences"
+    """Parts of the thought that are steps: `sentences` and lines, `lines` alone, or `numbered` items (`1.`, `Step 2:`),
+    each with the lines behind it."""
+
+
+class ModelSettings(RewardSettings):
+    """Settings of `reward_model`."""
+
+    folder: Path
+    """Folder of a `train_reward` stage, or its `model`."""
+    device: str = "cpu"
+
+
+class StepModelSettings(ModelSettings):
+    """Settings of `step_model`."""
+
+    split: StepSplit = "sentences"
+    """Parts of the thought that are steps: see `steps`."""
+
+
+class OverlongSettings(RewardSettings):
+    """Settings of `overlong`."""
+
+    buffer: int = Field(16, ge=1)
+    """Tokens or frames before the limit over which the penalty falls to -1."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest text of an answer, in tokens; None: text has no penalty."""
+    max_frames: int | None = Field(None, ge=1)
+    """Longest speech of an answer, in code frames; None: speech has no penalty."""
+
+    @model_validator(mode="after")
+    def _check_buffer(self) -> OverlongSettings:
+        limits = [limit for limit in (self.max_tokens, self.max_frames) if limit is not None]
+        if not limits:
+            raise ValueError("max_tokens or max_frames must be given")
+        if self.buffer > min(limits):
+            raise ValueError(f"buffer must be at most the limit of an answer, {min(limits)}")
+        return self
+
+
+class JudgeSettings(RewardSettings):
+    """Settings of `judge`."""
+
+    endpoint: str
+    """Address of an OpenAI-compatible endpoint, for example http://localhost:8000/v1."""
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    prompt: str = (
+        "Question: {question}\nRight answer: {key}\nGiven answer: {answer}\n"
+        "How good is the given answer? Reply with one line: Score: N, with N from 0 to 10."
+    )
+    """Request to the judge; `{question}`, `{key}` and `{answer}` are filled in."""
+    request_timeout_s: float = Field(60.0, gt=0)
+    """Longest wait for one reply; `timeout_s` of the reward is that for the whole batch."""
+    attempts: int = Field(3, ge=1)
+    together: int = Field(8, ge=1)
+    """Most requests at a time."""
+    store: Path | None = None
+    """File of verdicts: what was judged once is not asked again. None: nothing is kept."""
+
+
+class WordsSettings(RewardSettings):
+    """Settings of `words`."""
+
+    recognizer: str = "pocketsphinx"
+    """`pocketsphinx`, a recognizer's folder, or an import path."""
+    language: str = "en"
+    form: str = "whisper"
+    """How texts are compared: see `evaluate tts --form`."""
+
+
+class VoiceSettings(RewardSettings):
+    """Settings of `voice`."""
+
+    judge: str
+    """Folder of a speaker model, or an import path."""
+
+
+class LengthSettings(RewardSettings):
+    """Settings of `length`."""
+
+    words_per_second: float = Field(2.5, gt=0)
+    """Usual rate of speech; the wanted duration is the text's words over it."""
+    tolerance: float = Field(0.5, gt=0)
+    """Relative deviation of the duration at which the value is 0."""

@@ -1,0 +1,113 @@
+"""Rewards of answers in speech."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+
+from audiollm.data.records.sample import AudioPart
+from audiollm.errors import ConfigError
+from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
+from audiollm.evaluate.judges.judging import load_clip
+from audiollm.evaluate.judges.single_scores import voice_score, words_score
+from audiollm.evaluate.report.text_errors import choose_form
+from audiollm.rl.rewards import settings as s
+from audiollm.rl.rewards.batch import SampledAnswer
+
+DNSMOS_RATE = 16_000
+MIN_MOS, MAX_MOS = 1.0, 5.0
+
+
+def text_to_say(answer: SampledAnswer) -> str:
+    """The text that is to be spoken: `metadata.text`, else the key's text, else the user's last."""
+    given = answer.sample.metadata.get("text")
+    if isinstance(given, str) and given.strip():
+        return given
+    return answer.key or (answer.sample.texts("user") or [""])[-1]
+
+
+def words_reward(settings: s.WordsSettings) -> Callable[[SampledAnswer], float | None]:
+    """The reward `words`.
+
+    Raises:
+        ConfigError: no recognizer there.
+    """
+    chosen = choose_recognizer(settings.recognizer, settings.language)
+    assert chosen is not None
+    recognizer, form = chosen.judge, choose_form(settings.form, settings.language)
+
+    def score(answer: SampledAnswer) -> float | None:
+        if answer.recording is None:
+            return None
+        if not answer.recording.num_samples:
+            return 0.0
+        return words_score(recognizer, form, answer.recording, text_to_say(answer))
+
+    return score
+
+
+def voice_reward(settings: s.VoiceSettings) -> Callable[[SampledAnswer], float | None]:
+    """The reward `voice`: the voice asked for is the prompt's first recording, else that of the answer key.
+
+    Raises:
+        ConfigError: no judge there.
+    """
+    chosen = choose_speaker_judge(settings.judge)
+    assert chosen is not None
+    judge = chosen.judge
+
+    def score(answer: SampledAnswer) -> float | None:
+        reference = _voice_of(answer)
+        if answer.recording is None or reference is None:
+            return None
+        if not answer.recording.num_samples:
+            return -1.0
+        wave = load_clip(Path(reference.path), reference.start_s, reference.end_s)
+        return voice_score(judge, answer.recording, wave)
+
+    return score
+
+
+def length_score(answer: SampledAnswer, settings: s.LengthSettings) -> float | None:
+    """max(0, 1 - |d / wanted - 1| / tolerance) for a duration d; wanted = words of the text / words_per_second."""
+    words = len(text_to_say(answer).split())
+    if answer.recording is None or not words:
+        return None
+    wanted_s = words / settings.words_per_second
+    return max(0.0, 1 - abs(answer.recording.duration_s / wanted_s - 1) / settings.tolerance)
+
+
+def quality_reward() -> Callable[[SampledAnswer], float | None]:
+    """The reward `quality`: DNSMOS P.835 overall (arXiv 2110.01763), from 1..5 to 0..1.
+
+    Raises:
+        ConfigError: speechmos is not installed.
+    """
+    if util.find_spec("speechmos") is None:
+        raise ConfigError("quality: speechmos is not installed", "rewards", "pip install speechmos")
+    from speechmos import dnsmos
+
+    def score(answer: SampledAnswer) -> float | None:
+        if answer.recording is None:
+            return None
+        if not answer.recording.num_samples:
+            return 0.0
+        samples_N = answer.recording.mono().resample(DNSMOS_RATE).samples_CN[0].numpy()
+        found = float(dnsmos.run(samples_N, sr=DNSMOS_RATE)["ovrl_mos"])
+        return min(1.0, max(0.0, (found - MIN_MOS) / (MAX_MOS - MIN_MOS)))
+
+    return score
+
+
+def ends_by_itself(answer: SampledAnswer) -> float | None:
+    """1 where the speech ended before its longest length, else 0; None for an answer in words."""
+    if answer.codes_KT is None and answer.recording is None:
+        return None
+    return float(not answer.is_truncated)
+
+
+def _voice_of(answer: SampledAnswer) -> AudioPart | None:
+    sample = answer.sample
+    found = sample.audio("system") + sample.audio("user") + sample.audio("assistant")
+    return found[0] if found else None

@@ -1,0 +1,107 @@
+"""Rewards of answers in words, by rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from audiollm.data.text.forms import language_of, recognition_form
+from audiollm.rl.rewards import settings as s
+from audiollm.rl.rewards.batch import SampledAnswer, ScoredStep
+from audiollm.rl.rewards.matching import is_right
+from audiollm.rl.rewards.steps import thought_steps
+
+
+def accuracy(answer: SampledAnswer, settings: s.AccuracySettings) -> float | None:
+    """1 where the answer part is the key, else 0; None without a key."""
+    if answer.key is None:
+        return None
+    given = answer.parts.answer
+    return float(is_right(given, answer.key, answer.choices, settings.match, settings.tolerance))
+
+
+def form(answer: SampledAnswer, settings: s.FormatSettings) -> float:
+    """1 where each tag stands once, in order, with nothing before or behind them, else 0.
+
+    Ke-Omni-R's pattern `<think>.*?</think>\\s*<answer>.*?</answer>` also accepts doubled tags.
+    """
+    parts = answer.parts
+    return float(parts.thinks_well if settings.think else parts.answers_well)
+
+
+def think(answer: SampledAnswer, settings: s.ThinkSettings) -> float:
+    """1 where the thought has between 1 and `max_words` words, else 0."""
+    return float(1 <= answer.parts.thought_words <= settings.max_words)
+
+
+def cosine_length(answer: SampledAnswer, settings: s.CosineSettings) -> float | None:
+    """long + (short - long) / 2 * (1 + cos(pi * L / L_max)) for an answer of L tokens, right or wrong.
+
+    Source: arXiv 2502.03373.
+    """
+    right = accuracy(answer, s.AccuracySettings(match=settings.match))
+    if right is None:
+        return None
+    short, long = (
+        (settings.right_short, settings.right_long) if right else (settings.wrong_short, settings.wrong_long)
+    )
+    share = min(1.0, answer.num_tokens / settings.max_tokens)
+    return long + (short - long) / 2 * (1 + math.cos(math.pi * share))
+
+
+def repetition(answer: SampledAnswer, settings: s.RepetitionSettings) -> float:
+    """max_penalty * (1 - distinct n-grams / n-grams) of the words (arXiv 2502.03373); 0 for fewer than n words."""
+    words = answer.text.lower().split()
+    count = len(words) - settings.ngram + 1
+    if count < 1:
+        return 0.0
+    distinct = {tuple(words[start : start + settings.ngram]) for start in range(count)}
+    return settings.max_penalty * (1 - len(distinct) / count)
+
+
+def language(answer: SampledAnswer, settings: s.LanguageSettings) -> float:
+    """1 where thought and answer are in the script of the language asked for, else 0.
+
+    Kana is Japanese, Han without kana is Chinese, all else is English: languages of one script are not told apart.
+    """
+    parts = answer.parts
+    asked = settings.language or answer.sample.metadata.get("language")
+    wanted = asked or language_of(" ".join(answer.sample.texts("user")))
+    said = f"{parts.thought} {parts.answer}".strip()
+    return float(bool(said) and language_of(said) == wanted)
+
+
+def scored_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep]:
+    """Score 1 for each step that names something heard which no step before it has named, else 0."""
+    left = {recognition_form(text) for text in _heard(answer, settings)} - {""}
+    steps = []
+    for step in thought_steps(answer, settings.split):
+        spoken = f" {recognition_form(step.text)} "
+        named = {heard for heard in left if f" {heard} " in spoken}
+        left -= named
+        steps.append(ScoredStep(step.text, float(bool(named)), step.end))
+    return steps
+
+
+def heard_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep] | None:
+    """The thought's scored steps; without a thought, one step of score 0; None where nothing is told to be heard."""
+    if not _heard(answer, settings):
+        return None
+    return scored_steps(answer, settings) or [ScoredStep("", 0.0)]
+
+
+def _heard(answer: SampledAnswer, settings: s.StepsSettings) -> list[str]:
+    """What can be heard by the metadata and, where the settings say so, the right answer."""
+    told = heard_in(answer, settings.keys)
+    return [*told, answer.key] if settings.answer and answer.key else told
+
+
+def heard_in(answer: SampledAnswer, keys: Sequence[str]) -> list[str]:
+    """What the metadata says can be heard."""
+    found: list[str] = []
+    for key in keys:
+        value: Any = answer.sample.metadata.get(key)
+        found += [str(each) for each in value] if isinstance(value, list | tuple) else []
+        found += [str(value)] if isinstance(value, str | int | float) else []
+    return found

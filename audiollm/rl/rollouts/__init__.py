@@ -1,0 +1,1 @@
+"""Rollouts: answers that a policy samples for its own training, with the log-probability of every action."""

@@ -1,0 +1,105 @@
+"""A whole copy of a module whose weights a strategy spreads over ranks: for generation while training.
+
+Under FSDP2 and ZeRO 3 no rank holds the whole model, and an adapter (LoRA) keeps a model from the layouts that
+generation is fast with. A copy is filled one tensor at a time, adapters merged, so that a rank needs the memory of the
+copy and of one tensor beside what training takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.train.loop.modules import announce_weights
+
+Read = Callable[[Tensor], Tensor]
+"""Gives a parameter or a buffer whole, on every rank; all ranks must call it (`Strategy.read`)."""
+
+
+class _Entry(NamedTuple):
+    """A tensor by the name that it has without adapters, and the adapter that is added to it."""
+
+    name: str
+    tensor: Tensor
+    adapter: Any
+
+
+@torch.no_grad()
+def fill_whole(module: nn.Module, read: Read, copy: nn.Module | None) -> None:
+    """Fill a plain module with the weights of one that is trained; all ranks must call it.
+
+    Args:
+        module: as it was before a strategy wrapped it, with or without LoRA adapters inside.
+        read: of the strategy.
+        copy: has the module's parameters and persistent buffers by the same names, without adapters; None on a rank
+            that needs no copy.
+
+    Raises:
+        ValueError: the copy has other tensors than the module, or an adapter is not LoRA on a linear layer.
+    """
+    entries = list(_entries(module))
+    targets = None if copy is None else copy.state_dict(keep_vars=True)
+    if targets is not None and targets.keys() != {entry.name for entry in entries}:
+        different = sorted(targets.keys() ^ {entry.name for entry in entries})
+        raise ValueError(f"the copy has other tensors than the trained module: {different[:3]}")
+    for entry in entries:
+        target = None if targets is None else targets[entry.name]
+        value = read(entry.tensor)
+        if target is not None:
+            target.copy_(value)
+        del value  # one whole tensor at a time
+        if entry.adapter is not None:
+            _add_adapter(entry, read, target)
+    if copy is not None:
+        announce_weights([copy])
+
+
+class WholeCopy:
+    """A whole copy of a trained module on some ranks, filled when it is needed.
+
+    Args:
+        module: as `fill_whole` has it.
+        copy: None on a rank that needs no copy.
+    """
+
+    def __init__(self, module: nn.Module, copy: nn.Module | None) -> None:
+        self._module, self._copy = module, copy
+        self._read: Read = lambda tensor: tensor
+
+    def read_by(self, read: Read) -> None:
+        """Take the strategy's way to read whole tensors; before, the module's tensors are whole on every rank."""
+        self._read = read
+
+    def fill(self) -> None:
+        """Fill the copy with the present weights; all ranks must call it."""
+        fill_whole(self._module, self._read, self._copy)
+
+
+def _entries(module: nn.Module) -> Iterator[_Entry]:
+    """Yield parameters and persistent buffers, those of adapters left out."""
+    adapters = {
+        f"{name}.weight": part
+        for name, part in module.named_modules()
+        if hasattr(part, "lora_A") and hasattr(part, "base_layer")
+    }
+    for key, tensor in module.state_dict(keep_vars=True).items():
+        if ".lora_" in key or ".original_module." in key:
+            continue
+        name = key.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+        yield _Entry(name, tensor, adapters.get(name))
+
+
+def _add_adapter(entry: _Entry, read: Read, target: Tensor | None) -> None:
+    """Add the adapter's product as PEFT merges it."""
+    layer = entry.adapter
+    if "default" not in layer.lora_A or layer.use_dora.get("default"):
+        raise ValueError(f"{entry.name}: only plain LoRA on linear layers can be merged into a copy")
+    down, up = read(layer.lora_A["default"].weight), read(layer.lora_B["default"].weight)
+    if target is None:
+        return
+    delta = up @ down
+    delta = delta.T if getattr(layer, "fan_in_fan_out", False) else delta
+    target.add_((delta * layer.scaling["default"]).to(target.dtype))

@@ -1,0 +1,183 @@
+"""Does a model that listens and thinks learn from rewards? Questions about real recordings that it never heard.
+
+    make learn-grpo DATA=shared/data
+
+Seven kinds of questions (make_reasoning.py) about spoken digits and sounds, on held-out takes and a held-out fold. A
+model is trained from scratch on few answered questions, with thoughts (`first`). From it, for each of three seeds:
+
+- GRPO on the training questions, rewarded where the answer is right and in form (`grpo`);
+- the same with the rewards shuffled over each step's answers (`shuffled`), and, with one seed, with the recordings
+  exchanged among the questions (`exchanged`): both must gain nothing;
+
+and the first model trained on with its few answers, for the CPU time of GRPO (`further`).
+
+Every model answers the held-out questions greedily, scored as `audiollm evaluate audio-qa` scores. The settings below
+were chosen with seed 0, which is not among the three. Bars: 20 points more of the answers are right, format in 0.98,
+thoughts of at most 50 words in 0.99; the controls gain at most 2 points on average.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from learn_preference import print_case, run_stages, write_once
+from make_reasoning import KINDS, Reasoned, ReasoningMaker, exchanged
+from rich.console import Console
+from rich.table import Table
+
+from audiollm.evaluate.listening.audio_qa import Question, evaluate_audio_qa
+from audiollm.evaluate.listening.replies import ask_all, by_answerer
+from audiollm.evaluate.report.store import RowStore
+from audiollm.evaluate.subjects.loading import load_answerer
+from audiollm.files.atomic import read_json
+
+SEEDS = (1, 2, 3)
+EXCHANGED_SEED = 1
+FEW, MANY, ASKED = 90, 500, 60
+"""Questions of each kind: answered ones for the first model, those of GRPO, held-out ones."""
+ANSWER_TOKENS = 40
+FIRST: dict[str, Any] = {
+    "audio_in": "features",
+    "text_weight": 1.0,
+    "augment": {},
+    "eval_audio_samples": 0,
+    "model": {"audio_encoder": {"stem": "conv2d", "num_layers": 2, "window_s": 8}},
+    "learning_rate": 5e-4,
+    "batch_size": 24,
+    "steps": 500,
+    "seed": 1,
+}
+GRPO: dict[str, Any] = {
+    "group_size": 8,
+    "batch_size": 16,
+    "max_answer_tokens": ANSWER_TOKENS,
+    "learning_rate": 3e-4,
+    "steps": 300,
+    "evaluations": 6,
+    "eval_prompts": 140,
+}
+REWARDS: dict[str, dict[str, float]] = {
+    "grpo": {"accuracy": 2.0, "format": 1.0},
+    "shuffled": {"shuffled_rewards:accuracy": 2.0, "format": 1.0},
+    "exchanged": {"accuracy": 2.0, "format": 1.0},
+}
+BARS = {"gain": 0.20, "format": 0.98, "short": 0.99}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and esc10")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = (arguments.runs / "learn_grpo").resolve()
+    questions = write_data(folder / "data", arguments.data)
+    console = Console(stderr=True)
+    run_stages(folder, recipe_of(folder, arguments.seeds), console)
+    run_stages(folder, further_of(folder, arguments.seeds), console, name="further")
+    scores = {stage: score(folder / stage / "model", questions, folder / "answers" / stage)
+              for stage in ["first", *stages_of(arguments.seeds), "further"]}  # fmt: skip
+    report(folder, scores, arguments.seeds, console)
+
+
+def write_data(folder: Path, data: Path) -> list[Question]:
+    """Write the samples of every training; return the held-out questions.
+
+    Raises:
+        SystemExit: the recordings are not there.
+    """
+    if not (data / "fsdd").is_dir() or not (data / "esc10").is_dir():
+        raise SystemExit(f"no recordings in {data}: give the folder of real recordings with --data")
+    train, test = (ReasoningMaker(data, folder / "joined", is_held_out) for is_held_out in (False, True))
+    many = {kind: train.make(kind, MANY) for kind in KINDS}
+    asked = [each for kind in KINDS for each in test.make(kind, ASKED)]
+    held_out = [each.sample(True) for each in asked]
+
+    def write(name: str, made: Sequence[Reasoned]) -> None:
+        write_once(folder / f"{name}.jsonl", [*(each.sample(False) for each in made), *held_out])
+
+    write("few", [each for kind in KINDS for each in many[kind][:FEW]])
+    write("many", [each for kind in KINDS for each in many[kind]])
+    write("exchanged", [each for kind in KINDS for each in exchanged(many[kind])])
+    return [each.question for each in asked]
+
+
+def stages_of(seeds: Sequence[int]) -> list[str]:
+    """Names of all trainings on fresh answers."""
+    names = [f"{kind}_{seed}" for seed in seeds for kind in ("grpo", "shuffled")]
+    return [*names, f"exchanged_{EXCHANGED_SEED}"] if EXCHANGED_SEED in seeds else names
+
+
+def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """All trainings but `further`, whose budget is the CPU time of GRPO."""
+    data = folder / "data"
+    stages: list[dict[str, Any]] = [{"name": "first", "train": {"shards": str(data / "few.jsonl"), **FIRST}}]
+    for name in stages_of(seeds):
+        kind, seed = name.split("_")
+        samples = data / ("exchanged.jsonl" if kind == "exchanged" else "many.jsonl")
+        settings = {"model": "${first.checkpoint}", "samples": str(samples), "rewards": REWARDS[kind]}
+        stages.append({"name": name, "train_policy": {**settings, **GRPO, "seed": int(seed)}})
+    return {"name": "learn_grpo", "size": "tiny", "stages": stages}
+
+
+def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """The first model trained on with its own answers, for the CPU time of the first GRPO."""
+    spent = read_json(folder / f"grpo_{seeds[0]}" / "stage.json")["figures"]["cpu_seconds"]
+    settings = {
+        **{key: value for key, value in FIRST.items() if key not in ("steps", "model")},
+        "start": str(folder / "first" / "model"),
+        "shards": str(folder / "data" / "few.jsonl"),
+        "cpu_minutes": round(spent / 60, 3),
+        "learning_rate": 3e-4,
+    }
+    return {"name": "learn_grpo", "size": "tiny", "stages": [{"name": "further", "train": settings}]}
+
+
+def score(model: Path, questions: Sequence[Question], out: Path) -> dict[str, Any]:
+    """Ask a model all questions, greedily, and score its answers as `audiollm evaluate audio-qa` does."""
+    subject = load_answerer(str(model), None, max_tokens=ANSWER_TOKENS)
+    inquiries = [question.inquiry(Path("/")) for question in questions]
+    replies = ask_all(
+        by_answerer(subject), subject.fingerprint, inquiries, RowStore(out / "kept.jsonl"), lambda _: None
+    )
+    return evaluate_audio_qa(questions, replies, Path("/")).result
+
+
+def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int], console: Console) -> None:
+    """The table for people, and the JSON lines."""
+    names = list(scores["first"]["by_task"])
+    table = Table(title="Held-out questions answered right")
+    for column in ("model", "all", *names, "CPU-s"):
+        table.add_column(column)
+    for stage, found in scores.items():
+        spent = read_json(folder / stage / "stage.json")["figures"]["cpu_seconds"]
+        parts = [f"{found['by_task'][name]['accuracy']:.3f}" for name in names]
+        table.add_row(stage, f"{found['accuracy']:.3f}", *parts, f"{spent:.0f}")
+    console.print(table)
+    before = scores["first"]["accuracy"]
+    print_case("first: answers right", [before], None, "learn_grpo")
+    for kind, bar in (("grpo", BARS["gain"]), ("shuffled", None)):
+        gained = [scores[f"{kind}_{seed}"]["accuracy"] - before for seed in seeds]
+        print_case(f"{kind}: answers gained", gained, bar, "learn_grpo")
+    if (stage := f"exchanged_{EXCHANGED_SEED}") in scores:
+        print_case(
+            "exchanged recordings: answers gained", [scores[stage]["accuracy"] - before], None, "learn_grpo"
+        )
+    print_case("further SFT: answers gained", [scores["further"]["accuracy"] - before], None, "learn_grpo")
+    for name, key, bar in (
+        ("in form", "well_formed", BARS["format"]),
+        ("short", "short_thoughts", BARS["short"]),
+    ):
+        shares = [scores[f"grpo_{seed}"][key]["accuracy"] for seed in seeds]
+        print_case(f"grpo: answers {name}", shares, bar, "learn_grpo")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Questions about real recordings whose answer takes a thought: what is heard is named first.
+
+Which digit, which sound, which digit first, the sum of two, how many, louder or softer, the same speaker or another.
+Recordings of several digits are joined from FSDD's takes; those of the test set come from held-out takes, and the
+sounds from a held-out fold of ESC-10. Everything depends on the seed and the number of a question alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
+from audiollm.evaluate.listening.audio_qa import Question
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NUMBERS = (
+    *DIGITS,
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+)
+HELD_OUT_TAKES, HELD_OUT_FOLD = range(5), "1"
+SAMPLE_RATE = 8_000
+LOUDER_DB = 12.0
+
+
+@dataclass(frozen=True)
+class Reasoned:
+    """A question, with the thought that leads to its answer."""
+
+    question: Question
+    thought: str
+    heard: tuple[str, ...]
+    """What the thought names."""
+
+    def sample(self, is_held_out: bool) -> Sample:
+        """The question as `evaluate audio-qa` asks it, and the answer behind its thought."""
+        asked = [AudioPart(path=self.question.audio_id), TextPart(text=self.question.prompt())]
+        reply = f"<think>{self.thought}</think><answer>{self.question.answer}</answer>"
+        return Sample(
+            id=self.question.id,
+            messages=[
+                Message(role="user", content=asked),
+                Message(role="assistant", content=[TextPart(text=reply)]),
+            ],
+            task="audio-qa",
+            metadata={
+                "split": "test" if is_held_out else "train",
+                "choices": list(self.question.choices),
+                "heard": list(self.heard),
+            },
+        )
+
+
+class ReasoningMaker:
+    """Makes questions of every kind, from the takes of one split.
+
+    Args:
+        data: has the folders `fsdd` and `esc10`.
+        out: where joined recordings are written.
+    """
+
+    def __init__(self, data: Path, out: Path, is_held_out: bool, seed: int = 0) -> None:
+        self._out, self._seed, self._split = out, seed, "test" if is_held_out else "train"
+        self._clips: dict[str, list[Path]] = {digit: [] for digit in DIGITS}
+        for path in sorted((data / "fsdd" / "recordings").glob("*.wav")):
+            digit, _, take = path.stem.split("_")
+            if (int(take) in HELD_OUT_TAKES) == is_held_out:
+                self._clips[DIGITS[int(digit)]].append(path)
+        sounds = sorted((data / "esc10").glob("*/*.ogg"))
+        self._sounds = [path for path in sounds if (path.name.split("-")[0] == HELD_OUT_FOLD) == is_held_out]
+        self._names = sorted({_sound_name(path) for path in sounds})
+        out.mkdir(parents=True, exist_ok=True)
+
+    def make(self, kind: str, count: int) -> list[Reasoned]:
+        """So many questions of a kind (`KINDS`)."""
+        return [
+            _KINDS[kind](self, self._drawn(kind, number), f"{kind}-{self._split}-{number}")
+            for number in range(count)
+        ]
+
+    def _drawn(self, kind: str, number: int) -> random.Random:
+        return random.Random(f"{self._seed}/{self._split}/{kind}/{number}")
+
+    def _digit(self, drawn: random.Random, name: str) -> Reasoned:
+        (digit,), path = self._spoken(drawn, name, 1)
+        return _reasoned(
+            drawn, name, path, "Which digit is spoken?", DIGITS, digit, f"I hear {digit}.", (digit,)
+        )
+
+    def _sound(self, drawn: random.Random, name: str) -> Reasoned:
+        path = drawn.choice(self._sounds)
+        sound = _sound_name(path)
+        return _reasoned(
+            drawn, name, path, "Which sound is this?", self._names, sound, f"I hear {sound}.", (sound,)
+        )
+
+    def _first(self, drawn: random.Random, name: str) -> Reasoned:
+        spoken, path = self._spoken(drawn, name, 2)
+        thought = f"First {spoken[0]}. Then {spoken[1]}."
+        others = [digit for digit in DIGITS if digit not in spoken]
+        options = [*spoken, *drawn.sample(others, 2)]
+        return _reasoned(
+            drawn, name, path, "Which digit is spoken first?", options, spoken[0], thought, spoken
+        )
+
+    def _sum(self, drawn: random.Random, name: str) -> Reasoned:
+        spoken, path = self._spoken(drawn, name, 2)
+        total = NUMBERS[sum(map(DIGITS.index, spoken))]
+        thought = f"First {spoken[0]}. Then {spoken[1]}."
+        return _reasoned(
+            drawn, name, path, "What is the sum of the two digits?", NUMBERS, total, thought, spoken
+        )
+
+    def _count(self, drawn: random.Random, name: str) -> Reasoned:
+        number = drawn.randint(1, 4)
+        spoken, path = self._spoken(drawn, name, number)
+        thought = "I hear " + ", ".join(spoken) + "."
+        return _reasoned(
+            drawn, name, path, "How many digits are spoken?", DIGITS[1:5], DIGITS[number], thought, spoken
+        )
+
+    def _louder(self, drawn: random.Random, name: str) -> Reasoned:
+        answer = drawn.choice(("louder", "softer"))
+        gain = 10 ** ((LOUDER_DB if answer == "louder" else -LOUDER_DB) / 20)
+        clip = _read(drawn.choice(self._clips[drawn.choice(DIGITS)]))
+        clip = clip / max(1e-6, float(np.abs(clip).max())) * 0.2
+        path = self._write(name, [clip, np.clip(clip * gain, -1, 1)], drawn)
+        thought = f"The second is {answer}."
+        return _reasoned(
+            drawn,
+            name,
+            path,
+            "Is the second word louder or softer?",
+            ("louder", "softer"),
+            answer,
+            thought,
+            (answer,),
+        )
+
+    def _same(self, drawn: random.Random, name: str) -> Reasoned:
+        answer = drawn.choice(("yes", "no"))
+        digit, other = drawn.sample(DIGITS, 2)
+        one = drawn.choice(self._clips[digit])
+        fitting = [
+            path for path in self._clips[other] if (_speaker(path) == _speaker(one)) == (answer == "yes")
+        ]
+        path = self._write(name, [_read(one), _read(drawn.choice(fitting))], drawn)
+        thought = f"First {digit}. Then {other}."
+        return _reasoned(
+            drawn, name, path, "Is it the same speaker?", ("yes", "no"), answer, thought, (digit, other)
+        )
+
+    def _spoken(self, drawn: random.Random, name: str, number: int) -> tuple[tuple[str, ...], Path]:
+        digits = tuple(drawn.sample(DIGITS, number))
+        clips = [drawn.choice(self._clips[digit]) for digit in digits]
+        return digits, clips[0] if number == 1 else self._write(name, [_read(clip) for clip in clips], drawn)
+
+    def _write(self, name: str, clips: Sequence[np.ndarray], drawn: random.Random) -> Path:
+        path = self._out / f"{name}.wav"
+        gap = np.zeros(int(SAMPLE_RATE * drawn.uniform(0.2, 0.4)), np.float32)
+        if not path.exists():
+            joined = np.concatenate([part for clip in clips for part in (clip, gap)])
+            soundfile.write(path, joined, SAMPLE_RATE, subtype="PCM_16")
+        return path
+
+
+_KINDS: dict[str, Callable[[ReasoningMaker, random.Random, str], Reasoned]] = {
+    "digit": ReasoningMaker._digit,
+    "sound": ReasoningMaker._sound,
+    "first": ReasoningMaker._first,
+    "sum": ReasoningMaker._sum,
+    "count": ReasoningMaker._count,
+    "louder": ReasoningMaker._louder,
+    "same": ReasoningMaker._same,
+}
+KINDS = tuple(_KINDS)
+
+
+def exchanged(questions: Sequence[Reasoned], seed: int = 1) -> list[Reasoned]:
+    """The same questions and answers, the recordings exchanged among them at random."""
+    order = random.Random(seed).sample(range(len(questions)), len(questions))
+    return [
+        replace(
+            own, question=own.question.model_copy(update={"audio_id": questions[other].question.audio_id})
+        )
+        for own, other in zip(questions, order, strict=True)
+    ]
+
+
+def _reasoned(
+    drawn: random.Random, name: str, path: Path, asked: str, options: Sequence[str], answer: str, thought: str,
+    heard: tuple[str, ...],
+) -> Reasoned:  # fmt: skip
+    wrong = [option for option in options if option != answer]
+    choices = drawn.sample([answer, *drawn.sample(wrong, min(3, len(wrong)))], min(4, len(options)))
+    question = Question(
+        id=name, audio_id=str(path.resolve()), question=asked, choices=tuple(choices), answer=answer, task=asked,
+        category="sound",
+    )  # fmt: skip
+    return Reasoned(question, thought, heard)
+
+
+def _read(path: Path) -> np.ndarray:
+    samples, rate = soundfile.read(path, dtype="float32")
+    assert rate == SAMPLE_RATE, f"{path}: {rate} Hz"
+    return np.asarray(samples)
+
+
+def _speaker(path: Path) -> str:
+    return path.stem.split("_")[1]
+
+
+def _sound_name(path: Path) -> str:
+    return path.parent.name.split(" - ")[1].lower()

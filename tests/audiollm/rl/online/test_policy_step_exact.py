@@ -1,0 +1,70 @@
+"""Neither packs nor ranks change the loss of a step on fresh answers, or its gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiollm.files.atomic import read_jsonl
+from audiollm.recipe.ranks import ALONE, Ranks
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.online.fresh_tasks import compare, one_step
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
+from tests.audiollm.rl.policy.packed_samples import save_model
+from tests.audiollm.train.two_ranks import on_two_ranks
+
+REWARDS = {f"{OWN}brevity": 0.1, f"{OWN}evenness": 1.0}
+KL = {"controller": {"name": "fixed", "coefficient": 0.3}}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"kl": {**KL, "gradient": "plain"}},
+    "dapo": {"objective": "dapo", "correction": {"mode": "truncate", "cap": 2.0}},
+    "gspo": {"objective": "gspo", "advantage": {"name": "grpo", "scale": "batch"}, "kl": KL},
+    "rloo": {"objective": "rloo", "advantage": "rloo", "kl": {**KL, "place": "reward", "estimator": "k1"}},
+    "reinforce": {"objective": "clip", "advantage": "reinforce_plus_plus", "kl": {**KL, "place": "reward"}},
+    "remax": {"objective": "dr_grpo", "advantage": "remax"},
+    "gdpo": {"advantage": "gdpo", "truncated": "leave_out", "entropy_weight": 0.01},
+}
+
+
+def settings_of(case: str) -> dict[str, Any]:
+    return {"rewards": REWARDS, **CASES[case]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("exact")
+    save_tiny("qwen2_audio", made / "llm")
+    save_model(made / "dual", "features")
+    write_prompts(made)
+    return made
+
+
+@pytest.mark.parametrize("model", ["llm", "dual"])
+@pytest.mark.parametrize("case", CASES)
+def test_packs_change_nothing(folder: Path, model: str, case: str) -> None:
+    one_step(folder, ALONE, model, settings_of(case), 100_000, "whole")
+    one_step(folder, ALONE, model, settings_of(case), 300 if model == "dual" else 64, "parts")
+    both = compare(folder, "parts", "whole")
+    assert both["other"]["packs"] == 1 < both["one"]["packs"]
+    assert both["one"]["figures"]["ratio"] == 1.0
+    rows = [read_jsonl(folder / place / "000001.jsonl") for place in ("whole", "parts")]
+    assert len(rows[0]) == 4 * 3
+    for row, other in zip(*rows, strict=True):
+        assert row["answer"] == other["answer"] and row["rewards"] == other["rewards"]
+        assert row["advantages"] == pytest.approx(other["advantages"], abs=1e-4)
+        assert row["old"] == pytest.approx(row["behaviour"], abs=2e-4)  # sampled from what is trained
+        assert len(row["old"]) == row["tokens"]
+
+
+def two_ranks(folder: Path, ranks: Ranks) -> None:
+    for case in CASES:
+        one_step(folder, ranks, "llm", settings_of(case), 100, f"two-{case}")
+
+
+def test_two_ranks_are_one(folder: Path) -> None:
+    on_two_ranks(two_ranks, folder)
+    for case in CASES:
+        one_step(folder, ALONE, "llm", settings_of(case), 100_000, f"one-{case}")
+        compare(folder, f"two-{case}", f"one-{case}")

@@ -1,0 +1,85 @@
+"""`train_policy` on two ranks follows the curve of one rank, with every strategy: they sample the same answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from audiollm.files.atomic import read_jsonl
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from audiollm.rl.online.run import train_policy
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
+from tests.audiollm.rl.policy.packed_samples import save_model
+from tests.audiollm.train.two_ranks import on_two_ranks
+
+LORA = {"trained": "adapter", "lora": {"rank": 2, "alpha": 4}}
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "ddp-lora": {"strategy": "ddp", **LORA},
+    "fsdp2": {"strategy": "fsdp2"},
+    "fsdp2-lora": {"strategy": "fsdp2", **LORA},
+    "zero2": {"strategy": "zero2"},
+    "zero3": {"strategy": "zero3"},
+    "zero3-lora": {"strategy": "zero3", **LORA},
+}
+
+
+def train_case(folder: Path, ranks: Ranks, name: str, model: str, **settings: Any) -> None:
+    config = PolicyTrainingConfig(
+        samples=str(folder / "prompts.jsonl"), model=folder / model, rewards={f"{OWN}brevity": 1.0}, steps=10,  # type: ignore[arg-type]
+        batch_size=3, group_size=3, max_answer_tokens=6, max_tokens=200, learning_rate=1e-3, precision="fp32",
+        report_to=(), seed=4, evaluations=1, eval_prompts=2,
+        kl={"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.5}}, **settings,
+    )  # fmt: skip
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    recipe = Recipe("test", Path("test.yaml"), "tiny", 4, place, (), {})
+    train_policy(config, Context(place, recipe, Console(quiet=True), {}, ranks))
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    keys = ("loss", "reward", "kl", "kl_weight", "gradient_norm", "answer_length", "evaluation/reward")
+    rows = [{key: row[key] for key in keys if key in row} for row in read_jsonl(folder / "metrics.jsonl")]
+    return [row for row in rows if row]
+
+
+def all_cases(folder: Path, ranks: Ranks, names: tuple[str, ...], model: str) -> None:
+    for name in names:
+        train_case(folder, ranks, f"{model}-{name}", model, **CASES[name])
+
+
+@pytest.mark.parametrize("model", ["llm", "dual"])
+@pytest.mark.parametrize(
+    "strategies", [("ddp", "fsdp2"), pytest.param(("zero2", "zero3"), marks=pytest.mark.slow)]
+)
+def test_two_ranks_follow_one(tmp_path: Path, strategies: tuple[str, ...], model: str) -> None:
+    write_prompts(tmp_path)
+    if model == "llm":
+        save_tiny("qwen2_audio", tmp_path / "llm")
+    else:
+        save_model(tmp_path / "dual", "features")
+    names = tuple(name for name in CASES if name.startswith(strategies))
+    on_two_ranks(partial(all_cases, names=names, model=model), tmp_path)
+    for lora in (False, True):
+        train_case(tmp_path, ALONE, f"one-{lora}", model, **(LORA if lora else {}))
+        expected = curve(tmp_path / f"one-{lora}")
+        assert len(expected) > 10 and expected[9]["kl"] > 0
+        for name in (name for name in names if ("lora" in name) == lora):
+            found = curve(tmp_path / f"{model}-{name}")
+            for row, wanted in zip(found, expected, strict=True):
+                assert row == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
+            rows = [
+                read_jsonl(tmp_path / place / "rollouts" / "000009.jsonl")
+                for place in (f"{model}-{name}", f"one-{lora}")
+            ]
+            told = [{(row["id"], row["number"]): row["answer"] for row in each} for each in rows]
+            assert told[0] == told[1], name
+            assert (tmp_path / f"{model}-{name}" / "model" / "model.safetensors").exists()

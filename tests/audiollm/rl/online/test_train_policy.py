@@ -1,0 +1,79 @@
+"""The stage `train_policy`: it learns, it goes on after a kill, and it refuses what it cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.models.dual_ffn import DualFFN
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
+from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
+from tests.audiollm.rl.policy.packed_samples import save_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_model(tmp_path / "llm", "features")
+    write_prompts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_learns_what_is_rewarded(folder: Path) -> None:
+    out = run(
+        folder, steps=40, kl={"controller": {"name": "proportional", "coefficient": 0.001, "target": 2.0}}
+    )
+    rows = read_jsonl(out / "metrics.jsonl")
+    lengths = [row["answer_length"] for row in rows if "answer_length" in row]
+    assert sum(lengths[-5:]) < 0.7 * sum(lengths[:5])
+    trained = [row for row in rows if "reward" in row]
+    assert (
+        trained[0]["ratio"] == 1.0
+        and trained[0]["mismatch_kl"] < 1e-6
+        and trained[0]["kl"] == pytest.approx(0, abs=1e-6)
+    )
+    assert len({row["kl_weight"] for row in trained}) > 1  # the controller moves
+    assert len(list((out / "rollouts").glob("*.jsonl"))) == 40
+    figures = read_json(out / "stage.json")["figures"]
+    assert figures["prompts"] == 8 and figures["held_out_prompts"] == 2 and "reward" in figures
+    assert {"seconds/rollout", "seconds/reward", "seconds/update"} <= read_jsonl(out / "performance.jsonl")[
+        -1
+    ].keys()
+    DualFFN.from_pretrained(out / "model")
+
+
+def test_a_kill_changes_nothing(folder: Path) -> None:
+    settings = {
+        "steps": 14,
+        "updates": 2,
+        "trained": "adapter",
+        "lora": {"rank": 2, "alpha": 4},
+        "kl": {"controller": {"name": "horizon", "coefficient": 0.1, "target": 0.1, "horizon": 50}},
+    }
+    check_killed_run(folder, settings, kills=(4, 9))
+
+
+def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
+    out = run(folder, rewards={f"{OWN}broken_for_one": 1.0})
+    told = read_jsonl(out / "set_aside.jsonl")
+    assert [row["id"] for row in told] == ["tone1"] and "cannot judge this" in told[0]["reason"]
+    rows = [row for path in sorted((out / "rollouts").glob("*.jsonl")) for row in read_jsonl(path)]
+    missing = [row for row in rows if row["id"] == "tone1" and row["number"] == 0]
+    assert missing and all(row["reward"] is None and not any(row["advantages"]) for row in missing)
+    assert all(row["reward"] is not None for row in rows if row["number"] == 1)
+    assert "cannot judge this" in error_of(folder, rewards={f"{OWN}broken_for_one": 1.0}, on_error="stop")
+
+
+def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
+    assert "did you mean 'accuracy'" in error_of(folder, rewards={"acuracy": 1.0})
+    assert "rewards.words: scores speech, and answer is text" in error_of(folder, rewards={"words": 1.0})
+    assert "reads value_T, which nothing computes here" in error_of(folder, advantage="gae")
+    assert "group_size is 1" in error_of(folder, group_size=1)
+    assert "did you mean 'grpo'" in error_of(folder, objective="grpoo")
+    assert "reference is set, but kl is not" in error_of(folder, reference="llm")
+    assert "no setting 'cap2'" in error_of(folder, correction={"cap2": 1}) or "cap2" in error_of(
+        folder, correction={"cap2": 1}
+    )
+    assert not (folder / "bad" / "train_policy" / "checkpoint").exists()
