@@ -73,6 +73,8 @@ class AnswerLogprobs:
     """log of the summed squared probabilities of the policy's distribution at each token (WPO)."""
     entropy_T: Tensor | None = None
     """Entropy of the policy's distribution at each token, in nats, with gradient (policy gradients)."""
+    value_T: Tensor | None = None
+    """The critic's value before each token is chosen, with gradient (GAE)."""
     draw_T: Tensor | None = None
     """A random number per token, independent of packing (`length.answer_draws`; SamPO)."""
     value_A: Tensor | None = None
@@ -90,6 +92,7 @@ class AnswerLogprobs:
             "contrast_T",
             "log_collision_T",
             "entropy_T",
+            "value_T",
             "draw_T",
         ):
             self._check(name, self.policy_T.shape)

@@ -19,12 +19,19 @@ from audiollm.recipe.ranks import Ranks
 from audiollm.rl.objectives.answers import AnswerLogprobs, Pairs, Singles
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.registry import mixed_losses
+from audiollm.rl.online.critic_settings import CriticChoice
 from audiollm.rl.online.objectives import FreshObjective
 from audiollm.rl.online.rollout_step import RolloutStep, group_numbers
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy_gradient.catalog import PolicyTerm
-from audiollm.rl.policy_gradient.losses import PolicyLoss, Regularizers, StepCounts, policy_loss
+from audiollm.rl.policy_gradient.losses import (
+    PolicyLoss,
+    Regularizers,
+    StepCounts,
+    policy_loss,
+    value_loss,
+)
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
 from audiollm.rl.policy_gradient.selection import accepted_rollouts, best_and_worst_rollouts
 from audiollm.rl.preference.batches import MicroBatch, groups_to
@@ -49,6 +56,20 @@ class FreshAnswers:
 
 
 @dataclass(frozen=True)
+class CriticTargets:
+    """What the critic's values of a pack are compared with."""
+
+    old_T: Tensor
+    """The values before the updates."""
+    return_T: Tensor
+    """The returns that GAE estimates."""
+
+    def to(self, device: torch.device) -> CriticTargets:
+        """Return them on a device."""
+        return CriticTargets(self.old_T.to(device), self.return_T.to(device))
+
+
+@dataclass(frozen=True)
 class PackLogprobs:
     """A pack in an update."""
 
@@ -61,6 +82,8 @@ class PackLogprobs:
     counts: StepCounts
     """Tokens and answers of the whole step."""
     regularizers: Regularizers
+    values: CriticTargets | None = None
+    """Where a critic is trained."""
 
 
 class StepLoss(Protocol):
@@ -106,10 +129,15 @@ class PolicyGradientLoss:
     """Whether the entropy has a part in the loss."""
     learns_without_advantage: bool
     """Whether there is a loss beside that of the advantages: a KL, an entropy bonus, or a critic."""
+    critic: CriticChoice | None = None
+    """How the critic is trained, where there is one."""
 
     def request(self, temperature: float) -> TokenRequest:
         """See `FreshLoss`."""
-        return TokenRequest(reference=False, temperature=temperature, entropy=self.reads_entropy)
+        has_critic = self.critic is not None
+        return TokenRequest(
+            reference=False, temperature=temperature, entropy=self.reads_entropy, value=has_critic
+        )
 
     def modules(self) -> dict[str, nn.Module]:
         """See `FreshLoss`: nothing is remembered."""
@@ -123,7 +151,7 @@ class PolicyGradientLoss:
         """See `FreshLoss`: a step whose advantages are all 0 changes nothing, unless something else is learned."""
         own = any(bool((each.advantage_T != 0).any()) for each in packs)
         moves = any(self.ranks.gather(own)) or self.learns_without_advantage
-        return GradientOfStep(self.term, moves and float(counts.sums[0]) > 0)
+        return GradientOfStep(self.term, moves and float(counts.sums[0]) > 0, self.critic)
 
 
 @dataclass
@@ -132,17 +160,48 @@ class GradientOfStep:
 
     term: PolicyTerm
     is_trained: bool
+    critic: CriticChoice | None = None
 
     def __call__(self, own: PackLogprobs) -> PolicyLoss:
-        """See `StepLoss`."""
-        return policy_loss(self.term, own.tokens, own.counts, own.regularizers)
+        """See `StepLoss`: with a critic, its loss is added."""
+        found = policy_loss(self.term, own.tokens, own.counts, own.regularizers)
+        if self.critic is None:
+            return found
+        of_critic = _critic_loss(self.critic, own)
+        return PolicyLoss(found.loss + of_critic.loss, {**found.sums, **of_critic.sums})
 
     def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
         """See `StepLoss`: means per token, and the KL per answer as the controllers' targets have it."""
         found = {name: value / float(counts.tokens) for name, value in sums.items()}
+        if "value_error" in found:
+            found |= _critic_figures(found)
         if "kl" in found:
             found["kl"] *= float(counts.tokens / counts.answers)
         return found
+
+
+def _critic_loss(critic: CriticChoice, own: PackLogprobs) -> PolicyLoss:
+    """Compute a pack's share of the critic's loss; its sums are over the tokens that count."""
+    value_T, targets, mask_T = own.answers.value_T, own.values, own.tokens.mask_T
+    assert value_T is not None and targets is not None
+    share = value_loss(value_T, targets.old_T, targets.return_T, mask_T, own.counts.tokens, critic)
+    now_T = value_T.detach().double()
+    figures = {
+        "value": now_T,
+        "value_error": (now_T - targets.return_T).square(),
+        "return": targets.return_T,
+        "squared_return": targets.return_T.square(),
+    }
+    if critic.clip is not None:
+        figures["value_clipped"] = (now_T - targets.old_T).abs() > critic.clip
+    sums = {name: figure_T[mask_T].double().sum() for name, figure_T in figures.items()}
+    return PolicyLoss(critic.weight * share, sums)
+
+
+def _critic_figures(means: dict[str, float]) -> dict[str, float]:
+    """Turn the mean square of the returns, which it takes out, into the share of their variance that is explained."""
+    variance = means.pop("squared_return") - means["return"] ** 2
+    return {"value_explained": 1 - means["value_error"] / variance} if variance > 1e-12 else {}
 
 
 class ObjectiveLoss:
@@ -254,7 +313,6 @@ def fresh_loss(config: PolicyTrainingConfig, ranks: Ranks) -> FreshLoss:
     if objective is not None:
         return ObjectiveLoss(objective, config.truncated == "leave_out", ranks)
     has_kl = config.kl is not None and config.kl.place == "loss"
-    has_critic = "value_T" in config.advantage_term.reads
-    learns_more = has_kl or has_critic or bool(config.entropy_weight)
+    learns_more = has_kl or config.critic is not None or bool(config.entropy_weight)
     reads_entropy = bool(config.entropy_weight) or config.top_entropy < 1
-    return PolicyGradientLoss(config.policy_term, ranks, reads_entropy, learns_more)
+    return PolicyGradientLoss(config.policy_term, ranks, reads_entropy, learns_more, config.critic)

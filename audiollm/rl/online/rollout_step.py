@@ -6,7 +6,7 @@ Shapes: A answers of this rank, group after group; G prompts; F reward functions
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from math import nan
@@ -210,18 +210,19 @@ class RolloutFiles:
         self,
         step: int,
         made: RolloutStep,
-        advantages: Sequence[Sequence[float]],
-        old: Sequence[Sequence[float]],
+        figures: Sequence[Mapping[str, Sequence[float]]],
     ) -> None:
         """Write a row for each answer. Called on every rank.
 
         Args:
-            advantages, old: of each answer's tokens: the advantage, and the log-probability before the updates.
+            figures: of each answer's tokens, by name: the advantage, the log-probability before the updates, ...
         """
-        rows = _rows(step, made, advantages, old)
+        rows = _rows(step, made, figures)
         if made.replaced is not None:
-            none: list[list[float]] = [[] for _ in made.replaced.rollouts]
-            rows += [{**row, "replaced": True} for row in _rows(step, made.replaced, none, none)]
+            none: list[dict[str, list[float]]] = [
+                {"advantages": [], "old": []} for _ in made.replaced.rollouts
+            ]
+            rows += [{**row, "replaced": True} for row in _rows(step, made.replaced, none)]
         every = [row for part in self._ranks.gather(rows) for row in part]
         if self._ranks.first:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ class RolloutFiles:
 
 
 def _rows(
-    step: int, made: RolloutStep, advantages: Sequence[Sequence[float]], old: Sequence[Sequence[float]]
+    step: int, made: RolloutStep, figures: Sequence[Mapping[str, Sequence[float]]]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
@@ -250,8 +251,7 @@ def _rows(
             row["steps"] = [vars(each) for each in made.steps[place]]
         row["rewards"] = {name: values[place] for name, values in scores.by_name.items()}
         row["reward"] = scores.total_A[place] if scores.kept_A[place] else None
-        row["advantages"] = [round(value, 4) for value in advantages[place]]
-        row["old"] = [round(value, 4) for value in old[place]]
+        row |= {name: [round(value, 4) for value in own] for name, own in figures[place].items()}
         behaviour = rollout.tokens.logprob_A
         row["behaviour"] = [] if behaviour is None else [round(v, 4) for v in behaviour.tolist()]
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from audiollm.errors import StageError
 from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
+from audiollm.rl.online.critic import ActorCritic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_step import RolloutFiles
@@ -41,6 +43,8 @@ STAGE_NAME = "train_policy"
 def train_policy(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     """Train a policy on its own answers to the prompts, and save it to `model` (and `adapter`, where one is trained).
 
+    A critic is saved to `critic/model`.
+
     Raises:
         StageError: settings that do not fit the model, no prompt, or a bad one where `strict` is set.
     """
@@ -59,6 +63,11 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
         config.needs_reference,
         required(config.max_tokens),
     )
+    critic = None
+    if config.critic is not None:
+        critic = CriticModel.begin(config, required(config.max_tokens))
+        policy.check_reader(critic.policy, "critic")
+        critic.root.to(default_device())
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
         frozen.to(default_device())
@@ -90,20 +99,34 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     files = RolloutFiles(context.folder / "rollouts", ranks)
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
-    task = PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks, whole)
+    own = None if critic is None else critic.root
+    task = PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks, whole, own)
+    rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
         config.steps_for(prompts.trained / required(config.batch_size)),
         evaluations=config.evaluations,
         log_every=1,
+        rules=(*config.rules, *rules),
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
-        fresh = load_policy(config.model, config.trained, config.lora)
-        fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
-        fresh.save(context.folder)
+        _save(config, context.folder)
     ranks.barrier()
     counts = {"prompts": prompts.trained, "held_out_prompts": prompts.held_out}
     return {**figures, **counts, "set_aside": len(set_aside.rows)}
+
+
+def _save(config: PolicyTrainingConfig, folder: Path) -> None:
+    """Write the policy that a run ended with to `folder`, and its critic to `folder/critic`."""
+    weights = trained_weights(folder, "policy")
+    policy = load_policy(config.model, config.trained, config.lora)
+    if config.critic is None:
+        policy.root.load_state_dict(weights)
+    else:
+        critic = CriticModel.begin(config, required(config.max_tokens))
+        ActorCritic(policy.root, critic.root).load_state_dict(weights)
+        critic.save(folder / "critic")
+    policy.save(folder)
 
 
 def engine_of(policy: Policy[Any, Any, Any]) -> RolloutEngine[Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import InputPath, Size
+from audiollm.rl.online.critic_settings import CriticChoice
 from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
 from audiollm.rl.policy_gradient.catalog import (
     AdvantageTerm,
@@ -26,9 +28,6 @@ from audiollm.rl.policy_gradient.settings import (
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
 from audiollm.supervised.settings import ShardsConfig
 from audiollm.train.settings import ModelTrainingConfig
-
-NOT_COMPUTED = frozenset({"value_T"})
-"""Fields of `RolloutRewards` that no stage fills yet."""
 
 
 class PolicySizeRule(BaseModel):
@@ -126,6 +125,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """The KL from the reference; None: there is no reference."""
     reference: InputPath | None = None
     """The model that the policy is held to; None: the one that it begins from."""
+    critic: CriticChoice | None = None
+    """The critic, whose values GAE reads: its settings, or the folder that it begins from; `{}`: the policy's model;
+    None: there is none."""
     correction: CorrectionSettings | None = None
     """Importance weights for the mismatch between sampling and training; None: it is measured, and not corrected."""
     group_size: int = Field(8, ge=1)
@@ -178,6 +180,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     def _name_or_settings(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
+    @field_validator("critic", mode="before")
+    @classmethod
+    def _folder_or_settings(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str | Path) else given
+
     @field_validator("rewards")
     @classmethod
     def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -195,10 +202,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         self._check_fresh_objective()
         self._check_steps()
         self._check_overlong_and_refill()
-        if missing := sorted(set(self.advantage_term.reads) & NOT_COMPUTED):
-            raise ValueError(
-                f"advantage: {self.advantage.name} reads {', '.join(missing)}, which nothing computes here"
-            )
+        self._check_critic()
         speech = [term.name for term in self.reward_terms if term.speech]
         if speech and self.answer == "text":
             raise ValueError(
@@ -237,6 +241,21 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError(
                 f"objective: {fresh.name} makes pairs of the answers of a group: group_size is 1"
             )
+
+    def _check_critic(self) -> None:
+        if self.reads_values and self.critic is None:
+            raise ValueError(
+                f"advantage: {self.advantage.name} reads the values of a critic: set critic ({{}}: the policy's model "
+                "with a value head)"
+            )
+        if self.critic is None:
+            return
+        if not self.reads_values:
+            raise ValueError(
+                f"critic is set, but advantage: {self.advantage.name} reads none: leave it out, or set advantage: gae"
+            )
+        if self.critic.lora is not None and (self.critic.trained or self.trained) != "adapter":
+            raise ValueError("critic.lora is set, but no adapter of the critic is trained: leave it out")
 
     def _check_steps(self) -> None:
         if not self.reads_steps:
@@ -285,6 +304,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if self.objective.name not in SELECTIONS:
             return None
         return fresh_objective(self.objective.name, self.objective.values)
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the advantage reads the values of a critic."""
+        return "value_T" in self.advantage_term.reads
 
     @property
     def needs_reference(self) -> bool:

@@ -1,7 +1,8 @@
 """Training of a policy on its own fresh answers: a `Task` of the training loop.
 
-A step: prompts ─▶ rollouts (behaviour) ─▶ rewards ─▶ old, in a pass without gradient ─▶ advantages ─▶ updates (current,
-reference). Every sum over the step is over all packs and ranks before anything is divided by it.
+A step: prompts ─▶ rollouts (behaviour) ─▶ rewards ─▶ old, and the critic's values, in a pass without gradient
+─▶ advantages ─▶ updates (current, reference). Every sum over the step is over all packs and ranks before anything is
+divided by it.
 
 Shapes: T tokens of a pack, flat; A answers of a pack.
 """
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.answers import AnswerLogprobs, sum_by_index
+from audiollm.rl.online.critic import ActorCritic, Critic
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
-from audiollm.rl.online.fresh_losses import FreshAnswers, PackLogprobs, StepLoss, fresh_loss
+from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers, PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_step import RolloutFiles, RolloutStep, group_numbers, selected_answers
@@ -41,7 +43,12 @@ from audiollm.rl.policy_gradient.reward_shaping import (
     token_rewards,
 )
 from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs, RolloutRewards
-from audiollm.rl.policy_gradient.settings import CorrectionSettings, KLSettings, TokenRewardSettings
+from audiollm.rl.policy_gradient.settings import (
+    CorrectionSettings,
+    KLSettings,
+    ReinforceSettings,
+    TokenRewardSettings,
+)
 from audiollm.train.loop.task import PHASE_PREFIX, Update
 from audiollm.train.loop.whole import WholeCopy
 
@@ -86,6 +93,8 @@ class ScoredPack:
     correction: ImportanceWeights
     advantage_T: Tensor
     entropy_T: Tensor
+    values: CriticTargets | None
+    """Of the critic, where there is one."""
 
 
 class PolicyTask:
@@ -97,6 +106,7 @@ class PolicyTask:
         files: where the answers of each step are written.
         controller: the weight of the KL; its buffers are the state of the task.
         whole: the copy of the weights that `maker` samples from, where a strategy spreads them over ranks.
+        critic: trained beside the policy, in one root with it; None: the policy alone is trained.
     """
 
     def __init__(
@@ -110,13 +120,15 @@ class PolicyTask:
         set_aside: SetAside,
         ranks: Ranks = ALONE,
         whole: WholeCopy | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self._whole = whole
         self._config, self._policy, self._prompts, self._maker = config, policy, prompts, maker
         self._files, self._controller = files, controller
         self._rewards = {term.name: term.weight for term in config.reward_terms}
         self._set_aside, self._ranks = set_aside, ranks
-        self._root: nn.Module = policy.root
+        self._trained: nn.Module = policy.root if critic is None else ActorCritic(policy.root, critic)
+        self._root = self._trained
         self._advantage = config.advantage_term
         self._kl: KLSettings | None = config.kl
         self._loss = fresh_loss(config, ranks)
@@ -124,7 +136,7 @@ class PolicyTask:
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        own = {"policy": self._policy.root, "controller": self._controller, "skips": self._skips}
+        own = {"policy": self._trained, "controller": self._controller, "skips": self._skips}
         return {**own, **self._loss.modules()}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
@@ -154,7 +166,7 @@ class PolicyTask:
         made, packs = batch
         first = [self._first_pass(pack) for pack in packs]
         scored, figures = self._scored(packs, first)
-        self._files.write(step, made, *self._per_answer(scored, len(made.rollouts)))
+        self._files.write(step, made, self._per_answer(scored, len(made.rollouts)))
         counts = self._counts(scored)
         loss = self._loss.of_step([_fresh_answers(each) for each in scored], counts)
         figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
@@ -258,8 +270,13 @@ class PolicyTask:
 
     @torch.no_grad()
     def _first_pass(self, pack: RolloutPack) -> AnswerLogprobs:
-        """Old, and the reference."""
-        request = TokenRequest(self._config.needs_reference, self._config.temperature, entropy=True)
+        """Old, the reference, and the critic's values."""
+        request = TokenRequest(
+            self._config.needs_reference,
+            self._config.temperature,
+            entropy=True,
+            value=self._config.reads_values,
+        )
         return self._policy.answer_logprobs(self._root, pack.batch, request)
 
     def _scored(
@@ -282,8 +299,13 @@ class PolicyTask:
             reference_T = None if answers.reference_T is None else answers.reference_T.cpu()
             assert answers.entropy_T is not None
             entropy_T = answers.entropy_T.cpu()
+            values = None
+            if answers.value_T is not None and raw.return_T is not None:
+                values = CriticTargets(answers.value_T.cpu(), raw.return_T.to(old_T))
             scored.append(
-                ScoredPack(pack, answer_T, old_T, reference_T, kept_T, weights, advantage_T, entropy_T)
+                ScoredPack(
+                    pack, answer_T, old_T, reference_T, kept_T, weights, advantage_T, entropy_T, values
+                )
             )
         total = sum(mismatch[1:], mismatch[0])
         largest = max(self._ranks.gather(float(total.largest_log_ratio)))
@@ -304,16 +326,18 @@ class PolicyTask:
         if self._config.reads_steps:
             step_S, end_S = placed_steps(pack.steps, answer_T, count)
         if "reward_T" in reads:
-            settings = TokenRewardSettings(score_clip=None)
+            assert isinstance(self._advantage.settings, ReinforceSettings)  # GAE's are, too
+            settings = TokenRewardSettings(score_clip=self._advantage.settings.score_clip)
             score_A = reward_A if step_S is None else 0 * reward_A
             reward_T = token_rewards(score_A, kl_T, answer_T, coefficient, settings)
             if step_S is not None and end_S is not None:
                 reward_T = reward_T + sum_by_index(step_S, end_S, len(answer_T))
         elif kl_T is not None:
             reward_A = penalized_rewards(reward_A, kl_T, answer_T, coefficient)
+        value_T = None if answers.value_T is None else answers.value_T.cpu().double()
         rewards = RolloutRewards(
             answer_T, count, pack.group_A, pack.num_groups, reward_A, pack.reward_AF,
-            self._weight_F, pack.greedy_reward_G, reward_T, None, step_S, end_S,
+            self._weight_F, pack.greedy_reward_G, reward_T, value_T, step_S, end_S,
         )  # fmt: skip
         return raw_advantages(self._advantage, rewards)
 
@@ -373,7 +397,8 @@ class PolicyTask:
                 each.kept_T.to(self.device),
                 _on(each.correction, self.device) if self._config.correction else None,
             )
-            made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers))
+            values = None if each.values is None else each.values.to(self.device)
+            made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers, values))
             for name, value in made.sums.items():
                 sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.cpu()
             yield made.loss
@@ -412,23 +437,25 @@ class PolicyTask:
                 found[key] = sum(values) / len(values)
         return found
 
-    def _per_answer(
-        self, scored: Sequence[ScoredPack], count: int
-    ) -> tuple[list[list[float]], list[list[float]]]:
-        """Advantages and old log-probabilities of the tokens of each answer of this rank.
+    def _per_answer(self, scored: Sequence[ScoredPack], count: int) -> list[dict[str, list[float]]]:
+        """Figures of the tokens of each answer of this rank, by name, for the files of rollouts.
 
-        Answers without a part in the loss have neither; an objective on pairs or single answers has no advantages.
+        Answers without a part in the loss have none; an objective on pairs or single answers has no advantages.
         """
         has_advantages = self._config.fresh_objective is None
-        advantages: list[list[float]] = [[] for _ in range(count)]
-        old: list[list[float]] = [[] for _ in range(count)]
+        found: list[dict[str, list[float]]] = [{"advantages": [], "old": []} for _ in range(count)]
         for each in scored:
-            for token, answer in enumerate(each.answer_T.tolist()):
-                place = each.pack.places[answer]
-                if has_advantages:
-                    advantages[place].append(float(each.advantage_T[token]))
-                old[place].append(float(each.old_T[token]))
-        return advantages, old
+            columns = {"old": each.old_T}
+            if has_advantages:
+                columns["advantages"] = each.advantage_T
+            if each.reference_T is not None:
+                columns["reference"] = each.reference_T
+            if each.values is not None:
+                columns |= {"values": each.values.old_T, "returns": each.values.return_T}
+            for name, value_T in columns.items():
+                for value, answer in zip(value_T.tolist(), each.answer_T.tolist(), strict=True):
+                    found[each.pack.places[answer]].setdefault(name, []).append(value)
+        return found
 
     def _total(self, value: float) -> float:
         return float(sum(self._ranks.gather(value)))

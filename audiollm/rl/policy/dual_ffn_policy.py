@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import merged_weights
 from audiollm.rl.policy.packed_scorer import PackedScorer, TargetRows, figures_of_rows
-from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.protocol import OTHER_INPUTS, Policy
 from audiollm.rl.policy.sampled_streams import SampledStream, encode_sampled_contents, pack_sampled
 from audiollm.rl.policy.streams import (
     AnswerContent,
@@ -197,6 +197,18 @@ class DualFFNPolicy:
         words = self._root.model.config.vocab_size
         return pack_sampled(encoded, self._template, words, self._multiple, self.encoder)
 
+    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+        """See `Policy.check_reader`: vocabulary, codec, codebooks and audio encoder are the same."""
+        if not isinstance(other, DualFFNPolicy):
+            raise ConfigError(f"{key}: is no DualFFN, as the policy is", "", OTHER_INPUTS)
+        place = other._folder
+        _check_inputs(key, place, (self._folder, self._template), (place, other._template))
+        shapes = [(each._template.num_codebooks, each._template.codebook_size) for each in (self, other)]
+        if shapes[0] != shapes[1]:
+            reason = f"{key}: its codebooks and their sizes {shapes[1]} are not the policy's {shapes[0]}"
+            raise ConfigError(reason, str(place), OTHER_INPUTS)
+        _check_encoder(key, place, self._root.model, other._root.model)
+
     def answer_logprobs(
         self, root: nn.Module, batch: PackedAnswers, request: TokenRequest, draw_T: Tensor | None = None
     ) -> AnswerLogprobs:
@@ -226,6 +238,7 @@ class DualFFNPolicy:
             contrast_T=figures.contrast_T,
             log_collision_T=figures.log_collision_T,
             entropy_T=figures.entropy_T,
+            value_T=figures.value_T,
             draw_T=draw_T,
         )
 
@@ -284,22 +297,31 @@ def _load_reference(folder: Path, template: Template, model: DualFFN, reference:
     if reference is None or model_folder(reference).resolve() == folder.resolve():
         return deepcopy(model)
     theirs = start_template(reference)
-    ours, others = template.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
-    remedy = "give the model that the policy begins from"
-    if ours != others:
-        reason = f"reference: its vocabulary of {len(others)} tokens is not the policy's of {len(ours)}"
-        raise ConfigError(reason, str(reference), remedy)
-    codecs = start_codec(folder), start_codec(reference)
-    known = codecs[0].keys() & codecs[1].keys()
-    if any(codecs[0][key] != codecs[1][key] for key in known):
-        reason = f"reference: its codec {codecs[1]} is not the policy's {codecs[0]}"
-        raise ConfigError(reason, str(reference), remedy)
+    _check_inputs("reference", reference, (folder, template), (reference, theirs))
     loaded = start_model(reference, template)
-    if loaded.config.audio_encoder != model.config.audio_encoder:
-        raise ConfigError(
-            "reference: its audio encoder takes other features than the policy's", str(reference), remedy
-        )
+    _check_encoder("reference", reference, model, loaded)
     return loaded
+
+
+def _check_inputs(key: str, where: Path, ours: tuple[Path, Template], theirs: tuple[Path, Template]) -> None:
+    """Raises: ConfigError: a vocabulary or a codec other than the policy's."""
+    words, others = (template.tokenizer.get_vocab() for _, template in (ours, theirs))
+    if words != others:
+        reason = f"{key}: its vocabulary of {len(others)} tokens is not the policy's of {len(words)}"
+        raise ConfigError(reason, str(where), OTHER_INPUTS)
+    codecs = start_codec(ours[0]), start_codec(theirs[0])
+    known = codecs[0].keys() & codecs[1].keys()
+    if any(codecs[0][name] != codecs[1][name] for name in known):
+        reason = f"{key}: its codec {codecs[1]} is not the policy's {codecs[0]}"
+        raise ConfigError(reason, str(where), OTHER_INPUTS)
+
+
+def _check_encoder(key: str, where: Path, ours: DualFFN, theirs: DualFFN) -> None:
+    """Raises: ConfigError: an audio encoder other than the policy's."""
+    if ours.config.audio_encoder != theirs.config.audio_encoder:
+        raise ConfigError(
+            f"{key}: its audio encoder takes other features than the policy's", str(where), OTHER_INPUTS
+        )
 
 
 def _merged(adapted: PeftModel) -> DualFFN:

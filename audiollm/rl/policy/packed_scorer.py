@@ -91,6 +91,14 @@ class PackedScorer(nn.Module):
         """Compute the hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
         return self._hidden(batch, batch.pack.layout.cumulative_lengths[answer_S].long() + position_S)
 
+    def hidden_before(self, batch: PackedAnswers) -> Tensor:
+        """Compute the hidden state `[T, C]` that each answer token is chosen from: one for all codes of a frame."""
+        packed = batch.pack
+        hidden_SC: Tensor = self.model(packed)
+        books = packed.audio_targets_XK.shape[1]
+        rows = torch.cat([packed.text_target_index, packed.audio_target_index.repeat_interleave(books)])
+        return hidden_SC.index_select(0, rows[batch.entry_T])
+
     def freeze_head(self) -> None:
         """Take both output heads out of what is trained."""
         for head in (self.model.text_lm_head, self.model.audio_lm_head):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -21,6 +21,9 @@ from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import Turn, turns_of
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.token_figures import TokenRequest
+
+OTHER_INPUTS = "give the model that the policy begins from, or one trained from it"
+"""The remedy where a second model cannot read the policy's batches."""
 
 Prompted = TypeVar("Prompted")
 Encoded = TypeVar("Encoded")
@@ -165,6 +168,16 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
 
     def idle_batch(self) -> Batch:
         """A batch without answer tokens, through which every trained weight has a gradient of 0."""
+
+    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+        """Check that another policy's root reads the batches of this one as its own.
+
+        Args:
+            key: the setting that names the other model, for errors.
+
+        Raises:
+            ConfigError: another kind of model, vocabulary, codec, or features of recordings.
+        """
 
     def answer_logprobs(
         self, root: nn.Module, batch: Batch, request: TokenRequest, draw_T: Tensor | None = None

@@ -88,6 +88,10 @@ class AnswerScorer(nn.Module):
         """Compute the hidden state `[S, D]` at positions of answers, counted from the beginning of their prompts."""
         return self._hidden(batch, answer_S * batch.inputs["input_ids"].shape[1] + position_S)
 
+    def hidden_before(self, batch: PaddedAnswers) -> Tensor:
+        """Compute the hidden state `[T, D]` that each answer token is chosen from."""
+        return self._hidden(batch, batch.row_T)
+
     def freeze_head(self) -> None:
         """Take the output head out of what is trained, unless it is the input embedding, too."""
         embedding = self.model.get_input_embeddings().weight

@@ -44,6 +44,8 @@ class TokenRequest:
     """Draw a contrast token among the policy's `contrast_k` likeliest other than the answer's (CRINGE); 0: none."""
     entropy: bool = False
     """Entropy of the policy's distribution at each token, in nats."""
+    value: bool = False
+    """The value of a critic before each token is chosen, where the root has one (`ActorCritic`)."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -63,6 +65,8 @@ class TokenFigures(NamedTuple):
     log_collision_T: Tensor | None = None
     contrast_T: Tensor | None = None
     entropy_T: Tensor | None = None
+    value_T: Tensor | None = None
+    """Of a critic beside the policy; `token_figures` and `linear_token_figures` compute none."""
 
 
 class HeadRows(NamedTuple):

@@ -32,7 +32,7 @@ from audiollm.rl.policy.encoding import (
     pad_answers,
     part_ends_in_tokens,
 )
-from audiollm.rl.policy.protocol import Policy, PromptedAnswers
+from audiollm.rl.policy.protocol import OTHER_INPUTS, Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
 from audiollm.rl.policy.text_places import actions_at
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
@@ -101,7 +101,7 @@ class TransformersPolicy:
         frozen = None
         if needs_reference and trained != "adapter":
             other = load_audio_llm(reference or folder, dtype)
-            _check_vocabulary(loaded, other, reference or folder)
+            _check_vocabulary(loaded.processor, other.processor, reference or folder, "reference")
             other.model.requires_grad_(False)
             frozen = AnswerScorer(other.model)
         ends = _end_tokens(loaded, folder)
@@ -181,6 +181,25 @@ class TransformersPolicy:
         pad_id = min(self._ends) if pad_id is None else pad_id
         return pad_answers(encoded, pad_id, self._silence, placeholder_ids(self._root.model.config))
 
+    def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
+        """See `Policy.check_reader`: the type of the model, vocabulary and features are the same."""
+        if not isinstance(other, TransformersPolicy):
+            raise ConfigError(
+                f"{key}: is a DualFFN, and the policy a model of transformers", "", OTHER_INPUTS
+            )
+        where = other._folder
+        kinds = [each._root.model.config.model_type for each in (self, other)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"{key}: is a {kinds[1]}, and the policy a {kinds[0]}", str(where), OTHER_INPUTS
+            )
+        _check_vocabulary(self._processor, other._processor, where, key)
+        features = [each._processor.feature_extractor.to_dict() for each in (self, other)]
+        if features[0] != features[1]:
+            raise ConfigError(
+                f"{key}: takes other features of recordings than the policy", str(where), OTHER_INPUTS
+            )
+
     def answer_logprobs(
         self, root: nn.Module, batch: PaddedAnswers, request: TokenRequest, draw_T: Tensor | None = None
     ) -> AnswerLogprobs:
@@ -208,6 +227,7 @@ class TransformersPolicy:
             contrast_T=figures.contrast_T,
             log_collision_T=figures.log_collision_T,
             entropy_T=figures.entropy_T,
+            value_T=figures.value_T,
             draw_T=draw_T,
         )
 
@@ -264,13 +284,13 @@ def _end_tokens(loaded: AudioLLM, folder: Path) -> frozenset[int]:
     return ends
 
 
-def _check_vocabulary(policy: AudioLLM, reference: AudioLLM, folder: Path) -> None:
-    ours, theirs = (loaded.processor.tokenizer.get_vocab() for loaded in (policy, reference))
+def _check_vocabulary(policy: Any, other: Any, folder: Path, key: str) -> None:
+    ours, theirs = (processor.tokenizer.get_vocab() for processor in (policy, other))
     if ours != theirs:
         raise ConfigError(
-            f"reference: its vocabulary of {len(theirs)} tokens is not the policy's of {len(ours)}",
+            f"{key}: its vocabulary of {len(theirs)} tokens is not the policy's of {len(ours)}",
             str(folder),
-            "give the model that the policy begins from",
+            OTHER_INPUTS,
         )
 
 

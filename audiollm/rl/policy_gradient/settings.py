@@ -78,6 +78,14 @@ class ReinforceSettings(WhitenedSettings):
     steps: bool = False
     """The reward of a step stands at the token that ends the step; False: the mean over the steps counts at the end of
     the answer."""
+    score_clip: float | None = Field(None, gt=0)
+    """Rewards of answers are cut to this on both sides, before the KL is subtracted (DeepSpeed-Chat: 5); None: not."""
+
+    @model_validator(mode="after")
+    def _check_score_clip(self) -> ReinforceSettings:
+        if self.steps and self.score_clip is not None:
+            raise ValueError("score_clip cuts rewards of whole answers, and steps is set: leave one out")
+        return self
 
 
 class GAESettings(ReinforceSettings):

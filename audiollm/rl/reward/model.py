@@ -41,6 +41,9 @@ class HiddenScorer(Protocol):
     def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
         """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
 
+    def hidden_before(self, batch: Any) -> Tensor:
+        """The hidden state `[T, C]` that each answer token is chosen from."""
+
     def freeze_head(self) -> None:
         """Take the output head, which a score does not depend on, out of what is trained."""
 
@@ -69,6 +72,10 @@ class RewardScorer(nn.Module):
             hidden_XC = scorer.hidden_at(batch.batch, batch.answer_S, batch.position_S)
         else:
             hidden_XC = scorer.last_hidden(batch)
+        return self.score_of(hidden_XC)
+
+    def score_of(self, hidden_XC: Tensor) -> Tensor:
+        """Compute the head's scores `[X]` of hidden states."""
         with torch.autocast(hidden_XC.device.type, enabled=False):  # bf16 would round scores to 3 digits
             score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
         return score_X1.sum(1)  # no view: FSDP2 puts a hook on what a root returns
@@ -104,10 +111,9 @@ class RewardModel:
         policy: Any = load_policy(folder, trained, lora, max_tokens=max_tokens)
         scorer: Any = policy.root
         scorer.freeze_head()
-        root = RewardScorer(scorer, _hidden_size(scorer), bias)
+        root = RewardScorer(scorer, hidden_size(scorer), bias)
         place = model_folder(folder)
-        if (place / HEAD_FILE).exists() and _facts(place)["scored"] == scored:
-            weights = load_tensors(place / HEAD_FILE)
+        if weights := head_weights(place, [scored]):
             root.score = nn.Linear(root.score.in_features, 1, bias="bias" in weights)
             root.score.load_state_dict(weights)
         return cls(policy if scored == "answers" else StepPolicy(policy), root, scored)
@@ -130,18 +136,19 @@ class RewardModel:
                 str(place),
                 "give the folder of a train_reward stage",
             )
-        made = cls.begin(place, scored=_facts(place)["scored"])
+        scored = _facts(place)["scored"]
+        if scored == "tokens":
+            raise ConfigError(
+                "this is a critic, and no reward model", str(place), "give the folder of a train_reward stage"
+            )
+        made = cls.begin(place, scored=scored)
         made.root.requires_grad_(False).eval()
         return made
 
     def save(self, folder: Path) -> None:
         """Write the model, adapter merged, to `folder/model`, with the head and what it scores beside its weights."""
         self.policy.save(folder)
-        write_json(folder / "model" / FACTS_FILE, {"scored": self.scored})
-        with atomic_path(folder / "model" / HEAD_FILE) as temporary:
-            save_file(
-                {name: value.contiguous() for name, value in self.root.score.state_dict().items()}, temporary
-            )
+        save_head(folder / "model", self.root, self.scored)
 
     def scores(self, root: nn.Module, batch: Any) -> AnswerScores | StepScores:
         """Compute the scores of a batch of `policy` through the root as a strategy wrapped it."""
@@ -262,6 +269,29 @@ def load_reward_model(folder: Path, device: torch.device | None = None) -> Rewar
     return made
 
 
+def head_weights(place: Path, scored: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights of the head beside a model, where it scores one of these; else nothing.
+
+    Args:
+        place: the model's own folder.
+        scored: `answers`, `steps`, or `tokens` (a critic).
+
+    Raises:
+        ConfigError: `reward.json` is missing, or names nothing that has a score.
+        DamagedFile: the head is not whole.
+    """
+    if not (place / HEAD_FILE).exists() or _facts(place)["scored"] not in scored:
+        return {}
+    return load_tensors(place / HEAD_FILE)
+
+
+def save_head(place: Path, root: RewardScorer, scored: str) -> None:
+    """Write a head, and what it scores, beside the model that is in `place`."""
+    write_json(place / FACTS_FILE, {"scored": scored})
+    with atomic_path(place / HEAD_FILE) as temporary:
+        save_file({name: value.contiguous() for name, value in root.score.state_dict().items()}, temporary)
+
+
 def _facts(place: Path) -> dict[str, Any]:
     """What `reward.json` says.
 
@@ -270,14 +300,15 @@ def _facts(place: Path) -> dict[str, Any]:
     """
     path = place / FACTS_FILE
     facts = read_json(path) if path.exists() else {}
-    if not isinstance(facts, dict) or facts.get("scored") not in ("answers", "steps"):
+    if not isinstance(facts, dict) or facts.get("scored") not in ("answers", "steps", "tokens"):
         raise ConfigError(
             f"{FACTS_FILE} does not say what the model scores", str(path), "train the reward model again"
         )
     return facts
 
 
-def _hidden_size(scorer: Any) -> int:
+def hidden_size(scorer: Any) -> int:
+    """Return the size of the hidden states of a policy's root."""
     config = scorer.model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(text.hidden_size)

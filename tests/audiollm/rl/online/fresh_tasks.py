@@ -13,6 +13,7 @@ from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.online.critic import Critic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_step import RolloutFiles
@@ -121,7 +122,19 @@ def make_task(
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
     files = RolloutFiles(folder / place, ranks)
-    return PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks), policy
+    critic = None if config.critic is None else load_critic(config)
+    return PolicyTask(
+        config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic
+    ), policy
+
+
+def load_critic(config: PolicyTrainingConfig) -> Critic:
+    """A critic in float64 whose values differ from token to token."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        root = CriticModel.begin(config, 100_000).root.double()
+        torch.nn.init.normal_(root.score.bias)
+    return root
 
 
 def one_step(

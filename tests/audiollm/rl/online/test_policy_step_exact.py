@@ -24,8 +24,12 @@ CASES: dict[str, dict[str, Any]] = {
     "rloo": {"objective": "rloo", "advantage": "rloo", "kl": {**KL, "place": "reward", "estimator": "k1"}},
     "reinforce": {"objective": "clip", "advantage": "reinforce_plus_plus", "kl": {**KL, "place": "reward"}},
     "remax": {"objective": "dr_grpo", "advantage": "remax"},
+    "ppo": {
+        "objective": "clip", "advantage": {"name": "gae", "score_clip": 5}, "critic": {"weight": 0.5},
+        "kl": {"controller": {"name": "fixed", "coefficient": 0.1}, "place": "reward", "estimator": "k1"},
+    },
     "gdpo": {"advantage": "gdpo", "truncated": "leave_out", "entropy_weight": 0.01},
-}
+}  # fmt: skip
 
 
 def settings_of(case: str) -> dict[str, Any]:

@@ -69,7 +69,6 @@ def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
 def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     assert "did you mean 'accuracy'" in error_of(folder, rewards={"acuracy": 1.0})
     assert "rewards.words: scores speech, and answer is text" in error_of(folder, rewards={"words": 1.0})
-    assert "reads value_T, which nothing computes here" in error_of(folder, advantage="gae")
     assert "group_size is 1" in error_of(folder, group_size=1)
     assert "did you mean 'grpo'" in error_of(folder, objective="grpoo")
     assert "reference is set, but kl is not" in error_of(folder, reference="llm")

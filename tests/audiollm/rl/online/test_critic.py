@@ -1,0 +1,133 @@
+"""The critic of `train_policy`: PPO's step against sums in plain Python, saving, refusing, and runs that are killed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.recipe.ranks import ALONE
+from audiollm.rl.online.critic import CriticModel
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.online.fresh_tasks import gradient_of_step, make_task
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
+from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
+from tests.audiollm.rl.policy.packed_samples import save_model
+
+DEEPSPEED_CHAT: dict[str, Any] = {
+    "objective": "clip", "advantage": {"name": "gae", "gamma": 1.0, "lam": 0.95, "score_clip": 5, "whiten": False},
+    "critic": {"clip": 0.2},
+    "kl": {"controller": {"name": "fixed", "coefficient": 0.1}, "place": "reward", "estimator": "k1"},
+}  # fmt: skip
+"""The settings of DeepSpeed-Chat: -0.1 k1 at every token, the score cut to +-5 on the last, both clips 0.2."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_model(tmp_path / "llm", "features")
+    write_prompts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", ["dual", "qwen"])
+def test_a_step_of_ppo_is_that_of_the_equations(folder: Path, model: str) -> None:
+    save_tiny("qwen2_audio", folder / "qwen")
+    save_model(folder / "dual", "features")
+    task, _ = make_task(folder, model, {"rewards": {f"{OWN}brevity": 1.0}, **DEEPSPEED_CHAT})
+    loss, _, update = gradient_of_step(task, ALONE)
+    rows = read_jsonl(folder / "rollouts" / "000001.jsonl")
+    errors, advantages = [], []
+    for row in rows:
+        assert row["rewards"][f"{OWN}brevity"] == -row["tokens"]
+        rewards = [-0.1 * (old - ref) for old, ref in zip(row["old"], row["reference"], strict=True)]
+        rewards[-1] += max(-5.0, row["reward"])
+        running, following = 0.0, 0.0
+        for place in reversed(range(row["tokens"])):
+            value = row["values"][place]
+            running = rewards[place] + following - value + 0.95 * running
+            following = value
+            assert row["advantages"][place] == pytest.approx(running, abs=2e-3)
+            assert row["returns"][place] == pytest.approx(running + value, abs=2e-3)
+            errors.append(-running)
+            advantages.append(running)
+    assert any(row["reward"] < -5 for row in rows) and len({*rows[0]["values"]}) > 1
+    mean = math.fsum(errors) / len(errors)
+    squares = math.fsum(error**2 for error in errors) / len(errors)
+    assert loss == pytest.approx(squares / 2 - math.fsum(advantages) / len(advantages), abs=5e-3)
+    assert float(update.figures["value_error"]) == pytest.approx(squares, abs=1e-2)
+    assert float(update.figures["ratio"]) == 1.0 and float(update.figures["value_clipped"]) == 0.0
+    critic: Any = task.modules()["policy"].critic
+    assert float(critic.score.bias.grad) == pytest.approx(mean, abs=2e-3)
+
+
+def test_advantages_are_whitened_over_the_step(folder: Path) -> None:
+    settings = {**DEEPSPEED_CHAT, "advantage": "gae", "rewards": {f"{OWN}evenness": 1.0}}
+    save_model(folder / "dual", "features")
+    task, _ = make_task(folder, "dual", settings, 300)
+    gradient_of_step(task, ALONE)
+    rows = read_jsonl(folder / "rollouts" / "000001.jsonl")
+    values = torch.tensor([value for row in rows for value in row["advantages"]], dtype=torch.float64)
+    assert float(values.mean()) == pytest.approx(0, abs=1e-4) and float(values.std()) == pytest.approx(
+        1, abs=1e-4
+    )
+
+
+def test_the_critic_learns_at_its_own_rate_and_is_saved(folder: Path) -> None:
+    out = run(
+        folder,
+        **{**DEEPSPEED_CHAT, "critic": {"learning_rate": 3e-2}},
+        learning_rate=1e-12,
+        steps=20,
+        updates=2,
+    )
+    rows = [row for row in read_jsonl(out / "metrics.jsonl") if "value_error" in row]
+    assert rows[-1]["value_error"] < 0.5 * rows[0]["value_error"]
+    assert abs(rows[-1]["answer_length"] - rows[0]["answer_length"]) < 4  # the policy has hardly moved
+    assert read_json(out / "critic" / "model" / "reward.json") == {"scored": "tokens"}
+    config = PolicyTrainingConfig(
+        samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
+        advantage="gae", critic=out / "critic",
+    )  # fmt: skip
+    again = CriticModel.begin(config, 1000)
+    assert float(again.root.score.bias.detach()) != 0.0
+    with pytest.raises(ConfigError, match="this is a critic"):
+        RewardModel.load(out / "critic")
+
+
+def test_a_reward_model_becomes_the_critic(folder: Path) -> None:
+    reward = RewardModel.begin(folder / "llm")
+    reward.save(folder / "reward")
+    config = PolicyTrainingConfig(
+        samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{OWN}brevity": 1.0},  # type: ignore[arg-type]
+        advantage="gae", critic=folder / "reward",
+    )  # fmt: skip
+    critic = CriticModel.begin(config, 1000)
+    assert torch.equal(critic.root.score.weight, reward.root.score.weight)
+    assert float(critic.root.score.bias.detach()) == 0.0
+
+
+def test_a_kill_changes_nothing_of_actor_and_critic(folder: Path) -> None:
+    kl = {"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.1}, "place": "reward"}
+    settings = {**DEEPSPEED_CHAT, "kl": {**kl, "estimator": "k1"}, "updates": 2, "steps": 12}
+    whole = check_killed_run(folder, settings, kills=(3, 8))
+    assert (whole / "critic" / "model" / "model.safetensors").exists()
+
+
+def test_what_a_critic_cannot_do_is_refused(folder: Path) -> None:
+    save_tiny("qwen2_audio", folder / "other")
+    assert "advantage: gae reads the values of a critic: set critic" in error_of(folder, advantage="gae")
+    assert "critic is set, but advantage: grpo reads none" in error_of(folder, critic={})
+    assert "critic: is no DualFFN" in error_of(folder, advantage="gae", critic="other")
+    assert "critic.lora is set" in error_of(folder, advantage="gae", critic={"lora": {"rank": 2}})
+    assert "score_clip cuts rewards of whole answers" in error_of(
+        folder, advantage={"name": "gae", "steps": True, "score_clip": 5}, critic={}
+    )
+    assert not (folder / "bad" / "train_policy" / "checkpoint").exists()
