@@ -49,8 +49,9 @@ class Case:
 
     def gradients(self, figures: TokenFigures) -> tuple[Tensor, ...]:
         """Of a sum in which every figure of every target has a weight of its own."""
+        computed = figures[: len(self.upstream)]  # values are a critic's
         present = [
-            (value, own) for value, own in zip(figures, self.upstream, strict=True) if value is not None
+            (value, own) for value, own in zip(computed, self.upstream, strict=True) if value is not None
         ]
         total = torch.stack([(value * own).sum() for value, own in present]).sum()
         return torch.autograd.grad(total, (self.hidden, self.weight))
