@@ -21,11 +21,16 @@ from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
 LORA = {"trained": "adapter", "lora": {"rank": 2, "alpha": 4}}
+PPO = {"advantage": "gae", "objective": "clip", "critic": {"learning_rate": 2e-3}, "updates": 2}
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "ddp-lora": {"strategy": "ddp", **LORA},
     "fsdp2": {"strategy": "fsdp2"},
     "fsdp2-lora": {"strategy": "fsdp2", **LORA},
+    "ddp-ppo": {"strategy": "ddp", **PPO},
+    "fsdp2-ppo-lora": {"strategy": "fsdp2", **PPO, **LORA},
+    "zero2-ppo-lora": {"strategy": "zero2", **PPO, **LORA},
+    "zero3-ppo": {"strategy": "zero3", **PPO},
     "zero2": {"strategy": "zero2"},
     "zero3": {"strategy": "zero3"},
     "zero3-lora": {"strategy": "zero3", **LORA},
@@ -46,7 +51,16 @@ def train_case(folder: Path, ranks: Ranks, name: str, model: str, **settings: An
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
-    keys = ("loss", "reward", "kl", "kl_weight", "gradient_norm", "answer_length", "evaluation/reward")
+    keys = (
+        "loss",
+        "reward",
+        "kl",
+        "kl_weight",
+        "gradient_norm",
+        "answer_length",
+        "value_error",
+        "evaluation/reward",
+    )
     rows = [{key: row[key] for key in keys if key in row} for row in read_jsonl(folder / "metrics.jsonl")]
     return [row for row in rows if row]
 
@@ -68,17 +82,25 @@ def test_two_ranks_follow_one(tmp_path: Path, strategies: tuple[str, ...], model
         save_model(tmp_path / "dual", "features")
     names = tuple(name for name in CASES if name.startswith(strategies))
     on_two_ranks(partial(all_cases, names=names, model=model), tmp_path)
-    for lora in (False, True):
-        train_case(tmp_path, ALONE, f"one-{lora}", model, **(LORA if lora else {}))
-        expected = curve(tmp_path / f"one-{lora}")
+    kinds = {
+        name.removeprefix(strategy).lstrip("-")
+        for name in names
+        for strategy in strategies
+        if strategy in name
+    }
+    for kind in sorted(kinds):
+        alone = {**(LORA if "lora" in kind else {}), **(PPO if "ppo" in kind else {})}
+        train_case(tmp_path, ALONE, f"one-{kind}", model, **alone)
+        expected = curve(tmp_path / f"one-{kind}")
         assert len(expected) > 10 and expected[9]["kl"] > 0
-        for name in (name for name in names if ("lora" in name) == lora):
+        assert ("value_error" in expected[9]) == ("ppo" in kind)
+        for name in (name for name in names if name in {f"{each}-{kind}".rstrip("-") for each in strategies}):
             found = curve(tmp_path / f"{model}-{name}")
             for row, wanted in zip(found, expected, strict=True):
                 assert row == pytest.approx(wanted, rel=1e-3, abs=1e-5), name
             rows = [
                 read_jsonl(tmp_path / place / "rollouts" / "000009.jsonl")
-                for place in (f"{model}-{name}", f"one-{lora}")
+                for place in (f"{model}-{name}", f"one-{kind}")
             ]
             told = [{(row["id"], row["number"]): row["answer"] for row in each} for each in rows]
             assert told[0] == told[1], name
