@@ -14,11 +14,12 @@ from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.sample import RatedAnswer
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.ranks import ALONE
 from audiollm.rl.online.critic import CriticModel
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import gradient_of_step, make_task
@@ -166,3 +167,29 @@ def test_what_a_critic_cannot_do_is_refused(folder: Path) -> None:
         folder, advantage={"name": "gae", "steps": True, "score_clip": 5}, critic={}
     )
     assert not (folder / "bad" / "train_policy" / "checkpoint").exists()
+
+
+def test_a_critic_that_cannot_read_the_batches_is_refused(folder: Path) -> None:
+    save_tiny("qwen2_audio", folder / "qwen")
+    save_tiny("qwen2_5_omni", folder / "omni")
+    save_model(folder / "codes", "codes")
+    save_model(folder / "words", "features")
+    save_tiny("qwen2_audio", folder / "qwords")
+    for name in ("words", "qwords"):
+        (path,) = (folder / name).rglob("tokenizer.json")
+        tokenizer = read_json(path)
+        words = tokenizer["model"]["vocab"]
+        words["a"], words["b"] = words["b"], words["a"]
+        write_json(path, tokenizer)
+
+    def refusal(policy: str, critic: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load_policy(folder / policy).check_reader(load_policy(folder / critic), "critic")
+        return str(caught.value)
+
+    assert "critic: its audio encoder takes other features" in refusal("llm", "codes")
+    assert "critic: its vocabulary" in refusal("llm", "words")
+    assert "critic: its vocabulary" in refusal("qwen", "qwords")
+    assert "critic: is a DualFFN" in refusal("qwen", "llm")
+    assert "and the policy a qwen2_audio" in refusal("qwen", "omni")
+    load_policy(folder / "qwen").check_reader(load_policy(folder / "qwen"), "critic")
