@@ -27,7 +27,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(
     path for path in RECIPES.rglob("*.yaml") if "stages" in yaml.safe_load(path.read_text(encoding="utf-8"))
 )
-FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse", "align")
+FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse", "align", "rlhf")
 WORDS = ["one", "two", "three"]
 SMALL = (
     f"annotate.corpus.words=[{','.join(WORDS)}]",
@@ -344,3 +344,15 @@ def test_a_plan_is_never_cut(path: str, width: int) -> None:
     for column in table.columns:
         for cell in column.cells:
             assert set(re.findall(r"\S+", str(cell).translate(str.maketrans(",:", "  ")))) <= words
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_a_reward_model_of_its_own_answers(tmp_path: Path) -> None:
+    stages = ("train", "train_reward")
+    few = ("compose.min_seconds=5", "sample_answers.temperature=1.5", "sample_answers.max_tokens=8")
+    short = ("steps=10", "train_policy.batch_size=2", "train_policy.max_answer_tokens=6")
+    folder = run(tmp_path, "rlhf/tiny.yaml", *training(*stages), *shape("train"), *few, *short)
+    rows = [row for row in read_jsonl(folder / "train_policy" / "metrics.jsonl") if "value_error" in row]
+    assert len(rows) == 10 and all(row["ptx_loss"] > 0 for row in rows) and "kl" in rows[-1]
+    assert (folder / "train_policy" / "critic" / "model" / "reward.json").exists()
+    assert (folder / "report.html").exists()

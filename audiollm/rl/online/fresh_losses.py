@@ -128,7 +128,7 @@ class PolicyGradientLoss:
     reads_entropy: bool
     """Whether the entropy has a part in the loss."""
     learns_without_advantage: bool
-    """Whether there is a loss beside that of the advantages: a KL, an entropy bonus, or a critic."""
+    """Whether there is a loss beside that of the advantages: a KL, an entropy bonus, a critic, or PTX."""
     critic: CriticChoice | None = None
     """How the critic is trained, where there is one."""
 
@@ -313,6 +313,6 @@ def fresh_loss(config: PolicyTrainingConfig, ranks: Ranks) -> FreshLoss:
     if objective is not None:
         return ObjectiveLoss(objective, config.truncated == "leave_out", ranks)
     has_kl = config.kl is not None and config.kl.place == "loss"
-    learns_more = has_kl or config.critic is not None or bool(config.entropy_weight)
+    learns_more = has_kl or config.critic is not None or config.ptx is not None or bool(config.entropy_weight)
     reads_entropy = bool(config.entropy_weight) or config.top_entropy < 1
     return PolicyGradientLoss(config.policy_term, ranks, reads_entropy, learns_more, config.critic)

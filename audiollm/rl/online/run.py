@@ -10,14 +10,16 @@ import torch
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
 from audiollm.errors import StageError
+from audiollm.files.set_aside import SetAside
 from audiollm.generation.speaking.generator import Generator
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.online.critic import ActorCritic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
+from audiollm.rl.online.ptx import SupervisedMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_step import RolloutFiles
-from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
+from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig, weights_of
 from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.protocol import Policy
@@ -80,6 +82,7 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
         )  # fmt: skip
     if not prompts.trained:
         raise StageError("no record of the train split can be asked", "see set_aside.jsonl", 2)
+    ptx = _supervised(config, policy, set_aside, context)
     terms = config.reward_terms
     if config.answer != "text" and not isinstance(policy, DualFFNPolicy):
         raise StageError(f"answer: {config.answer}, and this model answers in text", "set answer: text", 2)
@@ -100,7 +103,7 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
     own = None if critic is None else critic.root
-    task = PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks, whole, own)
+    task = PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks, whole, own, ptx)
     rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
         config.steps_for(prompts.trained / required(config.batch_size)),
@@ -114,6 +117,21 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     ranks.barrier()
     counts = {"prompts": prompts.trained, "held_out_prompts": prompts.held_out}
     return {**figures, **counts, "set_aside": len(set_aside.rows)}
+
+
+def _supervised(
+    config: PolicyTrainingConfig, policy: Policy[Any, Any, Any], set_aside: SetAside, context: Context
+) -> SupervisedMaker | None:
+    """The samples of `ptx`, where it is set."""
+    if config.ptx is None:
+        return None
+    sources = [open_source(source.path) for source in config.ptx.samples]
+    size = config.ptx.batch_size or required(config.batch_size)
+    with context.progress("reading ptx", sum(map(len, sources))) as bar:
+        return SupervisedMaker(
+            policy, sources, weights_of(config.ptx.samples), size, required(config.max_tokens), config.seed, set_aside,
+            context.ranks, lambda: bar.advance(bar.task_ids[0]),
+        )  # fmt: skip
 
 
 def _save(config: PolicyTrainingConfig, folder: Path) -> None:

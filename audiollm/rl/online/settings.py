@@ -96,6 +96,28 @@ class OverlongChoice(BaseModel):
     """Weight of the penalty beside the rewards."""
 
 
+class PTXChoice(BaseModel):
+    """Supervised samples beside the rollouts: a cross entropy term in every update (PTX)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    samples: list[ShardsConfig] = Field(min_length=1)
+    """Samples whose last message is the answer to learn; as `samples` of the stage."""
+    weight: float = Field(1.0, gt=0)
+    """Weight of the mean cross entropy per token beside the loss of the rollouts (InstructGPT: 27.8)."""
+    batch_size: int | None = Field(None, ge=1)
+    """Samples of a step, over all ranks; None: as many as prompts."""
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _one_or_many_sources(cls, given: Any) -> Any:
+        return _sources(given)
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> PTXChoice:
+        _check_weights(self.samples)
+        return self
+
+
 class PolicyTrainingConfig(ModelTrainingConfig):
     """Settings of `train_policy`. What is None follows from `size`, that of the model."""
 
@@ -128,6 +150,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     critic: CriticChoice | None = None
     """The critic, whose values GAE reads: its settings, or the folder that it begins from; `{}`: the policy's model;
     None: there is none."""
+    ptx: PTXChoice | None = None
+    """Supervised samples that are trained on in every update, too; None: there are none."""
     correction: CorrectionSettings | None = None
     """Importance weights for the mismatch between sampling and training; None: it is measured, and not corrected."""
     group_size: int = Field(8, ge=1)
@@ -172,8 +196,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @field_validator("samples", mode="before")
     @classmethod
     def _one_or_many_sources(cls, given: Any) -> Any:
-        each = given if isinstance(given, list) else [given]
-        return [{"path": one} if not isinstance(one, dict) else one for one in each]
+        return _sources(given)
 
     @field_validator("advantage", "objective", mode="before")
     @classmethod
@@ -216,8 +239,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError(
                 f"advantage: {self.advantage.name} compares the answers of a group: group_size is 1"
             )
-        if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
-            raise ValueError("give every one of the samples a weight, or none")
+        _check_weights(self.samples)
         return self
 
     def _check_fresh_objective(self) -> None:
@@ -333,7 +355,22 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
-        return [source.weight for source in self.samples if source.weight is not None] or None
+        return weights_of(self.samples)
+
+
+def weights_of(samples: list[ShardsConfig]) -> list[float] | None:
+    """Return the weights of sources; None: they follow from their sizes."""
+    return [source.weight for source in samples if source.weight is not None] or None
+
+
+def _sources(given: Any) -> Any:
+    each = given if isinstance(given, list) else [given]
+    return [{"path": one} if not isinstance(one, dict) else one for one in each]
+
+
+def _check_weights(samples: list[ShardsConfig]) -> None:
+    if 0 < sum(source.weight is not None for source in samples) < len(samples):
+        raise ValueError("give every one of the samples a weight, or none")
 
 
 def _told(check: Any) -> None:

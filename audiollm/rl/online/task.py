@@ -24,6 +24,7 @@ from audiollm.rl.online.critic import ActorCritic, Critic
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers, PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.prompts import PromptMaker
+from audiollm.rl.online.ptx import SupervisedMaker, SupervisedPacks
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_step import RolloutFiles, RolloutStep, group_numbers, selected_answers
 from audiollm.rl.online.settings import PolicyTrainingConfig
@@ -35,7 +36,7 @@ from audiollm.rl.policy_gradient.advantages import RawAdvantages, raw_advantages
 from audiollm.rl.policy_gradient.controllers import KLController
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights, MismatchFigures, importance_weights
 from audiollm.rl.policy_gradient.kl import kl_estimates
-from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
+from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts, ptx_loss
 from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.policy_gradient.reward_shaping import (
     groups_without_variance,
@@ -79,6 +80,7 @@ class PackedStep(NamedTuple):
 
     made: RolloutStep
     packs: list[RolloutPack]
+    supervised: SupervisedPacks | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class PolicyTask:
         controller: the weight of the KL; its buffers are the state of the task.
         whole: the copy of the weights that `maker` samples from, where a strategy spreads them over ranks.
         critic: trained beside the policy, in one root with it; None: the policy alone is trained.
+        ptx: the supervised samples of each step; None: there are none.
     """
 
     def __init__(
@@ -121,8 +124,9 @@ class PolicyTask:
         ranks: Ranks = ALONE,
         whole: WholeCopy | None = None,
         critic: Critic | None = None,
+        ptx: SupervisedMaker | None = None,
     ) -> None:
-        self._whole = whole
+        self._whole, self._ptx = whole, ptx
         self._config, self._policy, self._prompts, self._maker = config, policy, prompts, maker
         self._files, self._controller = files, controller
         self._rewards = {term.name: term.weight for term in config.reward_terms}
@@ -158,12 +162,14 @@ class PolicyTask:
         made = self._maker(prompts, step)
         made.seconds["weights"] = filled
         self._set_aside.add([*bad, *made.bad])
-        return PackedStep(made, self._packs(made))
+        supervised = None if self._ptx is None else self._ptx(step)
+        return PackedStep(made, self._packs(made), supervised)
 
     def updates(self, batch: PackedStep, step: int, steps: int) -> Iterator[Update]:
         """As many optimizer steps as `updates` says, on the same answers."""
         began = time.monotonic()
-        made, packs = batch
+        made, packs, supervised = batch
+        beside = [] if supervised is None else supervised.batches
         first = [self._first_pass(pack) for pack in packs]
         scored, figures = self._scored(packs, first)
         self._files.write(step, made, self._per_answer(scored, len(made.rollouts)))
@@ -180,8 +186,10 @@ class PolicyTask:
             return
         for number in range(self._config.updates):
             found: dict[str, float | Tensor] = {}
-            losses = self._losses(scored, counts, loss, found, figures if not number else {}, not number)
-            yield Update(losses, found, losses=len(scored))
+            losses = self._losses(
+                scored, supervised, counts, loss, found, figures if not number else {}, not number
+            )
+            yield Update(losses, found, losses=len(beside) + len(scored))
             if not number and self._kl is not None and "kl" in found:
                 self._controller.update(float(found["kl"]), int(self._total(len(made.rollouts))))
 
@@ -366,6 +374,7 @@ class PolicyTask:
     def _losses(
         self,
         scored: Sequence[ScoredPack],
+        supervised: SupervisedPacks | None,
         counts: StepCounts,
         loss: StepLoss,
         found: dict[str, float | Tensor],
@@ -374,9 +383,12 @@ class PolicyTask:
     ) -> Iterator[Tensor]:
         """The loss of each pack; when the last is drawn, `found` has the figures of the whole step.
 
-        In the first update, old is current: its ratios are exactly 1.
+        In the first update, old is current: its ratios are exactly 1. Supervised packs come first: a critic has no
+        part in their loss, and ranks meet in the last backward pass, which must reach every trained weight.
         """
         began = time.monotonic()
+        if supervised is not None:
+            yield from self._supervised_losses(supervised, found)
         in_loss = self._kl is not None and self._kl.place == "loss"
         regularizers = Regularizers(
             self._kl if in_loss else None, float(self._controller.coefficient), self._config.entropy_weight
@@ -408,6 +420,20 @@ class PolicyTask:
         if "kl" in means:
             means["kl_weight"] = float(self._controller.coefficient)
         found.update({**figures, **means, f"{PHASE_PREFIX}update": time.monotonic() - began})
+
+    def _supervised_losses(
+        self, packs: SupervisedPacks, found: dict[str, float | Tensor]
+    ) -> Iterator[Tensor]:
+        """The loss of each supervised pack; when the last is drawn, `found` has their mean cross entropy."""
+        assert self._config.ptx is not None
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in packs.batches:
+            answers = self._policy.answer_logprobs(
+                self._root, batch.to(self.device), TokenRequest(reference=False)
+            )
+            total -= answers.policy_T.detach().double().sum().cpu()
+            yield ptx_loss(answers.policy_T, max(1, packs.tokens), self._config.ptx.weight)
+        found["ptx_loss"] = float(self._ranks.sum(total)) / max(1, packs.tokens)
 
     # ------------------------------------------------------------------------------------------------- figures
 

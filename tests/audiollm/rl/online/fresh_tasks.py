@@ -15,6 +15,7 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.online.critic import Critic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
+from audiollm.rl.online.ptx import SupervisedMaker
 from audiollm.rl.online.refill import maker_of
 from audiollm.rl.online.rollout_step import RolloutFiles
 from audiollm.rl.online.run import engine_of
@@ -123,8 +124,12 @@ def make_task(
     controller = kl_controller(kl.controller.name, kl.controller.values)
     files = RolloutFiles(folder / place, ranks)
     critic = None if config.critic is None else load_critic(config)
+    ptx = None
+    if config.ptx is not None:
+        sources = [ManifestSource(str(source.path)) for source in config.ptx.samples]
+        ptx = SupervisedMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks)
     return PolicyTask(
-        config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic
+        config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic, ptx=ptx
     ), policy
 
 

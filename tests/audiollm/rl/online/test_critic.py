@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.sample import RatedAnswer
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.recipe.ranks import ALONE
 from audiollm.rl.online.critic import CriticModel
 from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import gradient_of_step, make_task
@@ -78,6 +83,36 @@ def test_advantages_are_whitened_over_the_step(folder: Path) -> None:
     assert float(values.mean()) == pytest.approx(0, abs=1e-4) and float(values.std()) == pytest.approx(
         1, abs=1e-4
     )
+
+
+@pytest.mark.parametrize("model", ["dual", "qwen"])
+def test_ptx_is_the_mean_cross_entropy_of_answers(folder: Path, model: str) -> None:
+    save_tiny("qwen2_audio", folder / "qwen")
+    save_model(folder / "dual", "features")
+    settings = {"rewards": {f"{OWN}brevity": 1.0}, **DEEPSPEED_CHAT}
+    alone, _, _ = gradient_of_step(make_task(folder, model, settings)[0])
+    ptx = {"samples": str(folder / "prompts.jsonl"), "weight": 0.25}
+    task, policy = make_task(folder, model, {**settings, "ptx": ptx}, 300)
+    source = ManifestSource(str(folder / "prompts.jsonl"))
+    drawn = Mixture([8], None, 4, window_runs=64).items(
+        4, 8
+    )  # the samples of step 1; the last two are held out
+    sums, tokens = 0.0, 0
+    for item in drawn:
+        loaded = source[item.index]
+        answer = RatedAnswer(content=loaded.sample.messages[-1].content)
+        asked = LoadedSample(
+            loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1], "answers": [answer]}),
+            [],
+            loaded.audio,
+        )
+        encoded = policy.encode(policy.take(asked, [0], ""))
+        with torch.no_grad():
+            found = policy.answer_logprobs(policy.root, policy.batch(encoded), TokenRequest(reference=False))
+        sums, tokens = sums - float(found.policy_T.sum()), tokens + len(found.policy_T)
+    loss, _, update = gradient_of_step(task)
+    assert tokens > 8 and float(update.figures["ptx_loss"]) == pytest.approx(sums / tokens, rel=1e-9)
+    assert loss == pytest.approx(alone + 0.25 * sums / tokens, rel=1e-9)
 
 
 def test_the_critic_learns_at_its_own_rate_and_is_saved(folder: Path) -> None:

@@ -32,8 +32,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def settings_of(case: str) -> dict[str, Any]:
-    return {"rewards": REWARDS, **CASES[case]}
+def settings_of(case: str, folder: Path) -> dict[str, Any]:
+    beside = {"ptx": {"samples": str(folder / "prompts.jsonl"), "weight": 0.7}} if case == "ppo" else {}
+    return {"rewards": REWARDS, **CASES[case], **beside}
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("model", ["llm", "dual"])
 @pytest.mark.parametrize("case", CASES)
 def test_packs_change_nothing(folder: Path, model: str, case: str) -> None:
-    one_step(folder, ALONE, model, settings_of(case), 100_000, "whole")
-    one_step(folder, ALONE, model, settings_of(case), 300 if model == "dual" else 64, "parts")
+    one_step(folder, ALONE, model, settings_of(case, folder), 100_000, "whole")
+    one_step(folder, ALONE, model, settings_of(case, folder), 300 if model == "dual" else 64, "parts")
     both = compare(folder, "parts", "whole")
-    assert both["other"]["packs"] == 1 < both["one"]["packs"]
+    beside = 1 if case == "ppo" else 0  # of supervised samples
+    assert both["other"]["packs"] == 1 + beside < both["one"]["packs"]
     assert both["one"]["figures"]["ratio"] == 1.0
     rows = [read_jsonl(folder / place / "000001.jsonl") for place in ("whole", "parts")]
     assert len(rows[0]) == 4 * 3
@@ -64,11 +66,11 @@ def test_packs_change_nothing(folder: Path, model: str, case: str) -> None:
 
 def two_ranks(folder: Path, ranks: Ranks) -> None:
     for case in CASES:
-        one_step(folder, ranks, "llm", settings_of(case), 100, f"two-{case}")
+        one_step(folder, ranks, "llm", settings_of(case, folder), 100, f"two-{case}")
 
 
 def test_two_ranks_are_one(folder: Path) -> None:
     on_two_ranks(two_ranks, folder)
     for case in CASES:
-        one_step(folder, ALONE, "llm", settings_of(case), 100_000, f"one-{case}")
+        one_step(folder, ALONE, "llm", settings_of(case, folder), 100_000, f"one-{case}")
         compare(folder, f"two-{case}", f"one-{case}")
