@@ -38,7 +38,6 @@ from audiollm.rl.policy.streams import (
 )
 from audiollm.rl.policy.text_places import actions_at
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
-from audiollm.supervised.corpus.batches import ROWS_MULTIPLE
 from audiollm.supervised.decoder.adapt import adapt, save_adapter
 from audiollm.supervised.decoder.start import start_codec, start_model, start_template
 from audiollm.supervised.saving import save_continued
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 MAX_TOKENS = 8_192
+ROWS_MULTIPLE = 16
+"""Less than in supervised training: the rows of answers are few, and what fills them up is computed for nothing."""
 
 
 class DualFFNPolicy:

@@ -50,7 +50,7 @@ def run(place: Path, name: str, ranks: Ranks = ALONE, **settings: Any) -> Path:
         "samples": str(place / "data" / "records.jsonl"), "model": str(place / "model"), "objective": "dpo",
         "learning_rate": 1e-2, "steps": 10, "evaluations": 2, "batch_size": 8, "report_to": [], **settings,
     }  # fmt: skip
-    recipe = place / f"{name}.yaml"
+    recipe = place / f"{name}_{ranks.rank}.yaml"  # a file of its own: ranks write at the same time
     recipe.write_text(yaml.safe_dump({"name": name, "stages": [{"train_preference": stage}]}))
     loaded = load_recipe(recipe, runs=place / "runs")
     run_recipe(loaded, Console(quiet=True), ranks=ranks)
