@@ -1,4 +1,5 @@
-"""Shared fixtures. Tests run side by side on small machines, so each takes one thread."""
+"""Shared fixtures. Tests run side by side on small machines, so each takes one thread, and so do their processes: sums
+of two threads round otherwise than those of one."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
