@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -14,7 +14,7 @@ help:  ## list the targets
 setup: $(READY)  ## make .venv and install everything (once)
 
 $(READY): pyproject.toml
-	@echo "==> Setting up $(VENV): about 6 GB, 2 minutes and more on a slow line; only done once"
+	@echo "==> Setting up $(VENV): about 7 GB, 3 minutes and more on a slow line; only done once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $(READY)
@@ -27,7 +27,7 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 mutants: $(READY)  ## injected bugs, one at a time in a copy: which ones the tests notice: ONLY=, JOBS= (20 minutes)
 	@$(BIN)/python tests/mutants/mutate.py --only '$(ONLY)' --jobs $(or $(JOBS),2)
@@ -51,7 +51,7 @@ learn-tokenizer: $(READY)  ## our tokenizer against EnCodec's architecture, the 
 	@$(BIN)/python -W ignore benchmarks/learn_tokenizer.py --data $(or $(DATA),../shared/data) \
 		$(if $(MINUTES),--minutes $(MINUTES))
 
-learn-vae: $(READY)  ## the continuous autoencoder's pitch, with and without its harmonic source: DATA=, MINUTES= (20 minutes)
+learn-vae: $(READY)  ## the continuous autoencoder's pitch and waveform: phase band, harmonic source, both, neither: DATA=, MINUTES= (40 minutes)
 	@$(BIN)/python -W ignore benchmarks/learn_vae.py $(if $(DATA),--data $(DATA)) $(if $(MINUTES),--minutes $(MINUTES))
 
 learn-tts: $(READY)  ## spoken digits in six voices, three seeds: what is said, whose voice: DATA= (half an hour)
@@ -77,13 +77,29 @@ learn-tts-preference: $(READY)  ## preferences between spoken digits that a reco
 learn-grpo: $(READY)  ## rewards teach a model that listens and thinks, recordings never heard, with controls: DATA= (an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_grpo.py $(if $(DATA),--data $(DATA))
 
+compare-rl: $(READY)  ## methods of reinforcement learning at equal rollouts, process rewards, adaptive KL: DATA= (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/compare_rl.py $(if $(DATA),--data $(DATA))
+
+learn-tts-grpo: $(READY)  ## rewards on what is heard teach a model that speaks, with a control: DATA= (an hour, and the tokenizer of learn-tts)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_tts_grpo.py $(if $(DATA),--data $(DATA))
+
+learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (four CPU hours, by estimate)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
+		$(if $(SEEDS),--seeds $(SEEDS))
+
+learn-flow: $(READY)  ## sounds from video, words and thought, and edits, of recordings never heard: DATA=, SEEDS="1 2 3", CONTROLS=1 (two hours)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_flow.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CONTROLS),--controls)
+
+learn-audiocot: $(READY)  ## a model writes chains of thought of scenes never heard, with controls; sounds and edits from them: DATA=, SEEDS=, FLOW=runs/learn_flow (four hours of one core, by estimate)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_audiocot.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FLOW),--flow $(FLOW))
+
 tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at published shapes
 	@$(BIN)/python -W ignore benchmarks/tokenizer_speed.py
 
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo  ## every proof that a model learns
+learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-flow learn-audiocot  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py
@@ -100,12 +116,25 @@ dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forw
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
 	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
 
+flow: $(READY)  ## a step, sampling and memory of the flow-matching models against the class of the package thinksound: THINKSOUND= (a folder for its code)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(or $(THINKSOUND),build/thinksound) thinksound==0.0.19
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/flow.py --thinksound $(or $(THINKSOUND),build/thinksound)
+
+seams: $(READY)  ## are borders of edits heard? flux at them on real tracks, through decoders with and without phase: DATA=
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/seams.py $(if $(DATA),--data $(DATA))
+
 dpo: $(READY)  ## a step of DPO against TRL's DPOTrainer: CPU-seconds, memory; log-probabilities at a large vocabulary (20 minutes)
 	@$(BIN)/python -W ignore benchmarks/dpo.py
+
+grpo: $(READY)  ## a step of GRPO against TRL's GRPOTrainer: CPU-seconds, memory, phases, a group, with audio (10 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/grpo.py
 
 annotate-speed: $(READY)  ## what the annotation costs: engine over steps, two workers, hours by step, a 3-hour file: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps resemblyzer
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/annotate.py $(if $(DATA),--data $(DATA))
+
+audiocot-speed: $(READY)  ## what chains of thought cost: engine over steps, hours by step, two workers: DATA=
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/audiocot.py $(if $(DATA),--data $(DATA))
 
 annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, sound events, speaker turns, noise and room, duplicates: DATA=
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pyannote.metrics
@@ -113,10 +142,28 @@ annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, so
 	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 
-bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate dual-ffn-overhead llm-train dpo annotate-speed annotate-quality busy-neighbour  ## every benchmark; each prints JSON lines
+studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 5 minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright
+	@npm install --silent --no-save --prefix build/axe axe-core || echo "without npm, axe-core is left out"
+	@STUDIO_SCREENS=$(or $(SCREENS),build/screens) \
+		STUDIO_AXE=$(if $(wildcard build/axe/node_modules/axe-core/axe.min.js),build/axe/node_modules/axe-core/axe.min.js) \
+		$(BIN)/python -m pytest -m slow tests/pipelines/studio/test_studio_browser.py
+
+studio-speed: $(READY)  ## the studio: click to sound against a new process, the waveform of an hour, memory (10 minutes)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/studio.py
+
+bench: time-to-voice tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-speed busy-neighbour  ## every benchmark; each prints JSON lines
 
 busy-neighbour: $(READY)  ## CPU-seconds of a training, alone and beside one busy process
 	@$(BIN)/python benchmarks/busy_neighbour.py
+
+interpret-speed: $(READY)  ## the live loop and rollouts of streams against transformers' Kyutai STT, Moshi and Llama (10 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/interpret.py
+
+interpret-long: $(READY)  ## two hours of spoken digits through the live loop: memory, CPU per chunk, right groups: DATA=, MODEL=, PROMPT=, MINUTES= (an hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/interpret_long.py $(if $(DATA),--data $(DATA)) \
+		$(if $(MODEL),--model $(MODEL)) $(if $(PROMPT),--prompt '$(PROMPT)') $(if $(MINUTES),--minutes $(MINUTES))
 
 llm-generate: $(READY)  ## audio frames per second against transformers' generate, first-audio latency
 	@$(BIN)/python -W ignore benchmarks/llm_generate.py

@@ -68,6 +68,27 @@ class StreamedCodec(Protocol):
     def code_stream(self) -> CodeStream: ...
 
 
+class SampleStream(Protocol):
+    """An encoder from samples to codes, piece by piece."""
+
+    @property
+    def latency_s(self) -> float:
+        """Longest delay from a sample to the code of its frame, in seconds of audio."""
+
+    def push(self, samples_CN: Tensor) -> Tensor:
+        """Take samples `[1, n]`; return the codes `[K, t]` that they complete."""
+
+    def flush(self) -> Tensor:
+        """Return the remaining codes and reset the stream."""
+
+
+@runtime_checkable
+class HearingCodec(Protocol):
+    """A codec that can also encode piece by piece; the joined pieces equal the output of `encode`."""
+
+    def sample_stream(self) -> SampleStream: ...
+
+
 @runtime_checkable
 class ProjectedCodec(Protocol):
     """A codec whose code vectors are products of stored tensors.

@@ -13,8 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
+
+from audiollm.errors import TransientError
 
 MAX_REPLY_BYTES = 4_000_000
 MAX_ERROR_BYTES = 65_536
@@ -27,6 +29,10 @@ REDACTED = "[key]"
 
 class EndpointError(Exception):
     """There is no usable answer; the message says why, and never holds the key."""
+
+
+class EndpointUnavailable(EndpointError, TransientError):
+    """The endpoint does not answer now: no connection, a time-out, overload, or an error of the server."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,8 @@ class EndpointClient:
             path: below the base address, for example `chat/completions`.
 
         Raises:
-            EndpointError: the request was refused, or the last attempt failed.
+            EndpointUnavailable: the last attempt failed, and a later one may succeed.
+            EndpointError: the request was refused.
         """
         for attempt in range(1, self.attempts + 1):
             try:
@@ -74,8 +81,10 @@ class EndpointClient:
                 transient = error.code in TRANSIENT_STATUS or error.code >= 500
             except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out, cut short
                 reason, transient = f"no connection: {self.redact(str(error) or type(error).__name__)}", True
-            if not transient or attempt == self.attempts:
+            if not transient:
                 raise EndpointError(reason)
+            if attempt == self.attempts:
+                raise EndpointUnavailable(reason)
             time.sleep(self.pause_s * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 
@@ -129,6 +138,18 @@ class EndpointClient:
         if len(content) == MAX_ERROR_BYTES:  # the end may be the beginning of the key
             content = content[: -len(self._key().encode()) or None]
         return self.excerpt(content) or self.redact(str(error.reason))
+
+
+class Budget(NamedTuple):
+    """Limits to what a run may spend; None: no limit.
+
+    Args:
+        run: name of the run; what a run has spent is kept with the answers.
+    """
+
+    run: str
+    calls: int | None = None
+    tokens: int | None = None
 
 
 def check_address(url: str) -> None:

@@ -37,6 +37,10 @@ class StageError(Exception):
         super().__init__("\n".join(filter(None, [message, remedy and f"  {remedy}"])))
 
 
+class TransientError(Exception):
+    """Something that may succeed later, such as a request to a busy server: a run stops, and can be continued."""
+
+
 class BadSample(Exception):
     """A sample that cannot be used: it is set aside and counted, and the rest goes on.
 

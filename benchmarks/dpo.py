@@ -37,13 +37,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import torch
 import transformers
 from loss_memory import status_mb
 from packing import long_tail
+from task_steps import Step, TaskSteps
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer
@@ -56,7 +57,6 @@ from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
 from audiollm.files.set_aside import SetAside
-from audiollm.recipe.ranks import ALONE
 from audiollm.rl.objectives.catalog import objective_term
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.encoding import EncodedAnswer
@@ -67,10 +67,6 @@ from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import SIZES
 from audiollm.rl.preference.task import PreferenceTask
-from audiollm.train.loop.modules import checkpoint_activations
-from audiollm.train.loop.optim import build_optimizer
-from audiollm.train.options import LoopConfig
-from audiollm.train.parallel.strategy import choose_strategy
 
 PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
 LEARNING_RATE = 1e-6
@@ -119,13 +115,6 @@ class Setting:
             "checkpointed": self.checkpointed,
             **({"peer batch": self.peer_batch} if self.peer_batch else {}),
         }
-
-
-class Step(NamedTuple):
-    """Loss of an optimizer step, and its gradient's norm before clipping."""
-
-    loss: float
-    norm: float
 
 
 def main() -> None:
@@ -270,42 +259,8 @@ class Ours:
         steps: StepMaker[Any, Any, Any] = StepMaker(
             policy, sources, None, usable, grouping, PAIRS, rule.max_tokens, seed=0
         )
-        self._task = PreferenceTask(policy, steps, [term], set_aside)
-        self._config = LoopConfig(learning_rate=LEARNING_RATE, steps=10, weight_decay=0.0)
-        modules = self._task.modules()
-        if checkpointed:
-            checkpoint_activations(modules)
-        self._strategy = choose_strategy("auto", ALONE, torch.device("cpu"), None, self._config.clip_norm)
-        named = [(f"{name}.{key}", p) for name, m in modules.items() for key, p in m.named_parameters()]
-        wrapped = self._strategy.prepare(
-            modules,
-            self._task.optimizers(),
-            lambda: {"main": build_optimizer(named, self._config.weight_decay, self._config.betas)},
-        )
-        self._task.adopt(wrapped)
-        self._root, self._step = wrapped["policy"], 0
-
-    def step(self) -> Step:
-        """Take an optimizer step."""
-        self._root.train()
-        batch = self._task.batch(self._step, torch.Generator())
-        (update,) = self._task.updates(batch, self._step, 10)
-        optimizer = self._strategy.optimizers["main"]
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE
-        optimizer.zero_grad(set_to_none=True)
-        total, losses = 0.0, iter(update.loss)
-        for number in range(1, update.losses + 1):
-            last = number == update.losses
-            with self._strategy.accumulate("main", last):
-                loss = next(losses)
-                self._strategy.backward(loss, "main", last)
-            total += float(loss.detach())
-            del loss
-        next(losses, None)
-        norm = float(self._strategy.step("main", self._config.clip_norm))
-        self._step += 1
-        return Step(total, norm)
+        task = PreferenceTask(policy, steps, [term], set_aside)
+        self.step = TaskSteps(task, LEARNING_RATE, checkpointed)
 
 
 class Peer(DPOTrainer):

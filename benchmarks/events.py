@@ -24,10 +24,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 
 from audiollm.audio import load
+from audiollm.evaluate.judges.taggers import TfliteTagger
 from audiollm.evaluate.report.statistics import share
-from pipelines.annotate.measurements.taggers import TfliteTagger
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.events import Events, EventsConfig, window_starts
+from pipelines.steps.step import Listener
 
 CLASSES = {
     "Dog bark": {"Dog", "Bark", "Yip", "Howl", "Bow-wow", "Growling", "Whimper (dog)"},

@@ -45,6 +45,9 @@ from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 
 SEEDS = (1, 2, 3)
+SOURCE_HELP = (
+    "a run of recipes/quickstart.yaml on these recordings, whose tokenizer is taken; else learn_tts.py's"
+)
 TOKENIZER_STAGES = 4
 """The first stages of learn_tts.py: annotate, compose, train_tokenizer, tokenize."""
 PASSES = 8
@@ -84,55 +87,67 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd/recordings")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--source", type=Path, help=SOURCE_HELP)
     arguments = parser.parse_args()
     recordings = arguments.data / "fsdd" / "recordings"
     if not recordings.is_dir():
         raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    source, folder = arguments.runs / "learn_tts", arguments.runs / "learn_tts_preference"
-    run(source, tokenizer_recipe(recordings), "tokenizer", console)
+    source = arguments.source or made_source(arguments.runs / "learn_tts", recordings, console)
+    folder = arguments.runs / "learn_tts_preference"
     write_prompts(source / "compose" / "samples.jsonl", folder / "data" / "prompts.jsonl")
     run(folder, recipe_of(source, folder, arguments.seeds), "recipe", console)
     for seed in arguments.seeds:
         write_shuffled(folder / f"pairs_{seed}" / "samples.jsonl", shuffled_file(folder, seed), seed)
     run(folder, shuffled_recipe(source, folder, arguments.seeds), "shuffled", console)
     scores = score(folder, arguments.seeds, console)
+    write_json(folder / "scores.json", scores)
     report(folder, scores, arguments.seeds, console)
 
 
-def tokenizer_recipe(recordings: Path) -> dict[str, Any]:
-    """The stages of learn_tts.py up to its codes, in its folder: what is there is not made again."""
+def made_source(source: Path, recordings: Path, console: Console) -> Path:
+    """Run the stages of learn_tts.py up to its codes, in its folder: what is there is not made again."""
     whole = learn_tts.recipe_of(recordings)
-    return {**whole, "stages": whole["stages"][:TOKENIZER_STAGES]}
+    run(source, {**whole, "stages": whole["stages"][:TOKENIZER_STAGES]}, "tokenizer", console)
+    return source
 
 
 def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """The first models, their takes and pairs, what is trained on these, and what all say; and the judges."""
-    codec = str(source / "train_tokenizer" / "model")
+    codec = codec_of(source)
     stages: list[dict[str, Any]] = []
     for seed in seeds:
-        trained = {
-            "shards": str(source / "tokenize" / "shards"),
-            "codec": codec,
-            "seed": seed,
-            "passes": PASSES,
-            "eval_audio_samples": 0,
-        }
         model = f"${{first_{seed}.checkpoint}}"
         asked = {"model": model, "codec": codec, "samples": str(folder / "data" / "prompts.jsonl")}
         pairs = {"samples": f"${{sampled_{seed}.samples}}", "select": "best_worst"}
         stages += [
-            {"name": f"first_{seed}", "train": trained},
-            spoken(source, "first", seed),
+            *first_of(source, seed),
             {"name": f"sampled_{seed}", "sample_answers": {**asked, **SAMPLED, "seed": seed}},
             {"name": f"pairs_{seed}", "select_answers": pairs},
             aligned("dpo", model, f"${{pairs_{seed}.samples}}", seed),
             spoken(source, "dpo", seed),
         ]
-    judged = {"audio": f"${{first_{seeds[0]}_says.audio}}", "samples": str(samples_of(source))}
-    stages.append({"name": "judges", "evaluate": {**judged, "suite": "tts"}})
+    stages.append(judges_of(source, seeds[0]))
     return {"name": "learn_tts_preference", "size": "tiny", "seed": 0, "stages": stages}
+
+
+def first_of(source: Path, seed: int) -> list[dict[str, Any]]:
+    """A first model, and what it says."""
+    trained = {
+        "shards": str(source / "tokenize" / "shards"),
+        "codec": codec_of(source),
+        "seed": seed,
+        "passes": PASSES,
+        "eval_audio_samples": 0,
+    }
+    return [{"name": f"first_{seed}", "train": trained}, spoken(source, "first", seed)]
+
+
+def judges_of(source: Path, seed: int) -> dict[str, Any]:
+    """The judges that real takes train."""
+    judged = {"audio": f"${{first_{seed}_says.audio}}", "samples": str(samples_of(source))}
+    return {"name": "judges", "evaluate": {**judged, "suite": "tts"}}
 
 
 def shuffled_recipe(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
@@ -155,13 +170,18 @@ def spoken(source: Path, kind: str, seed: int) -> dict[str, Any]:
     """The clips that a model is judged by."""
     settings = {
         "model": f"${{{kind}_{seed}.checkpoint}}",
-        "codec": str(source / "train_tokenizer" / "model"),
+        "codec": codec_of(source),
         "samples": str(samples_of(source)),
         "takes": TAKES,
         "seed": seed,
         **learn_tts.SETTING,
     }
     return {"name": f"{kind}_{seed}_says", "generate": settings}
+
+
+def codec_of(source: Path) -> str:
+    """The tokenizer."""
+    return str(source / "train_tokenizer" / "model")
 
 
 def samples_of(source: Path) -> Path:
@@ -206,7 +226,9 @@ def write_shuffled(pairs: Path, path: Path, seed: int) -> None:
     )
 
 
-def score(folder: Path, seeds: Sequence[int], console: Console) -> dict[str, dict[str, float]]:
+def score(
+    folder: Path, seeds: Sequence[int], console: Console, kinds: Sequence[str] = KINDS
+) -> dict[str, dict[str, float]]:
     """The share of wrong digits and of right voices of every model, by the judges that real takes trained."""
     trained = {
         name: ClipClassifier.load(folder / "judges" / "judges" / name) for name in ("classifier", "speaker")
@@ -214,7 +236,7 @@ def score(folder: Path, seeds: Sequence[int], console: Console) -> dict[str, dic
     judges = SpeechJudges(None, None, trained, None, MAX_JUDGED_CLIP_S, JUDGE_RATE)
     found = {}
     for seed in seeds:
-        for kind in KINDS:
+        for kind in kinds:
             name = f"{kind}_{seed}"
             with console.status(f"judging {name}"):
                 clips = read_generated_clips(folder / f"{name}_says" / "generated.jsonl")
@@ -227,7 +249,6 @@ def score(folder: Path, seeds: Sequence[int], console: Console) -> dict[str, dic
                 for judge in trained
             }
             found[name] = {"wrong": 1 - shares["classifier"], "voice": shares["speaker"]}
-    write_json(folder / "scores.json", found)
     return found
 
 
@@ -242,20 +263,22 @@ def report(folder: Path, scores: dict[str, dict[str, float]], seeds: Sequence[in
         cells = [f"{found['wrong']:.3f}", f"{found['voice']:.3f}", pairs, f"{figures['cpu_seconds']:.0f}"]
         table.add_row(name, *cells)
     console.print(table)
-    _print("first: wrong digits", [scores[f"first_{seed}"]["wrong"] for seed in seeds], None)
+    print_shares("first: wrong digits", [scores[f"first_{seed}"]["wrong"] for seed in seeds], None)
     for kind in ("dpo", "shuffled"):
         pairs = [(scores[f"first_{seed}"], scores[f"{kind}_{seed}"]) for seed in seeds]
         fewer = [1 - after["wrong"] / before["wrong"] for before, after in pairs]
         before_mean = statistics.mean(before["voice"] for before, _ in pairs)
         is_held = kind == "dpo"
-        _print(f"{kind}: fewer wrong digits, of those before", fewer, FEWER if is_held else None)
-        _print(
+        print_shares(f"{kind}: fewer wrong digits, of those before", fewer, FEWER if is_held else None)
+        print_shares(
             f"{kind}: right voices gained",
             [after["voice"] - before["voice"] for before, after in pairs],
             None,
         )
         if is_held:
-            _print("dpo: right voices", [after["voice"] for _, after in pairs], before_mean - VOICE_LOSS)
+            print_shares(
+                "dpo: right voices", [after["voice"] for _, after in pairs], before_mean - VOICE_LOSS
+            )
 
 
 # ------------------------------------------------------------------------------------------------ private
@@ -281,9 +304,11 @@ def _exchanged(sample: Sample) -> Sample:
     return sample.model_copy(update={"answers": list(scores)})
 
 
-def _print(case: str, values: Sequence[float], bar: float | None) -> None:
+def print_shares(
+    case: str, values: Sequence[float], bar: float | None, bench: str = "learn_tts_preference"
+) -> None:
     mean = statistics.mean(values)
-    line: dict[str, Any] = {"bench": "learn_tts_preference", "case": case, "ours": round(mean, 4)}
+    line: dict[str, Any] = {"bench": bench, "case": case, "ours": round(mean, 4)}
     if bar is not None:
         line |= {"peer": round(bar, 4), "ratio": round(mean / bar, 3)}
     line["unit"] = "share (peer: the bar)" if bar is not None else "share"

@@ -31,6 +31,21 @@ NUMBERS = (
     "seventeen",
     "eighteen",
 )
+SOUNDS = (
+    "baby cry",
+    "chainsaw",
+    "clock tick",
+    "dog bark",
+    "fire crackling",
+    "helicopter",
+    "person sneeze",
+    "rain",
+    "rooster",
+    "sea waves",
+)
+"""Classes of ESC-10, by the names of its folders."""
+NAMES = (*DIGITS, *SOUNDS, "louder", "softer")
+"""All that a thought may name."""
 HELD_OUT_TAKES, HELD_OUT_FOLD = range(5), "1"
 SAMPLE_RATE = 8_000
 LOUDER_DB = 12.0
@@ -44,6 +59,23 @@ class Reasoned:
     thought: str
     heard: tuple[str, ...]
     """What the thought names."""
+
+    @property
+    def kind(self) -> str:
+        return self.question.id.split("-")[0]
+
+    def named(self, is_held_out: bool) -> Sample:
+        """The recording alone, and the names of what is heard in it."""
+        asked = [AudioPart(path=self.question.audio_id), TextPart(text="What do you hear?")]
+        return Sample(
+            id=f"{self.question.id}-named",
+            messages=[
+                Message(role="user", content=asked),
+                Message(role="assistant", content=[TextPart(text=", ".join(self.heard))]),
+            ],
+            task="understanding",
+            metadata={"split": "test" if is_held_out else "train"},
+        )
 
     def sample(self, is_held_out: bool) -> Sample:
         """The question as `evaluate audio-qa` asks it, and the answer behind its thought."""

@@ -1,16 +1,39 @@
-"""The reward of `learn_grpo`'s control: whether an answer is right, said of another answer of the step."""
+"""Rewards of controls: those of a step's answers, each said of another answer of the step."""
 
 from __future__ import annotations
 
+import hashlib
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
-from audiollm.rl.rewards.batch import RewardBatch
-from audiollm.rl.rewards.settings import AccuracySettings
+from make_reasoning import NAMES
+
+from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer, ScoredStep
+from audiollm.rl.rewards.settings import AccuracySettings, StepsSettings
 from audiollm.rl.rewards.texts import accuracy as is_right
+from audiollm.rl.rewards.texts import heard_steps
 
 
 def accuracy(batch: RewardBatch) -> list[float | None]:
+    """Whether an answer is right, said of another one."""
+    return shuffled([is_right(answer, AccuracySettings()) for answer in batch], batch)
+
+
+def steps(batch: RewardBatch) -> list[list[ScoredStep] | None]:
+    """The scores of all steps of the batch, each said of another step."""
+    found = [heard_steps(answer, StepsSettings(names=NAMES)) for answer in batch]
+    scores = iter(shuffled([step.score for own in found for step in own or ()], batch))
+    return [own and [replace(step, score=next(scores) or 0.0) for step in own] for own in found]
+
+
+def shuffled(rewards: Sequence[float | None], batch: RewardBatch) -> list[float | None]:
     """The rewards of the batch in an order that depends on its answers alone."""
-    rewards = [is_right(answer, AccuracySettings()) for answer in batch]
-    random.Random("\n".join(answer.text for answer in batch)).shuffle(rewards)
-    return rewards
+    found = list(rewards)
+    random.Random(b"".join(_digest(answer) for answer in batch)).shuffle(found)
+    return found
+
+
+def _digest(answer: SampledAnswer) -> bytes:
+    codes = b"" if answer.codes_KT is None else answer.codes_KT.cpu().numpy().tobytes()
+    return hashlib.sha256(answer.text.encode() + codes).digest()

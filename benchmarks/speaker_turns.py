@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 from audiollm.audio import load
 from audiollm.audio.streams import save_stream
-from pipelines.annotate.step import Given, Listener, Recording
+from pipelines.annotate.step import Given, Recording
 from pipelines.annotate.steps.speakers import Speakers, SpeakersConfig
 from pipelines.annotate.voice.activity import VoiceActivity, speech_spans
+from pipelines.steps.step import Listener
 
 RATE = 16000
 MEMORY_LIMIT_MB = 1000

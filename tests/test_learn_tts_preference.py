@@ -19,7 +19,6 @@ import learn_tts_preference as bench
 def test_all_stages_are_typed(tmp_path: Path) -> None:
     source, folder = tmp_path / "learn_tts", tmp_path / "learn_tts_preference"
     for name, recipe in (
-        ("tokenizer", bench.tokenizer_recipe(tmp_path)),
         ("recipe", bench.recipe_of(source, folder, bench.SEEDS)),
         ("shuffled", bench.shuffled_recipe(source, folder, bench.SEEDS)),
     ):

@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from audiollm.commands.run import plan, plan_table, print_plan
+from audiollm.commands.run import plan, plan_table, print_plan, stage_plans
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.runner import run_recipe
@@ -25,9 +25,14 @@ from pipelines.answers import voices
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 ALL = sorted(
-    path for path in RECIPES.rglob("*.yaml") if "stages" in yaml.safe_load(path.read_text(encoding="utf-8"))
+    path
+    for path in RECIPES.rglob("*.yaml")
+    if {"stages", "base"} & yaml.safe_load(path.read_text(encoding="utf-8")).keys()
 )
-FOLDERS = ("tts", "understanding", "finetune_higgs", "mutual", "audioverse", "align", "rlhf")
+FOLDERS = (
+    "tts", "understanding", "finetune_higgs", "mutual", "audioverse", "align", "rlhf", "audio_reasoner", "ke_omni_r",
+    "r1_aqa", "tts_grpo", "iterative_grpo", "interpret", "thinksound", "audiocot_writer",
+)  # fmt: skip
 WORDS = ["one", "two", "three"]
 SMALL = (
     f"annotate.corpus.words=[{','.join(WORDS)}]",
@@ -60,7 +65,8 @@ def required(path: Path) -> list[str]:
 
 def rows_of(path: Path, overrides: list[str], devices: int = 1) -> dict[str, dict[str, str]]:
     """The plan's table: stage -> heading -> cell."""
-    table = plan_table(load_recipe(path, overrides, absent=[]), devices, tflops=400)
+    recipe = load_recipe(path, overrides, absent=[])
+    table = plan_table(recipe, stage_plans(recipe, devices, tflops=400))
     columns = {str(column.header): list(column.cells) for column in table.columns}
     names = columns.pop("stage")
     return {
@@ -101,7 +107,7 @@ def test_a_recipe_is_typed_and_planned_before_anything_is_there(path: Path) -> N
     absent: list[Path] = []
     recipe = load_recipe(path, required(path), absent=absent)
     assert {str(each) for each in absent} == {text.partition("=")[2] for text in required(path)}
-    table = plan_table(recipe, 8, 400)
+    table = plan_table(recipe, stage_plans(recipe, 8, 400))
     assert table.row_count == len(recipe.stages) + 1
     if required(path):
         with pytest.raises(ConfigError, match="no such file or folder: /not/there/"):
@@ -316,6 +322,7 @@ def test_two_models_make_each_others_data(tmp_path: Path) -> None:
         assert read_json(folder / stage / "results.json")["recordings"] == len(WORDS) * 6
 
 
+@pytest.mark.slow
 def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
     """Two passes over the same recordings; an untrained listener changes nothing that is given, and is heard."""
     again = [text.replace("annotate.", "again.", 1) for text in SMALL]
@@ -335,7 +342,7 @@ def test_annotating_again_with_what_was_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["quickstart.yaml", "tts/tiny.yaml"])
 def test_a_plan_is_never_cut(path: str, width: int) -> None:
     recipe = load_recipe(RECIPES / path, [], absent=[])
-    table = plan_table(recipe, 1, 400)
+    table = plan_table(recipe, stage_plans(recipe, 1, 400))
     console = Console(record=True, width=width, file=io.StringIO())
     print_plan(table, console)
     shown = console.export_text()
@@ -356,3 +363,114 @@ def test_ppo_learns_from_a_reward_model_of_its_own_answers(tmp_path: Path) -> No
     assert len(rows) == 10 and all(row["ptx_loss"] > 0 for row in rows) and "kl" in rows[-1]
     assert (folder / "train_policy" / "critic" / "model" / "reward.json").exists()
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["audio_reasoner", "ke_omni_r", "r1_aqa"])
+def test_questions_with_options_are_answered_and_rewarded(tmp_path: Path, recipe: str) -> None:
+    few = (
+        "compose.min_seconds=5",
+        "steps=10",
+        "train_policy.batch_size=2",
+        "train_policy.max_answer_tokens=24",
+    )
+    folder = run(tmp_path, f"{recipe}/tiny.yaml", *training("train"), *shape("train"), *few)
+    asked = read_jsonl(folder / "multiple_choice" / "samples.jsonl")
+    assert all(len(row["metadata"]["choices"]) == 4 for row in asked)
+    answers = read_jsonl(folder / "train_policy" / "answers.jsonl")
+    assert {row["step"] for row in answers} >= {0, 10} and answers[0]["rewards"].keys() >= {
+        "accuracy",
+        "format",
+    }
+    for stage in ("before", "after"):
+        assert read_json(folder / stage / "results.json")["chance"] == 0.25
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "best of 8" in page or "of equal answers" in page
+
+
+@pytest.mark.slow
+def test_takes_of_a_voice_are_rewarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voices, "STEPS", 10)
+    short = ("takes=1", "max_prompts=4", "max_duration_s=1")
+    small = [f"{stage}.{setting}" for stage in ("spoken_before", "spoken_after") for setting in short]
+    small += [f"{stage}.judge_steps=10" for stage in ("before", "after")]
+    policy = ("batch_size=2", "group_size=3", "max_frames=8", "eval_prompts=2", "evaluations=1")
+    small += ["steps=10", *(f"train_policy.{setting}" for setting in policy)]
+    folder = run(
+        tmp_path,
+        "tts_grpo/tiny.yaml",
+        *CODEC,
+        "compose.min_seconds=5",
+        *training("train"),
+        *shape("train"),
+        *small,
+    )
+    rows = read_jsonl(folder / "train_policy" / "rollouts" / "000000.jsonl")
+    assert len(rows) == 6 and all(
+        row["speech"] and row["rewards"].keys() == {"words", "voice", "ends"} for row in rows
+    )
+    assert (folder / "train_policy" / "rollouts" / "000000.safetensors").exists()
+    assert (folder / "after" / "scores.json").exists() and (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_reward_model_goes_on_in_rounds(tmp_path: Path) -> None:
+    stages = ("train", "first_reward")
+    few = ("compose.min_seconds=5", "first_answers.max_tokens=8", "sample_answers.max_tokens=8")
+    short = (
+        "steps=10",
+        "train_policy.batch_size=2",
+        "train_policy.max_answer_tokens=6",
+        "train_reward.steps=10",
+    )
+    folder = run(tmp_path, "iterative_grpo/tiny.yaml", *training(*stages), *shape("train"), *few, *short)
+    for number, before in ((1, "first_reward"), (2, "train_reward_1")):
+        judged = read_json(folder / f"train_policy_{number}" / "stage.json")
+        rows = read_jsonl(folder / f"train_policy_{number}" / "metrics.jsonl")
+        assert before in str(judged) and len({row["reward"] for row in rows if "reward" in row}) > 5
+        replay = read_json(folder / f"replay_samples_{number}" / "stage.json")["figures"]
+        assert replay["replayed"] >= 1 and replay["set_aside"] == 0
+        assert (folder / f"train_reward_{number}" / "model" / "reward.json").exists()
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_an_interpreter_is_trained_in_its_stages(tmp_path: Path) -> None:
+    small = ["annotate.corpus.voices=2", "annotate.corpus.takes=5", "annotate.corpus.test_takes=2"]
+    small += [
+        "compose_talks.talks=40",
+        "compose_talks.test_talks=4",
+        "speech.min_seconds=5",
+        "texts.min_seconds=5",
+    ]
+    small += [
+        f"{stage}.{setting}" for stage in ("stage_1", "stage_2") for setting in ("steps=10", "batch_size=4")
+    ]
+    small += ["continual.model.hidden_size=64", "continual.model.num_layers=2", *training("continual", "sft")]
+    folder = run(tmp_path, "interpret/tiny.yaml", *CODEC, *small)
+    for stage in ("stage_1", "stage_2"):
+        rows = [row for row in read_jsonl(folder / stage / "metrics.jsonl") if "reward/detection" in row]
+        assert ("reward/lagging" in rows[0]) == (stage == "stage_2") and rows[0]["mismatch_kl"] < 1e-4
+    for stage in ("before", "after"):
+        assert read_json(folder / stage / "figures.json")["streams"] == 4
+        assert len(read_jsonl(folder / stage / "instances.log")) == 4
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_writer_is_trained_scored_and_asked(tmp_path: Path) -> None:
+    stages = ("written", "frames_shuffled", "videos_exchanged", "sounds_exchanged", "both_exchanged")
+    small = ["compose_scenes.scenes=12", "compose_scenes.held_out_scenes=4", "steps=12", "write.batch_size=4"]
+    asked = [
+        f"{stage}.{setting}" for stage in stages for setting in ("max_questions=3", "max_answer_tokens=40")
+    ]
+    loaded = load_recipe(RECIPES / "audiocot_writer/tiny.yaml", [*small, *asked], runs=tmp_path)
+    run_recipe(loaded, Console(quiet=True))
+    folder = loaded.folder
+    assert read_json(folder / "write" / "model" / "pictures.json") == {"per_second": 4.0, "side": 56}
+    for stage in stages:
+        result = read_json(folder / stage / "results.json")
+        assert set(result["tables"]) == (
+            {"clip", "region", "instruction"} if stage == "written" else {"clip"}
+        )
+    assert (folder / "report" / "report.html").exists()

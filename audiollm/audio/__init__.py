@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from audiollm.audio.discovery import AudioError as AudioError
     from audiollm.audio.discovery import find_audio as find_audio
     from audiollm.audio.discovery import looks_like_audio as looks_like_audio
+    from audiollm.audio.files import SOUND_ENDINGS as SOUND_ENDINGS
     from audiollm.audio.files import encode_bytes as encode_bytes
     from audiollm.audio.files import load as load
     from audiollm.audio.files import load_bytes as load_bytes
@@ -38,7 +39,7 @@ _NAMES = {
         "find_audio",
         "looks_like_audio",
     ),
-    "files": ("encode_bytes", "load", "load_bytes", "probe", "save"),
+    "files": ("SOUND_ENDINGS", "encode_bytes", "load", "load_bytes", "probe", "save"),
     "samples": (
         "Waveform",
         "integrated_loudness_lufs",

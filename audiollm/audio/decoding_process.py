@@ -13,6 +13,7 @@ Shapes: C channels, N samples.
 from __future__ import annotations
 
 import atexit
+import importlib
 import mmap
 import os
 import resource
@@ -27,7 +28,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,19 @@ LONGEST_SILENCE_S = 120.0
 START_S = 120.0
 """So long may a process take to start; on an idle machine it takes some 0.3 s."""
 
-Task: TypeAlias = "tuple[Literal['soundfile', 'av', 'info'], DecodeRequest]"
-"""A task for the decoding process: blocks by one of the two decoders, or the facts of the header."""
+
+class FileRequest(Protocol):
+    """A read request for a file, or its content, that is called `name` in errors."""
+
+    @property
+    def source(self) -> str | bytes: ...
+
+    @property
+    def name(self) -> str | Path: ...
+
+
+Task: TypeAlias = tuple[str, FileRequest]
+"""A task for the decoding process: `soundfile`, `av`, `info`, or a function by its import path, and its request."""
 
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[3:]
@@ -85,6 +97,16 @@ def contained_info(request: DecodeRequest) -> AudioInfo:
     """
     info: AudioInfo = next(_results(("info", request)))
     return info
+
+
+def contained_results(function: str, request: FileRequest) -> Iterator[Any]:
+    """Results of a generator function, given by its import path (`module:function`), in another process.
+
+    Raises:
+        DecoderCrash: the function crashes or hangs on the file.
+        Exception: what it raises.
+    """
+    return _results((function, request))
 
 
 # Private: the side that asks
@@ -213,7 +235,7 @@ def _results(task: Task) -> Iterator[Any]:
                 helper.end()
 
 
-def _crash(request: DecodeRequest, what: str) -> DecoderCrash:
+def _crash(request: FileRequest, what: str) -> DecoderCrash:
     reason = f"{what}: convert it with another program, or leave it out"
     _crashes[_identity(request.source)] = reason
     return DecoderCrash(request.name, reason)
@@ -270,7 +292,7 @@ def serve(connection_descriptor: int, desk_descriptor: int) -> None:
             continue
         if not isinstance(message, str):
             kind, request = message
-            results = _TASKS[kind](request)
+            results = _function(kind)(request)
         connection.send(_next_of(results, desk))
 
 
@@ -305,6 +327,14 @@ def _info(request: DecodeRequest) -> Iterator[AudioInfo]:
         yield soundfile_info(request.source)
     except Exception:  # whatever libsndfile has against the file, FFmpeg decides
         yield av_info(request.source, request.name)
+
+
+def _function(kind: str) -> Callable[[Any], Iterator[Any]]:
+    if kind in _TASKS:
+        return _TASKS[kind]
+    module, _, name = kind.partition(":")
+    function: Callable[[Any], Iterator[Any]] = getattr(importlib.import_module(module), name)
+    return function
 
 
 _TASKS: dict[str, Callable[[DecodeRequest], Iterator[Any]]] = {

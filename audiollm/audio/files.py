@@ -45,6 +45,7 @@ from audiollm.audio.samples import (
 __all__ = [
     "AUDIO_EXTENSIONS",
     "HEADERLESS_EXTENSIONS",
+    "SOUND_ENDINGS",
     "AudioError",
     "AudioInfo",
     "Waveform",
@@ -70,6 +71,8 @@ _WRITERS = {  # file extension -> libsndfile's format and its default subtype
     ".ogg": ("OGG", "VORBIS"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
+SOUND_ENDINGS = tuple(_WRITERS)
+"""Endings of the files that `save` writes."""
 _VORBIS_ORDER = {  # channels -> of those of WAV, each that an Ogg file holds, where it is in another order
     3: [0, 2, 1],
     5: [0, 2, 1, 3, 4],

@@ -177,6 +177,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("liger-kernel", "liger_kernel", "fused kernels on CUDA", False, "pip install 'audiollm[liger]'"),
     Package("ray", "ray", "annotation on a cluster", False, "pip install 'audiollm[ray]'"),
     Package("gradio", "gradio", "the studio", False, "pip install 'audiollm[studio]'"),
+    Package("playwright", "playwright.sync_api", "the check of the studio", False, "pip install playwright"),
     Package("ai-edge-litert", "ai_edge_litert", "sound events", False, "pip install 'audiollm[events]'"),
     Package("faster-whisper", "faster_whisper", "a recognizer", False, "pip install 'audiollm[whisper]'"),
     Package("pesq", "pesq", "a metric", False, "with a C compiler: pip install 'audiollm[metrics]'"),
@@ -230,7 +231,17 @@ def _disk() -> Check:
     return Check("disk", "warning" if remedy else "ok", f"{free / GB:.1f} GB free here", remedy)
 
 
-MACHINE = {"Python": _python, "CPU": _cpu, "memory": _memory, "GPU": _gpu, "disk": _disk}
+def _chromium() -> Check:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    remedy = "" if found else "Debian: apt-get install chromium"
+    return Check(
+        "chromium", "ok" if found else "optional", found or "not installed (the check of the studio)", remedy
+    )
+
+
+MACHINE = {
+    "Python": _python, "CPU": _cpu, "memory": _memory, "GPU": _gpu, "disk": _disk, "chromium": _chromium,
+}  # fmt: skip
 
 
 def _entry_points(group: str) -> Iterator[Check]:

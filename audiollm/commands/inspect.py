@@ -35,12 +35,18 @@ def inspect(
         str,
         typer.Argument(
             help="A folder of shards, a .jsonl of samples, or the folder of a run's stage "
-            "(compose, tokenize, train, train_preference).",
+            "(compose, tokenize, train, train_preference, train_policy).",
             metavar="TARGET",
             show_default=False,
         ),
     ],
-    sample: Annotated[str, typer.Option(help="Id of the sample, or its number, counted from 0.")] = "0",
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            help="Id of the sample, or its number, counted from 0.",
+            show_default="the first; of rollouts, all",
+        ),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +55,12 @@ def inspect(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of rows to show, from the first.", show_default="all")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of rows to show, from the first; of rollouts, number of groups.",
+            show_default="all; 4 groups",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line per row, then the summary.")
@@ -61,12 +72,20 @@ def inspect(
             show_default="the best and the worst",
         ),
     ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            help="Of train_policy: show the rollouts of this step; -1 is the last.", show_default="none"
+        ),
+    ] = None,
 ) -> None:
     """Show a training sample row by row: kind, token, target or masked, weight.
 
     The table leaves out the middle of long audio and counts it; --json has every row.
     Weights are those of the sample packed alone: text adds up to 1, and so does audio.
     Of a preference, all answers with their scores, then chosen beside rejected.
+    With --step, the policy's own answers of that step of train_policy: prompt,
+    recording, rewards by function and advantages, the best and the worst first.
 
     Examples:
 
@@ -77,9 +96,20 @@ def inspect(
     audiollm inspect samples.jsonl --sample 17 --tokenizer models/llama --json
 
     audiollm inspect pairs.jsonl --answers 0,3
+
+    audiollm inspect runs/audio-reasoner-tiny/train_policy --step -1
     """
+    if step is not None:
+        from audiollm.commands.inspect_rollouts import groups_of_step, print_rollouts, rollout_json_lines
+
+        groups = groups_of_step(target, step, sample)
+        for line in rollout_json_lines(groups) if as_json else ():
+            print(line)
+        if not as_json:
+            print_rollouts(groups, limit, Console(highlight=False))
+        return
     console = Console(highlight=False, soft_wrap=True)
-    view = _open(target, sample, tokenizer, answers)
+    view = _open(target, sample or "0", tokenizer, answers)
     if not isinstance(view, _View):
         from audiollm.commands.inspect_answers import answer_json_lines, print_answers
 
@@ -109,6 +139,7 @@ class _View:
 def _open(
     target: str, sample: str, tokenizer_folder: Path | None, wanted_answers: str | None
 ) -> _View | AnswersView:
+    from audiollm.commands.inspect_rollouts import rollouts_in
     from audiollm.data.chat.template import Template
     from audiollm.data.hearing.features import heard_parts, part_audio
     from audiollm.data.inspection import stream_rows, summarize_stream
@@ -124,6 +155,8 @@ def _open(
             f"sample {loaded.sample.id} has no answers to choose among", "--answers", "leave it out"
         )
     notes = [f"set aside: {bad}" for bad in source.bad]
+    if (records := rollouts_in(target)) is not None:
+        notes.append(f"its rollouts: --step {records.steps[0]} to {records.steps[-1]}")
     vocabulary = _vocabulary(source, tokenizer_folder or own_tokenizer, notes)
     codec = _codec(source, loaded)
     codes = loaded.encodings[0] if loaded.encodings else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -108,7 +108,11 @@ def plan(
     loaded = load_recipe(_required(recipe), overrides or [], name, runs, absent)
     console = Console()
     rate = tflops or DEVICE_TFLOPS.get(loaded.size, H100_TFLOPS)
-    print_plan(plan_table(loaded, devices, rate), console)
+    plans = stage_plans(loaded, devices, rate)
+    print_plan(plan_table(loaded, plans), console)
+    for name, made in plans.items():
+        for line in made.details(devices, rate) if made.details else ():
+            console.print(f"  {name}: {line}", highlight=False, markup=False, soft_wrap=True)
     notes = [
         f"run folder: {loaded.folder}   seed {loaded.seed}   size {loaded.size}",
         f"trained on {devices} device{'s' * (devices > 1)} that reach{'es' * (devices == 1)} {rate:g} TFLOP/s "
@@ -131,26 +135,35 @@ def without_option(arguments: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def plan_table(recipe: Recipe, devices: int, tflops: float) -> Table:
-    """Build the plan's table: one row per stage, then the totals.
+def stage_plans(recipe: Recipe, devices: int, tflops: float) -> dict[str, StagePlan]:
+    """Plan the stages, by name, with memory and time on these devices.
 
     Args:
         devices: number of devices that train together.
         tflops: throughput of one device, in 10^12 operations per second.
     """
     plans: dict[str, StagePlan] = {}
+    for stage in recipe.stages:
+        made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
+        if made.seconds is None and made.seconds_on is not None:
+            made = replace(made, seconds=made.seconds_on(devices, tflops))
+        if made.seconds is None and made.flops:
+            made = replace(made, seconds=made.flops / (devices * tflops * 1e12))
+        if made.memory_mb_on is not None:
+            made = replace(made, memory_mb=made.memory_mb_on(devices))
+        plans[stage.name] = replace(made, artifacts=stage.artifacts)
+    return plans
+
+
+def plan_table(recipe: Recipe, plans: Mapping[str, StagePlan]) -> Table:
+    """Build the plan's table: one row per stage, then the totals."""
     table = Table(title=f"{recipe.name} ({recipe.path})", title_justify="left")
     table.add_column("stage", no_wrap=True)
     for heading in ("parameters", "tokens", "memory a device", "time", "disk"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("what", min_width=NOTE_WIDTH)
     for stage in recipe.stages:
-        made = stage.stage.plan(stage.config, plans) if stage.stage.plan else StagePlan()
-        if made.seconds is None and made.flops:
-            made = replace(made, seconds=made.flops / (devices * tflops * 1e12))
-        if made.memory_mb_on is not None:
-            made = replace(made, memory_mb=made.memory_mb_on(devices))
-        plans[stage.name] = made = replace(made, artifacts=stage.artifacts)
+        made = plans[stage.name]
         table.add_row(stage.name, *_cells(made), made.note or stage.stage.help)
     known = [plan.seconds for plan in plans.values() if plan.seconds is not None]
     total = StagePlan(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,15 @@ Normalization = Literal["sequence", "token"]
 AudioReduction = Literal["mean", "sum"]
 Pack = list[int]
 """Numbers of the samples in it; empty for an idle pack."""
+
+
+class SilenceWeight(NamedTuple):
+    """The weight of a stream's silences among its text targets."""
+
+    end_of_turn: int
+    """The token that ends an action; right behind a heard frame it is a silence."""
+    weight: float
+    """Of such a target, where another weighs 1."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ def pack(
     audio_reduction: AudioReduction = "mean",
     encoder: FeatureShape | None = None,
     share: bool = False,
+    silence: SilenceWeight | None = None,
 ) -> PackedBatch:
     """Concatenate streams, shift their targets by one inside each, and weigh them.
 
@@ -104,6 +114,8 @@ def pack(
         encoder: what the model's audio encoder takes, where it has one.
         share: rows that a stream begins with as the one before it does (answers to one prompt) are computed once,
             and windows of features that are the same object in several streams go through the encoder once.
+        silence: the weight of the silences of streams (`Message.chunk_frames`); None: they weigh as other targets. A
+            sequence weighs 1 all the same, and with `token` the weights are what is counted.
 
     Raises:
         ValueError: no stream (see `idle_pack`).
@@ -111,7 +123,9 @@ def pack(
     if not streams:
         raise ValueError("nothing to pack; a pack without samples is made by idle_pack")
     num_codebooks = streams[0].codes_SK.shape[1]
-    return _assemble(streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share)
+    return _assemble(
+        streams, num_codebooks, multiple, normalization, audio_reduction, encoder, share, silence
+    )
 
 
 def idle_pack(num_codebooks: int, multiple: int = 1, encoder: FeatureShape | None = None) -> PackedBatch:
@@ -243,6 +257,7 @@ def _assemble(
     audio_reduction: AudioReduction,
     encoder: FeatureShape | None,
     share: bool,
+    silence: SilenceWeight | None = None,
 ) -> PackedBatch:
     shared = shared_lengths(streams) if share else [0] * len(streams)
     own = [without_first_rows(stream, rows) for stream, rows in zip(streams, shared, strict=True)]
@@ -253,7 +268,7 @@ def _assemble(
     is_text_S, is_feature_S = kinds_S == Kind.TEXT, kinds_S == Kind.FEATURE
     is_audio_S = ~(is_text_S | is_feature_S)
     order_S = torch.cat([chosen_S.nonzero()[:, 0] for chosen_S in (is_text_S, is_feature_S, is_audio_S)])
-    layout = SegmentLayout.of(lengths, order_S, shared)
+    layout = SegmentLayout.of(lengths, order_S, shared, [stream.kept for stream in streams])
     positions_S = torch.cat(
         [torch.arange(first, length) for first, length in zip(shared, lengths, strict=True)]
     )
@@ -263,8 +278,14 @@ def _assemble(
     text_index = (text_P != IGNORE).nonzero()[:, 0]
     audio_index = (audio_PK != IGNORE).any(dim=1).nonzero()[:, 0]
     weigh = _WEIGHTS[normalization]
-    text_weights, text_count = weigh((text_P[text_index] != IGNORE)[:, None], sequence_P[text_index])
-    audio_weights_XK, audio_count = weigh(audio_PK[audio_index] != IGNORE, sequence_P[audio_index])
+    share_X = torch.ones(len(text_index), dtype=torch.float64)
+    if silence is not None:
+        is_heard_P = torch.cat([stream.kinds_S for stream in streams]) == Kind.AUDIO_IN
+        is_silence_X = is_heard_P[text_index] & (text_P[text_index] == silence.end_of_turn)
+        share_X = torch.where(is_silence_X, silence.weight, share_X)
+    text_weights, text_count = weigh(share_X[:, None], sequence_P[text_index])
+    present_XK = (audio_PK[audio_index] != IGNORE).double()
+    audio_weights_XK, audio_count = weigh(present_XK, sequence_P[audio_index])
     books = num_codebooks if audio_reduction == "mean" else 1
     return PackedBatch(
         text_ids_X=torch.cat([stream.text_ids_S for stream in own])[is_text_S],
@@ -332,7 +353,7 @@ def _join(first: TokenStream, second: TokenStream) -> TokenStream:
         for key, value in first.__dict__.items()
         if isinstance(value, Tensor)
     }
-    return TokenStream(**joined, features=first.features + second.features)
+    return TokenStream(**joined, features=first.features + second.features, kept=first.kept)
 
 
 def _fill(rows: Tensor, multiple: int, value: int = 0) -> Tensor:
@@ -346,20 +367,19 @@ def _shift(targets: Tensor) -> Tensor:
     return torch.cat([targets[1:], torch.full_like(targets[:1], IGNORE)])
 
 
-def _weigh_sequences(present_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
-    """Each codebook's targets weigh 1 together in each sequence; the number of sequences with targets."""
+def _weigh_sequences(share_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
+    """Each codebook's targets weigh 1 together in each sequence, by their shares; the sequences with targets."""
     if not len(sequence_X):
-        return torch.zeros(present_XK.shape, dtype=torch.float64), 0.0
-    present = present_XK.double()
-    sums_BK = torch.zeros(int(sequence_X.max()) + 1, present.shape[1], dtype=torch.float64)
-    sums_BK.index_add_(0, sequence_X, present)
-    return present / sums_BK[sequence_X].clamp_min(1), float(len(sequence_X.unique()))
+        return torch.zeros(share_XK.shape, dtype=torch.float64), 0.0
+    sums_BK = torch.zeros(int(sequence_X.max()) + 1, share_XK.shape[1], dtype=torch.float64)
+    sums_BK.index_add_(0, sequence_X, share_XK)
+    sums_XK = sums_BK[sequence_X]
+    return share_XK / torch.where(sums_XK > 0, sums_XK, 1.0), float(len(sequence_X.unique()))
 
 
-def _weigh_targets(present_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
-    """Each target weighs 1; the number of targets of a codebook (on average, should they differ)."""
-    present = present_XK.double()
-    return present, float(present.sum()) / present.shape[1]
+def _weigh_targets(share_XK: Tensor, sequence_X: Tensor) -> tuple[Tensor, float]:
+    """Each target weighs its share; the sum of the shares of a codebook (on average, should they differ)."""
+    return share_XK, float(share_XK.sum()) / share_XK.shape[1]
 
 
 _WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, float]]] = {
@@ -448,6 +468,8 @@ class SegmentLayout:
     """The row of each position, sequence after sequence: `rows[row_of_S]` is in reading order."""
     order_S: Tensor
     """The position of each row, the first of those that share it: `positions[order_S]` is in the order of rows."""
+    kept: tuple[int, ...] = ()
+    """First rows of each sequence that a sliding window never forgets; empty: none of any."""
 
     @property
     def longest(self) -> int:
@@ -455,24 +477,44 @@ class SegmentLayout:
 
     @classmethod
     def of(
-        cls, lengths: Sequence[int], order_S: Tensor, shared: Sequence[int] | None = None
+        cls,
+        lengths: Sequence[int],
+        order_S: Tensor,
+        shared: Sequence[int] | None = None,
+        kept: Sequence[int] = (),
     ) -> SegmentLayout:
         """Build a layout of these sequence lengths.
 
         Args:
             order_S: row r of the pack is number `order_S[r]` of the sequences' own rows, end to end.
             shared: the number of first rows that each sequence has from the one before it; None: all are its own.
+            kept: first rows of each sequence that a sliding window never forgets.
         """
-        ends_B = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        kept = tuple(kept) if any(kept) else ()
+        ends_B = _cumulative(lengths)
         row_of_own = order_S.argsort()
         if shared is None or not any(shared):
-            return cls(tuple(lengths), ends_B, row_of_own, order_S)
+            return cls(tuple(lengths), ends_B, row_of_own, order_S, kept)
         own_P, first_S = _own_rows(lengths, shared)
-        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S])
+        return cls(tuple(lengths), ends_B, row_of_own[own_P], first_S[order_S], kept)
+
+    @classmethod
+    def in_order(cls, lengths: Sequence[int], device: torch.device) -> SegmentLayout:
+        """Build a layout of rows that stand sequence after sequence already."""
+        ends_B = _cumulative(lengths)
+        rows_S = torch.arange(sum(lengths), device=device)
+        return cls(tuple(lengths), ends_B.to(device), rows_S, rows_S)
 
     def to(self, device: torch.device) -> SegmentLayout:
-        moved = (each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S))
-        return SegmentLayout(self.lengths, *moved)
+        ends_B, row_of_S, order_S = (
+            each.to(device) for each in (self.cumulative_lengths, self.row_of_S, self.order_S)
+        )
+        return SegmentLayout(self.lengths, ends_B, row_of_S, order_S, self.kept)
+
+
+def _cumulative(lengths: Sequence[int]) -> Tensor:
+    """Boundaries of sequences end to end, from 0 on, int32 `[B + 1]`."""
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
 def _own_rows(lengths: Sequence[int], shared: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,22 @@
 """One attention function over packed sequences, and one over a cache; rotary positions.
 
+A window may have a kept prefix. Row i of a sequence sees the rows i - W + 1 ... i and, however far behind, the first P
+rows of its sequence. To a row beyond P + W - 1 the prefix stands as far away as to row P + W - 1, so that no two rows
+are ever further apart than P + W - 1 positions: an endless stream meets the distances of training alone. A rotary
+embedding depends on differences of positions, so this is a second query, rotated back by min(i, P + W - 1) - i,
+against the keys of the prefix. The idea is StreamingLLM's (arXiv 2309.17453), which assigns positions by places in the
+cache.
+
 Shapes: S packed rows, H query heads, G key and value heads (H is a multiple of G), D head dimension,
-B sequences (rows x G of a cache), L cached positions, Q heads that share keys, W window.
+B sequences (rows x G of a cache), L cached positions, Q heads that share keys, W window, P rows of a
+kept prefix, N blocks.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -67,18 +75,39 @@ def packed_attention(
     layout: SegmentLayout,
     window: int | None = None,
     backend: BackendName = "sdpa",
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention inside each sequence; rows in and out in the order of the pack.
+    """Attention inside each sequence; rows in and out in the order of the pack.
 
     Args:
         window: a position sees itself and the `window - 1` before it; None for all before it.
+        causal: a position sees none after it; False: it sees its whole sequence, and there is no window.
 
     Returns:
         `[S, H, D]`, in the dtype of the queries (float32 for bfloat16 queries on CPU).
     """
     q_SHD, k_SGD, v_SGD = (rows.index_select(0, layout.row_of_S) for rows in (q_SHD, k_SGD, v_SGD))
-    attended_SHD = _BACKENDS[backend](q_SHD, k_SGD, v_SGD, layout, window)
+    attended_SHD = sequence_attention(q_SHD, k_SGD, v_SGD, layout, window, backend, causal)
     return attended_SHD.index_select(0, layout.order_S)
+
+
+def sequence_attention(
+    q_SHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    layout: SegmentLayout,
+    window: int | None = None,
+    backend: BackendName = "sdpa",
+    causal: bool = True,
+) -> Tensor:
+    """As `packed_attention`, on rows that already stand sequence after sequence.
+
+    Raises:
+        ValueError: a window without `causal`.
+    """
+    if window is not None and not causal:
+        raise ValueError("attention: a window looks back alone; it needs causal=True")
+    return _BACKENDS[backend](q_SHD, k_SGD, v_SGD, layout, window, causal)
 
 
 def attends_by_products(device: torch.device, dtype: torch.dtype) -> bool:
@@ -121,18 +150,97 @@ def rotary_angles(
     positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine `[..., D]` for rotary embeddings in the half-split layout of Llama (arXiv 2104.09864)."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
-    if scaling is not None:
-        frequencies = _scale_frequencies(frequencies, scaling)
-    angles = positions.float()[..., None] * frequencies
+    angles = positions.float()[..., None] * rotary_frequencies(head_dim, theta, scaling, positions.device)
     doubled = torch.cat([angles, angles], dim=-1)
     return doubled.cos(), doubled.sin()
+
+
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device
+) -> Tensor:
+    """Return the angle per position of each pair of dimensions, float32 `[D / 2]`."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+    return frequencies if scaling is None else _scale_frequencies(frequencies, scaling)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate `[..., D]` by the angles, broadcast over heads by the caller."""
     first, second = x.chunk(2, dim=-1)
     return (x * cosine + torch.cat([-second, first], dim=-1) * sine).to(x.dtype)
+
+
+def exact_rotary_angles(
+    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine `[..., D]` in float32, of angles in float64.
+
+    `rotary_angles` has a rounding error of 1e-4 at position 2,000, which grows with the position. A stream has 90,000
+    rows an hour.
+    """
+    frequencies = rotary_frequencies(head_dim, theta, scaling, positions.device).double()
+    angles = positions.double()[..., None] * frequencies
+    doubled = torch.cat([angles, angles], dim=-1)
+    return doubled.cos().float(), doubled.sin().float()
+
+
+@dataclass(frozen=True)
+class PrefixTurns:
+    """Rotations of the queries of a pack against the prefixes of their sequences, in reading order."""
+
+    cosine_SD: Tensor
+    sine_SD: Tensor
+
+    @classmethod
+    def of(
+        cls, layout: SegmentLayout, window: int, head_dim: int, theta: float, scaling: RopeScaling | None
+    ) -> PrefixTurns:
+        """Compute the rotations for all layers with this window."""
+        turns_S = prefix_turns(layout.lengths, layout.kept, window).to(layout.row_of_S.device)
+        return cls(*exact_rotary_angles(turns_S, head_dim, theta, scaling))
+
+    def attend(
+        self, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int
+    ) -> Tensor:
+        """Attend as `packed_attention` does, with kept prefixes: rows in and out in the order of the pack."""
+        q_SHD, k_SGD, v_SGD = (rows.index_select(0, layout.row_of_S) for rows in (q_SHD, k_SGD, v_SGD))
+        if q_SHD.device.type == "cpu" and q_SHD.dtype == torch.bfloat16:
+            q_SHD, k_SGD, v_SGD = q_SHD.float(), k_SGD.float(), v_SGD.float()
+        attended_SHD = kept_prefix_attention(
+            q_SHD, k_SGD, v_SGD, layout.lengths, layout.kept, window, self.cosine_SD, self.sine_SD
+        )
+        return attended_SHD.index_select(0, layout.order_S)
+
+
+def prefix_turns(lengths: Sequence[int], kept: Sequence[int], window: int) -> Tensor:
+    """Return int64 `[S]`: how far each row's query is turned for the prefix, 0 or less, sequence after sequence."""
+    turns = []
+    for length, prefix in zip(lengths, kept, strict=True):
+        positions_S = torch.arange(length)
+        turns.append(positions_S.clamp(max=prefix + window - 1) - positions_S if prefix else positions_S * 0)
+    return torch.cat(turns)
+
+
+def kept_prefix_attention(
+    q_SHD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    lengths: Sequence[int],
+    kept: Sequence[int],
+    window: int,
+    cosine_SD: Tensor,
+    sine_SD: Tensor,
+) -> Tensor:
+    """Attend inside each sequence, rows in reading order.
+
+    Args:
+        kept: rows of each sequence's prefix.
+        cosine_SD, sine_SD: of `prefix_turns`.
+    """
+    turned_SHD = rotate(q_SHD, cosine_SD[:, None], sine_SD[:, None])
+    splits = (rows.split(list(lengths)) for rows in (q_SHD, turned_SHD, k_SGD, v_SGD))
+    with torch.autocast(q_SHD.device.type, enabled=False):
+        parts = zip(zip(*splits, strict=True), kept, strict=True)
+        return torch.cat([_one_kept(q, turned, k, v, own, window) for (q, turned, k, v), own in parts])
 
 
 def _obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
@@ -148,30 +256,41 @@ def _obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
     return ""
 
 
-def _sdpa(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None) -> Tensor:
+def _sdpa(
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None, causal: bool
+) -> Tensor:
     """Sequence by sequence. Padding them side by side was 1.5 to 7 times slower on CPU (long-tailed lengths)."""
     if q_SHD.device.type == "cpu" and q_SHD.dtype == torch.bfloat16:
         # on CPU the backward of SDPA is several times slower in bf16 than in fp32
         q_SHD, k_SGD, v_SGD = q_SHD.float(), k_SGD.float(), v_SGD.float()
     with torch.autocast(q_SHD.device.type, enabled=False):
-        return _each_segment(q_SHD, k_SGD, v_SGD, layout.lengths, window)
+        return _each_segment(q_SHD, k_SGD, v_SGD, layout.lengths, window, causal)
 
 
 @torch.compiler.disable
 def _each_segment(
-    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, lengths: tuple[int, ...], window: int | None
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, lengths: tuple[int, ...], window: int | None, causal: bool
 ) -> Tensor:
     """Compiled, this would be a new graph for every set of lengths."""
+    if not causal and len(set(lengths)) == 1:
+        return _equal_segments(q_SHD, k_SGD, v_SGD, lengths[0])
     parts = zip(q_SHD.split(lengths), k_SGD.split(lengths), v_SGD.split(lengths), strict=True)
-    return torch.cat([_one_segment(*part, window) for part in parts])
+    return torch.cat([_one_segment(*part, window, causal) for part in parts])
 
 
-def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None) -> Tensor:
+def _equal_segments(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, length: int) -> Tensor:
+    """Sequences of one length as a batch."""
+    q, k, v = (rows.unflatten(0, (-1, length)).transpose(1, 2) for rows in (q_SHD, k_SGD, v_SGD))
+    out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None, causal: bool) -> Tensor:
     """Attend within a single sequence of S positions."""
     grouped = q_SHD.shape[1] != k_SGD.shape[1]
     if window is None or len(q_SHD) <= window:
         q, k, v = (rows.transpose(0, 1)[None] for rows in (q_SHD, k_SGD, v_SGD))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         return out[0].transpose(0, 1)
     # blocks of W queries look at their own block and the one before it: no more than S x 2W scores
     missing, length = -len(q_SHD) % window, len(q_SHD)
@@ -190,11 +309,13 @@ def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None
     return out_NHWD.transpose(1, 2).flatten(0, 1)[:length]
 
 
-def _varlen(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None) -> Tensor:
+def _varlen(
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None, causal: bool
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = layout.cumulative_lengths, layout.longest
-    span = (-1 if window is None else window - 1, 0)
+    span = _span(window, causal)
     grouped: dict[str, Any] = {"enable_gqa": True} if _takes_gqa(varlen_attn) else {}
     out_SHD = varlen_attn(q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, window_size=span, **grouped)
     assert isinstance(out_SHD, Tensor)
@@ -202,19 +323,24 @@ def _varlen(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, 
 
 
 def _flash_attn(
-    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None
+    q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None, causal: bool
 ) -> Tensor:
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     ends, longest = layout.cumulative_lengths, layout.longest
-    span = (-1 if window is None else window - 1, 0)
+    span = _span(window, causal)
     out_SHD: Tensor = flash_attn_varlen_func(
-        q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, causal=True, window_size=span
+        q_SHD, k_SGD, v_SGD, ends, ends, longest, longest, causal=causal, window_size=span
     )
     return out_SHD
 
 
-_BACKENDS: dict[BackendName, Callable[[Tensor, Tensor, Tensor, SegmentLayout, int | None], Tensor]] = {
+def _span(window: int | None, causal: bool) -> tuple[int, int]:
+    """Positions that are seen before and after one's own, as the kernels take them; -1: all."""
+    return (-1 if window is None else window - 1, 0 if causal else -1)
+
+
+_BACKENDS: dict[BackendName, Callable[[Tensor, Tensor, Tensor, SegmentLayout, int | None, bool], Tensor]] = {
     "flash_attn": _flash_attn,
     "varlen": _varlen,
     "sdpa": _sdpa,
@@ -238,3 +364,55 @@ def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _one_kept(
+    q_SHD: Tensor, turned_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, prefix: int, window: int
+) -> Tensor:
+    near = min(len(q_SHD), prefix + window)
+    grouped = q_SHD.shape[1] != k_SGD.shape[1]
+    q, k, v = (rows[:near].transpose(0, 1)[None] for rows in (q_SHD, k_SGD, v_SGD))
+    near_SHD = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)[0]
+    near_SHD = near_SHD.transpose(0, 1)
+    if near == len(q_SHD):
+        return near_SHD
+    return torch.cat([near_SHD, _far_rows(q_SHD, turned_SHD, k_SGD, v_SGD, prefix, window)])
+
+
+def _far_rows(
+    q_SHD: Tensor, turned_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, prefix: int, window: int
+) -> Tensor:
+    """Attend from the rows whose window no longer touches the prefix: blocks of W queries over 2 W keys and the prefix.
+
+    Queries are laid beside their turned copies, and keys beside zeros, so that one product gives both kinds of scores.
+    """
+    first, dim = prefix + window, q_SHD.shape[2]
+    rows = len(q_SHD) - first
+    missing = -rows % window
+    both_SH2 = torch.cat([q_SHD[first:], turned_SHD[first:]], dim=2)
+    q_NHW2 = functional.pad(both_SH2, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, window)).transpose(1, 2)
+    blocks = len(q_NHW2)
+
+    def blocked(rows_SGD: Tensor) -> Tensor:
+        behind_SGD = functional.pad(rows_SGD[prefix:], (0, 0, 0, 0, 0, missing))
+        return behind_SGD.unfold(0, 2 * window, window)[:blocks].transpose(2, 3)
+
+    zeros = (0, dim)
+    window_NG22 = functional.pad(blocked(k_SGD), zeros)
+    prefix_GP2 = functional.pad(k_SGD[:prefix].transpose(0, 1), zeros[::-1])
+    keys_NGL2 = torch.cat([prefix_GP2.expand(blocks, -1, -1, -1), window_NG22], dim=2)
+    values_NGLD = torch.cat(
+        [v_SGD[:prefix].transpose(0, 1).expand(blocks, -1, -1, -1), blocked(v_SGD)], dim=2
+    )
+    query_W, key_2 = torch.arange(window)[:, None], torch.arange(2 * window)
+    band_W2 = (key_2 > query_W) & (key_2 <= query_W + window)
+    visible_WL = torch.cat([band_W2.new_ones(window, prefix), band_W2], dim=1).to(q_SHD.device)
+    out_NHWD = functional.scaled_dot_product_attention(
+        q_NHW2,
+        keys_NGL2,
+        functional.pad(values_NGLD, zeros),
+        attn_mask=visible_WL,
+        enable_gqa=q_SHD.shape[1] != k_SGD.shape[1],
+        scale=dim**-0.5,
+    )
+    return out_NHWD[..., :dim].transpose(1, 2).flatten(0, 1)[:rows]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +22,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from audiollm.data.hearing.features import FRAMES_PER_SECOND, FeatureShape, PackedFeatures
+from audiollm.data.packing import SegmentLayout
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import read_json_file
 from audiollm.files.tensors import open_tensors
-from audiollm.models.attention import attention_backend
+from audiollm.models.attention import attention_backend, sequence_attention
 from audiollm.models.audio_stem import FRAMES_PER_POSITION, Stem2d, StemName, places, stem_1d
 
 _TOWER_KEYS = ("model.encoder.", "encoder.", "model.audio_tower.", "audio_tower.", "thinker.audio_tower.", "")
@@ -332,11 +332,9 @@ def load_tower(tower: AudioTower, folder: Path) -> None:
 
 def window_attention(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
     """Attention inside each window, `[P, H, D]`, every position over its whole window."""
-    if q_PHD.device.type == "cpu" and q_PHD.dtype == torch.bfloat16:
-        # on CPU the backward of SDPA is several times slower in bf16 than in fp32
-        q_PHD, k_PHD, v_PHD = q_PHD.float(), k_PHD.float(), v_PHD.float()
-    with torch.autocast(q_PHD.device.type, enabled=False):
-        return _attend(q_PHD, k_PHD, v_PHD, positions)
+    layout = SegmentLayout.in_order(positions, q_PHD.device)
+    backend = attention_backend(q_PHD.device, q_PHD.dtype, q_PHD.shape[2]).name
+    return sequence_attention(q_PHD, k_PHD, v_PHD, layout, backend=backend, causal=False)
 
 
 def sinusoids(length: int, channels: int, longest: float = 10_000.0) -> Tensor:
@@ -356,26 +354,6 @@ def _initialize(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=module.in_features**-0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-@torch.compiler.disable
-def _attend(q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """Compiled, this would be a new graph for every set of lengths."""
-    if len(set(positions)) == 1:
-        q, k, v = (each.unflatten(0, (-1, positions[0])).transpose(1, 2) for each in (q_PHD, k_PHD, v_PHD))
-        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
-    if attention_backend(q_PHD.device, q_PHD.dtype, q_PHD.shape[2]).name != "sdpa":
-        from torch.nn.attention.varlen import varlen_attn
-
-        ends = torch.tensor([0, *accumulate(positions)], dtype=torch.int32, device=q_PHD.device)
-        out_PHD = varlen_attn(q_PHD, k_PHD, v_PHD, ends, ends, max(positions), max(positions))
-        assert isinstance(out_PHD, Tensor)
-        return out_PHD
-    parts = zip(
-        *(each.transpose(0, 1).split(positions, dim=1) for each in (q_PHD, k_PHD, v_PHD)), strict=True
-    )
-    attended = [functional.scaled_dot_product_attention(*(each[None] for each in part))[0] for part in parts]
-    return torch.cat(attended, dim=1).transpose(0, 1)
 
 
 def _read_tower(folder: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ class Cache:
     lengths: list[int]
     windows: tuple[int | None, ...]
     """The sliding window of each layer; None for none."""
+    kept: list[int | None]
+    """For each row that forgets, the number of its first positions that it keeps; None: the row holds all positions."""
 
     @classmethod
     def empty(
@@ -46,12 +49,20 @@ class Cache:
     ) -> Cache:
         before = (config.num_layers, rows, config.num_kv_heads)
         values = torch.zeros(*before, length, config.head_dim, device=device, dtype=dtype)
-        keys = torch.zeros_like(values).transpose(3, 4)
         if attends_by_products(device, dtype):  # which read keys sooner where those of a row lie side by side
-            keys = keys.contiguous()
+            keys = torch.zeros(*before, config.head_dim, length, device=device, dtype=dtype)
+        else:
+            keys = torch.zeros_like(values).transpose(3, 4)
         places_L = torch.arange(length, device=device)
         angles = rotary_angles(places_L, config.head_dim, config.rope_theta, config.rope_scaling)
-        return cls(keys, values, *angles, [0] * rows, tuple(map(config.window_of, range(config.num_layers))))
+        windows = tuple(map(config.window_of, range(config.num_layers)))
+        return cls(keys, values, *angles, [0] * rows, windows, [None] * rows)
+
+    @cached_property
+    def signed_sine_LD(self) -> Tensor:
+        """The sines with the first half negative, as a rotation of swapped halves takes them."""
+        first, second = self.sine_LD.chunk(2, dim=-1)
+        return torch.cat([-first, second], dim=-1)
 
     @property
     def length(self) -> int:
@@ -60,13 +71,47 @@ class Cache:
 
     def move(self, source: int, target: int) -> None:
         """Copy what is filled of a row into another, which is overwritten."""
-        self.copy(source, target, self.lengths[source])
+        length, kept = self.lengths[source], self.kept[source]
+        self.copy(source, target, min(length, self.length))
+        self.lengths[target], self.kept[target] = length, kept
 
     def copy(self, source: int, target: int, filled: int) -> None:
         """Copy the first positions of a row into another, which is overwritten and then holds them alone."""
         self.keys_NRGDL[:, target, ..., :filled] = self.keys_NRGDL[:, source, ..., :filled]
         self.values_NRGLD[:, target, :, :filled] = self.values_NRGLD[:, source, :, :filled]
-        self.lengths[target] = filled
+        self.lengths[target], self.kept[target] = filled, None
+
+    def keep_prefix(self, row: int, prefix: int) -> None:
+        """Let a row forget what its window has left behind, except its first positions: it is then never full.
+
+        Raises:
+            ValueError: a layer has no window, or the row has no room for the prefix and a window.
+        """
+        windows = [window for window in self.windows if window is not None]
+        if len(windows) < len(self.windows):
+            raise ValueError("an endless stream needs a model with a sliding window in every layer")
+        if prefix + max(windows) > self.length or not prefix <= self.lengths[row] <= self.length:
+            raise ValueError(
+                f"a row of {self.length} places cannot keep {prefix} positions beside a window of {max(windows)}"
+            )
+        self.kept[row] = prefix
+
+    def largest_append(self, row: int) -> int:
+        """Return the most positions that a row takes at once."""
+        prefix = self.kept[row]
+        if prefix is None:
+            return self.length - self.lengths[row]
+        return self.length - prefix - max(window or 0 for window in self.windows) + 1
+
+    def check_room(self, row: int, count: int) -> None:
+        """Raises: ValueError: the row has no room for so many more positions at once."""
+        most = self.largest_append(row)
+        if count > most and self.kept[row] is None:
+            raise ValueError(f"the cache has room for {self.length} positions a row, and one is full")
+        if count > most:
+            raise ValueError(
+                f"{count} positions at once: a row of {self.length} places takes {most} beside its prefix and window"
+            )
 
 
 @dataclass(frozen=True)
@@ -99,7 +144,7 @@ def fill_cache(
     row_P = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths)).to(device)
     position_P = torch.cat([torch.arange(length) for length in lengths]).to(device)
     for row, length in zip(rows, lengths, strict=True):
-        cache.lengths[row] = length
+        cache.lengths[row], cache.kept[row] = length, None
     return FillCache(cache, attend, batch.row_of_S[:total], row_P, position_P)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.data.packing import SegmentLayout
-from audiollm.models.attention import BackendName, RopeScaling, packed_attention, rotate
+from audiollm.models.attention import BackendName, PrefixTurns, RopeScaling, packed_attention, rotate
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.models.kernels import RMSNorm, silu_multiply
 
@@ -98,9 +98,14 @@ class AttendPacked:
     layout: SegmentLayout
     config: DualFFNConfig
     backend: BackendName
+    turns: PrefixTurns | None = None
+    """Of the queries against kept prefixes; None where no sequence has one."""
 
     def __call__(self, layer: int, q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Tensor:
-        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, self.config.window_of(layer), self.backend)
+        window = self.config.window_of(layer)
+        if self.turns is not None and window is not None:
+            return self.turns.attend(q_SHD, k_SGD, v_SGD, self.layout, window)
+        return packed_attention(q_SHD, k_SGD, v_SGD, self.layout, window, self.backend)
 
 
 class FeedForward(nn.Module):

@@ -19,8 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from audiollm.data.packing import PackedBatch
-from audiollm.models.attention import BackendName, attention_backend, rotary_angles
+from audiollm.data.packing import PackedBatch, SegmentLayout
+from audiollm.models.appending import append_cached
+from audiollm.models.attention import (
+    BackendName,
+    PrefixTurns,
+    attention_backend,
+    exact_rotary_angles,
+    rotary_angles,
+)
 from audiollm.models.audio_encoder import AudioEncoderConfig, AudioTower, Projector
 from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import Attend, AttendPacked, DualFFNConfig, DualFFNLayer, Rows
@@ -122,7 +129,7 @@ class DualFFN(nn.Module):
         """Hidden states after the last norm, `[S, C]`, in the batch's order of rows."""
         x_SC = self.embed_rows(batch)
         attend = self.attend_packed(batch, x_SC)
-        return self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
+        return self._layers(x_SC, self._rows(batch, attend))
 
     def add_audio_encoder(self, config: AudioEncoderConfig) -> None:
         """An encoder of random weights, with a projector, for what is heard (`load_tower` gives it published ones)."""
@@ -167,7 +174,29 @@ class DualFFN(nn.Module):
         """
         x_SC = self.embed_rows(batch)
         attend = fill_cache(cache, batch, rows, lengths, self.attend_packed(batch, x_SC))
-        self._layers(x_SC, self._rows(batch.num_text, batch.positions_S, attend))
+        self._layers(x_SC, self._rows(batch, attend))
+
+    def append(
+        self,
+        text_ids_X: Tensor,
+        codes_YK: Tensor,
+        cache: Cache,
+        counts: Sequence[int],
+        order_X: Tensor | None = None,
+    ) -> Tensor:
+        """Extend cache row r by `counts[r]` positions at once; return hidden states, text first, then audio.
+
+        Args:
+            order_X: the number, among the new positions row after row, of each text id, then of each row of codes;
+                None: they are in that order.
+
+        Raises:
+            ValueError: no new position, a row of the cache is full, or more positions than a row that forgets takes.
+        """
+        attend = append_cached(cache, self.config, counts, order_X)
+        x_XC = self.embed(text_ids_X, codes_YK)
+        cosine, sine = attend.cosine_XD[:, None], attend.sine_XD[:, None]
+        return self._layers(x_XC, Rows(len(text_ids_X), cosine, sine, attend))
 
     def extend(
         self, text_ids_X: Tensor, codes_YK: Tensor, cache: Cache, order_R: Tensor | None = None
@@ -233,12 +262,24 @@ class DualFFN(nn.Module):
     def attend_packed(self, batch: PackedBatch, x_SC: Tensor) -> AttendPacked:
         wanted = self.attention if self.training or self.attention == "sdpa" else "auto"
         backend = attention_backend(x_SC.device, matmul_dtype(x_SC), self.config.head_dim, wanted)
-        return AttendPacked(batch.layout, self.config, backend.name)
+        return AttendPacked(batch.layout, self.config, backend.name, self._turns(batch.layout))
 
-    def _rows(self, num_text: int, positions_S: Tensor, attend: Attend) -> Rows:
+    def _turns(self, layout: SegmentLayout) -> PrefixTurns | None:
         config = self.config
-        cosine, sine = rotary_angles(positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
-        return Rows(num_text, cosine[:, None], sine[:, None], attend)
+        if not layout.kept or config.sliding_window is None:
+            return None
+        rotary = config.head_dim, config.rope_theta, config.rope_scaling
+        return PrefixTurns.of(layout, config.sliding_window, *rotary)
+
+    def row_angles(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Return rotary cosine and sine `[S, D]` of a pack's rows; exact ones where sequences keep a prefix."""
+        config = self.config
+        angles = exact_rotary_angles if batch.layout.kept else rotary_angles
+        return angles(batch.positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
+
+    def _rows(self, batch: PackedBatch, attend: Attend) -> Rows:
+        cosine, sine = self.row_angles(batch)
+        return Rows(batch.num_text, cosine[:, None], sine[:, None], attend)
 
     def _layers(self, x_SC: Tensor, rows: Rows) -> Tensor:
         """All layers and the last norm."""

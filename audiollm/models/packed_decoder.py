@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from audiollm.data.packing import PackedBatch
-from audiollm.models.attention import rotary_angles
+from audiollm.models.appending import append_cached
 from audiollm.models.cache import Cache, attend_cached, fill_cache
 from audiollm.models.decoder import DualFFNConfig, DualFFNLayer, FeedForward, route
 from audiollm.models.dual_ffn import DualFFN, Head
@@ -28,6 +30,8 @@ from audiollm.models.kernels import RMSNorm
 
 MAX_WEIGHT_BYTES = 2**31
 """Largest model that gets a packed copy, which doubles its memory; a larger one gains little from it."""
+MAX_SMALL_WEIGHT = 2**19
+"""Numbers of a weight up to which a plain product of few rows takes less time than one of oneDNN."""
 MIN_MULTIPLY_ADDS_PER_EXTRA_THREAD = 11_000_000
 """Work below which one thread is faster: it takes about 0.1 ms; two threads save half, but waking one costs as much."""
 MULTIPLY_ADDS_PER_NUMBER_READ = 15
@@ -50,6 +54,10 @@ class GenerationDecoder:
             self._packed = packed_decoder(self._model)
         return self._packed or self._model
 
+    def release(self) -> None:
+        """Let the packed copy go, whose memory a training between two generations can use."""
+        self._packed = None
+
 
 class PackedDecoder:
     """A copy of a model's layers and heads, with the methods that generation calls. See `packed_decoder`."""
@@ -58,7 +66,7 @@ class PackedDecoder:
         self._model, self._state = model, _state_of(model)
         self._layers = [PackedLayer.of(layer, model.config) for layer in _layers(model)]
         self._norm = Norm.of(model.model.norm)
-        self._audio_head, self._text_head = Product.of(model.audio_lm_head), Product.of(model.text_lm_head)
+        self._text_head = Product.of(model.text_lm_head)
         fed = model.config.hidden_size * model.config.intermediate_size
         attended = sum(weight.numel() for weight in _layers(model)[0].self_attn.parameters())
         self._weights_per_layer = attended + 3 * fed
@@ -72,9 +80,7 @@ class PackedDecoder:
         config = self._model.config
         x_SC = self._model.embed_rows(batch)
         attend = fill_cache(cache, batch, rows, lengths, self._model.attend_packed(batch, x_SC))
-        turn = RotaryAngles.by(
-            *rotary_angles(batch.positions_S, config.head_dim, config.rope_theta, config.rope_scaling)
-        )
+        turn = RotaryAngles.by(*self._model.row_angles(batch))
         for index, layer in enumerate(self._layers):
             q_SHD, k_SGD, v_SGD = layer.begin(x_SC, batch.num_text, turn)
             if index + 1 == config.num_layers:
@@ -90,15 +96,35 @@ class PackedDecoder:
         attend = attend_cached(cache, rows, order_R)
         backbone = self._model.model
         with _threads_for(self._work(rows, max(keys.shape[2] for keys in attend.seen_keys_NBDL))):
-            if num_text:
+            if num_text == rows:
+                x_SC = backbone.embed_tokens(text_ids_X)
+            elif num_text:
                 x_SC = self._model.embed(text_ids_X, codes_YK)
             else:
                 x_SC = backbone.embed_audio_tokens(codes_YK)
-            tables = (cache.cosine_LD, cache.sine_LD)
-            turn = RotaryAngles.by(*(table.index_select(0, attend.position_X) for table in tables))
+            tables = (cache.cosine_LD, cache.signed_sine_LD)
+            turn = RotaryAngles(*(table.index_select(0, attend.position_X)[:, None] for table in tables))
             for index, layer in enumerate(self._layers):
                 x_SC = layer.finish(x_SC, attend(index, *layer.begin(x_SC, num_text, turn)), num_text)
             return self._norm(x_SC)
+
+    def append(
+        self,
+        text_ids_X: Tensor,
+        codes_YK: Tensor,
+        cache: Cache,
+        counts: Sequence[int],
+        order_X: Tensor | None = None,
+    ) -> Tensor:
+        """Extend the cache as `DualFFN.append` does; return hidden states `[X, C]`, text first."""
+        num_text = len(text_ids_X)
+        attend = append_cached(cache, self._model.config, counts, order_X)
+        with _threads_for(self._work(num_text + len(codes_YK), attend.counts[2])):
+            x_XC = self._model.embed(text_ids_X, codes_YK)
+            turn = RotaryAngles.by(attend.cosine_XD, attend.sine_XD)
+            for index, layer in enumerate(self._layers):
+                x_XC = layer.finish(x_XC, attend(index, *layer.begin(x_XC, num_text, turn)), num_text)
+            return self._norm(x_XC)
 
     def audio_logits(self, hidden_YC: Tensor) -> Tensor:
         """Return audio logits `[Y, K, V]`."""
@@ -108,6 +134,11 @@ class PackedDecoder:
     def text_logits(self, hidden_XC: Tensor) -> Tensor:
         """Return text logits `[X, V]`."""
         return self._text_head(hidden_XC)
+
+    @cached_property
+    def _audio_head(self) -> Product:
+        """Packed when it is first needed: a model that writes has no use for it."""
+        return Product.of(self._model.audio_lm_head)
 
     def _work(self, rows: int, span: int) -> int:
         """Return the average multiply-adds of a layer's six products (attention counts as one)."""
@@ -136,27 +167,41 @@ def packed_decoder(model: DualFFN) -> PackedDecoder | None:
 
 @dataclass(frozen=True)
 class Product:
-    """`x @ weight.T + bias`, with what follows it."""
+    """`x @ weight.T + bias`, with what follows it.
+
+    A small weight lies as a plain product wants it: a call of oneDNN takes 20 us beside its work.
+    """
 
     packed: Tensor
     bias: Tensor | None
+    is_small: bool
 
     @classmethod
     def of(cls, *linears: nn.Linear) -> Product:
         """Pack linear layers that take the same input into one product with concatenated outputs."""
-        weight = torch.cat([linear.weight.detach() for linear in linears]).contiguous()
+        weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        packed = _one_dnn()._reorder_linear_weight(weight, 8)
-        return cls(packed, torch.cat(biases) if biases else None)
+        is_small = weight.numel() <= MAX_SMALL_WEIGHT
+        packed = weight.T.contiguous() if is_small else _one_dnn()._reorder_linear_weight(weight, 8)
+        return cls(packed, torch.cat(biases) if biases else None, is_small)
 
     def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
-        out: Tensor = _one_dnn()._linear_pointwise.default(x, self.packed, self.bias, activation, [], "")
-        return out
+        """The product, or `swish` of it."""
+        if not self.is_small:
+            out: Tensor = _one_dnn()._linear_pointwise.default(x, self.packed, self.bias, activation, [], "")
+            return out
+        plain = torch.mm(x, self.packed) if self.bias is None else torch.addmm(self.bias, x, self.packed)
+        return functional.silu(plain, inplace=True) if activation == "swish" else plain
 
     def combined(self, x: Tensor, other: Tensor, how: str) -> Tensor:
         """`add` to another tensor, or `mul`tiply with it."""
-        out: Tensor = _one_dnn()._linear_pointwise.binary(x, other, self.packed, self.bias, how)
-        return out
+        if not self.is_small:
+            out: Tensor = _one_dnn()._linear_pointwise.binary(x, other, self.packed, self.bias, how)
+            return out
+        if how == "add" and self.bias is None:
+            return torch.addmm(other, x, self.packed)
+        plain = self(x)
+        return plain.add_(other) if how == "add" else plain.mul_(other)
 
 
 @dataclass(frozen=True)

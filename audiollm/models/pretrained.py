@@ -6,7 +6,7 @@ Only safetensors are read: a pickle can run any code when it is opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,6 +22,7 @@ from audiollm.files.atomic import atomic_path, write_json
 from audiollm.files.json_files import REMEDY, read_json_file
 
 Config = TypeVar("Config")
+Model = TypeVar("Model", bound=nn.Module)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -60,6 +61,24 @@ def load_model(folder: Path, model_type: str, config_type: type[Config]) -> tupl
         raise ConfigError(f"invalid {model_type} config: {error}", where, REMEDY) from error
     except SafetensorError as error:
         raise ConfigError(f"not whole: {error}", str(path), REMEDY) from error
+
+
+def load_whole(
+    folder: Path | str, model_type: str, config_type: type[Config], make: Callable[[Config], Model]
+) -> Model:
+    """The model that `save_model` wrote to `folder` or to its `model`, for inference.
+
+    Args:
+        make: builds the model of a config; the weights are loaded into it.
+
+    Raises:
+        ConfigError: see `load_model`; or weights that are not those of the config.
+    """
+    config, weights = load_model(Path(folder), model_type, config_type)
+    with made_of(Path(folder)):
+        model = make(config)
+        model.load_state_dict(weights)
+    return model.eval()
 
 
 def model_folder(folder: Path) -> Path:

@@ -54,6 +54,8 @@ class StageResult:
     settings: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the process and its children."""
     peak_memory_mb: float = 0.0
     error: str = ""
 
@@ -133,7 +135,8 @@ def read_result(folder: Path) -> StageResult | None:
     except TypeError:
         raise DamagedFile(path, "it holds no result of a stage") from None
     if not isinstance(result.figures, dict) or not all(
-        isinstance(value, (int, float)) for value in (result.seconds, result.peak_memory_mb)
+        isinstance(value, (int, float))
+        for value in (result.seconds, result.cpu_seconds, result.peak_memory_mb)
     ):
         raise DamagedFile(path, "it holds no result of a stage")
     return result
@@ -326,15 +329,20 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 class ResourceMeter:
-    """Wall seconds and peak memory (this process and its children) of a stage, over all its attempts.
+    """Wall seconds, CPU seconds and peak memory (this process and its children) of a stage, over all its attempts.
 
-    Memory is the sum of resident sets, sampled; pages that processes share count in each. The figures are
+    Memory is the sum of resident sets, sampled; pages that processes share count in each. CPU time of children is
+    sampled too, so the last quarter of a second of each is not counted. The figures are
     written every few seconds, so that those of a killed attempt are not lost.
     """
 
     def __init__(self, path: Path, common: dict[str, Any], before: StageResult | None) -> None:
         self._path, self._common = path, common
         self._seconds_before = before.seconds if before else 0.0
+        self._cpu_seconds_before = before.cpu_seconds if before else 0.0
+        self._own_cpu_started = time.process_time()
+        self._cpu_of_children: dict[tuple[int, float], float] = {}
+        self._cpu_of_earlier_work = {key: spent for key, _, spent in _children()}
         self._peak_mb = before.peak_memory_mb if before else 0.0
         self._started = time.monotonic()
         self._stop = threading.Event()
@@ -360,6 +368,10 @@ class ResourceMeter:
             state=state,
             figures=figures or {},
             seconds=self._seconds_before + time.monotonic() - self._started,
+            cpu_seconds=self._cpu_seconds_before
+            + time.process_time()
+            - self._own_cpu_started
+            + sum(self._cpu_of_children.values()),
             peak_memory_mb=self._peak_mb,
             error=error,
         )
@@ -376,11 +388,20 @@ class ResourceMeter:
                     self.write("running")
 
     def _sample(self) -> None:
-        total = 0
-        process = psutil.Process(os.getpid())
-        for one in [process, *process.children(recursive=True)]:
-            try:
-                total += one.memory_info().rss
-            except psutil.Error:
-                continue
+        total = psutil.Process(os.getpid()).memory_info().rss
+        for key, memory, cpu_seconds in _children():
+            total += memory
+            self._cpu_of_children[key] = cpu_seconds - self._cpu_of_earlier_work.get(key, 0.0)
         self._peak_mb = max(self._peak_mb, total / 2**20)
+
+
+def _children() -> Iterator[tuple[tuple[int, float], int, float]]:
+    """Every child that lives, and theirs: its id and start, resident bytes, CPU-seconds."""
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        with suppress(psutil.Error):
+            spent = child.cpu_times()
+            yield (
+                (child.pid, child.create_time()),
+                child.memory_info().rss,
+                spent.user + spent.system,
+            )

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.config import (
@@ -27,6 +27,7 @@ from audiollm.recipe.config import (
     show_path,
     split_stage,
 )
+from audiollm.recipe.plug_ins import is_import_path
 from audiollm.recipe.repeat import expand, override_targets
 
 HERE = "here"
@@ -53,6 +54,14 @@ def check_input(path: Path, info: ValidationInfo) -> Path:
 
 InputPath = Annotated[Path, AfterValidator(check_input)]
 """A file or folder that a stage reads: an earlier stage's artifact, or a path that exists when the run starts."""
+
+
+def _check_source(given: str, info: ValidationInfo) -> str:
+    return given if is_import_path(given) else str(check_input(Path(given), info))
+
+
+InputSource = Annotated[str, BeforeValidator(str), AfterValidator(_check_source)]
+"""A file or folder as `InputPath`, or `package.module:name` of a function that returns what is asked for."""
 
 
 class StageConfig(BaseModel):
@@ -83,8 +92,12 @@ class StagePlan:
     disk_mb: float = 0.0
     seconds: float | None = None
     """As measured on CPUs, or the budget; None: by `flops`, or not known."""
+    seconds_on: Callable[[int, float], float] | None = None
+    """Seconds on several devices, with their number and 10^12 operations per second of each; None: by `flops`."""
     flops: float = 0.0
     """Floating-point operations of a training, all devices together."""
+    details: Callable[[int, float], Sequence[str]] | None = None
+    """Lines that stand below the table, as `seconds_on` has it."""
     note: str = ""
     facts: dict[str, float] = field(default_factory=dict)
     """For later stages' plans."""
@@ -112,6 +125,7 @@ class Stage:
             else it is called on the first one while the others wait.
         facts: lines from the settings that the fingerprint depends on beside them (the source of a user's functions).
         keeps: names in the stage's folder that stay when it starts afresh: what it knows to be right by itself.
+        more_artifacts: further artifacts, which its settings ask for.
     """
 
     kind: str
@@ -125,6 +139,7 @@ class Stage:
     all_ranks: bool = False
     keeps: tuple[str, ...] = ()
     facts: Callable[[Any], Sequence[str]] | None = None
+    more_artifacts: Callable[[Any], Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +155,8 @@ class RecipeStage:
 
     @property
     def artifacts(self) -> dict[str, Path]:
-        return {name: self.folder / path for name, path in self.stage.artifacts.items()}
+        more = self.stage.more_artifacts(self.config) if self.stage.more_artifacts else {}
+        return {name: self.folder / path for name, path in {**self.stage.artifacts, **more}.items()}
 
     def settings(self) -> dict[str, Any]:
         return self.config.model_dump(mode="json")

@@ -59,6 +59,7 @@ def save_trained(
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
         "codec_digest": codec_facts(sources, config.start).get("digest"),
+        "chunk_frames": _chunk_frames(sources, found),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
 
@@ -86,6 +87,15 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
     for name in (SPEAKERS_FILE, TRAINED_FILE):
         if (start / name).exists():
             write_json(target / name, read_json(start / name))
+
+
+def _chunk_frames(sources: Sequence[Source], found: SourceSurvey) -> int | None:
+    """Code frames of a chunk of the first source of streams; None: none is."""
+    for place, source in enumerate(sources):
+        used = found.used(place, held_out=False)
+        if len(used) and (frames := source[int(used[0])].sample.messages[-1].chunk_frames):
+            return frames
+    return None
 
 
 def _codec_of(start: Path) -> list[str | None]:

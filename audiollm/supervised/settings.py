@@ -107,7 +107,7 @@ class ModelConfig(BaseModel):
     intermediate_size: int | None = Field(None, ge=16)
     dropout: float = Field(0.1, ge=0, lt=1)
     sliding_window: int | None = Field(None, ge=1)
-    """Positions that each one sees; None: all before it."""
+    """Positions that each one sees, in a model from `start`, too; None: all before it, or as `start` has it."""
     sliding_window_layers: tuple[int, ...] | None = None
     """Layers that see no further than `sliding_window`, counted from 0, while the others see all; None: all layers.
     A short one in the first layer alone joins what lies side by side, a word and the codes after it, sooner."""
@@ -179,6 +179,8 @@ class PackingSettings(LoopSettings):
     """Share of the spoken samples whose speaker is hidden, so that speaker guidance works."""
     corrupt_codes: float = Field(0.16, ge=0, lt=1)
     """Up to this share of a sample's input codes is replaced at random (targets are not)."""
+    silence_weight: float = Field(1.0, gt=0, exclude_if=lambda value: value == 1)
+    """Weight of the targets that are silences of a stream (`compose_streams`), beside the 1 of other text targets."""
 
 
 class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
@@ -211,7 +213,15 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:
         rule, model = SIZES[self.size], self.model
-        shape = self.model.model_fields_set - {"kind", "attention", "audio_ffn_layers", "audio_encoder"}
+        free = {
+            "kind",
+            "attention",
+            "audio_ffn_layers",
+            "audio_encoder",
+            "sliding_window",
+            "sliding_window_layers",
+        }
+        shape = self.model.model_fields_set - free
         if self.start is not None and shape:
             raise ValueError(f"model.{min(shape)} is set, but start gives a model with a shape of its own")
         if self.start is None and self.trained in ("adapter", "audio_ffn"):

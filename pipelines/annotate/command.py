@@ -168,7 +168,7 @@ def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AnnotationCon
     from pipelines.annotate.execution.config import AnnotationConfig
 
     for text in overrides:
-        _override(given, text)
+        override_setting(given, text, "thresholds.min_duration_s=1")
     try:
         return AnnotationConfig.model_validate(given)
     except ValidationError as error:
@@ -202,11 +202,19 @@ def _nearest_setting(wrong: str) -> str:
     return f"did you mean {meant[0]!r}?" if meant else "audiollm run --help-stage annotate lists the settings"
 
 
-def _override(given: dict[str, Any], text: str) -> None:
+def override_setting(given: dict[str, Any], text: str, example: str) -> None:
+    """Set what `key=value` says in nested settings.
+
+    Args:
+        example: for errors.
+
+    Raises:
+        ConfigError: it says nothing of the kind.
+    """
     key, equals, value = text.partition("=")
     *parents, last = key.split(".")
     if not equals or not last or not all(parents):
-        raise ConfigError(f"{text!r} is not key=value", "--set", "example: --set thresholds.min_duration_s=1")
+        raise ConfigError(f"{text!r} is not key=value", "--set", f"example: --set {example}")
     place = given
     for name in parents:
         place = place.setdefault(name, {})

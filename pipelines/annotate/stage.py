@@ -15,24 +15,32 @@ from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage
 from pipelines.annotate.execution import chain as chains
-from pipelines.annotate.execution.chain import Chain, Missing
+from pipelines.annotate.execution.chain import Chain
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.corpus import Verdicts, judge_segments, kept_rows
-from pipelines.annotate.execution.facts import write_facts
 from pipelines.annotate.execution.plan import plan_annotation
-from pipelines.annotate.execution.rules import Thresholds
+from pipelines.annotate.execution.rules import RULES, Thresholds
 from pipelines.annotate.execution.run import Run, request_report, write_shards
-from pipelines.annotate.execution.spool import Spool
 from pipelines.annotate.input import synthetic
-from pipelines.annotate.input.inputs import InputError, collect, digests
-from pipelines.annotate.input.sources import Sources, match_sources, pattern_hint
+from pipelines.annotate.input.sources import (
+    RECORDINGS,
+    Sources,
+    collect_recordings,
+    match_sources,
+    pattern_hint,
+)
 from pipelines.annotate.input.transcripts import TranscriptError
 from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.output.columns import make_columns
-from pipelines.annotate.output.rows import segment_ids, write_output
+from pipelines.annotate.output.rows import write_output
 from pipelines.annotate.recognizers.choice import STRONGER, PocketsphinxConfig
 from pipelines.execution.engine import EngineError
 from pipelines.execution.ledger import Ledger, LedgerError
+from pipelines.steps.chain import Missing
+from pipelines.steps.facts import write_rules, write_timings
+from pipelines.steps.inputs import InputError, digests
+from pipelines.steps.results import part_ids
+from pipelines.steps.spool import Spool
 
 _LARGEST_AUTO_GRAMMAR = 60
 _LINK_COSINE = 0.83
@@ -92,7 +100,8 @@ def _run(config: AnnotationConfig, context: Context, ledger: Ledger) -> dict[str
         "workers": workers,
         "engine": config.engine,
     }
-    write_facts(folder, config.limits, thresholds, lacking, annotation.costs, took)
+    write_rules(folder, RULES, config.limits, thresholds, lacking)
+    write_timings(folder, annotation.costs, "voice_activity", took)
     return funnel
 
 
@@ -112,9 +121,13 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         test = f"take<{corpus.test_takes}" if corpus.test_takes else None
     with context.progress("fetching", None) as bar:
         fetched = context.folder / "fetched"
-        found = collect(inputs, fetched, lambda name: bar.advance(TaskID(0)), config.max_unpacked_gb)
-    with context.progress("reading the files", len(found.audio)) as bar:
-        known, unread = digests(found.audio, ledger, lambda done: bar.update(TaskID(0), completed=done))
+        found = collect_recordings(
+            inputs, fetched, lambda name: bar.advance(TaskID(0)), config.max_unpacked_gb
+        )
+    with context.progress("reading the files", len(found.found)) as bar:
+        known, unread = digests(
+            found.found, ledger, lambda done: bar.update(TaskID(0), completed=done), RECORDINGS.stage
+        )
     found.rejected += unread
     sources = match_sources(found, known, transcripts, test)
     if not sources.num_audio:
@@ -215,7 +228,7 @@ def _grammar(config: AnnotationConfig, sources: Sources, context: Context) -> tu
 def _verdicts(config: AnnotationConfig, chain: Chain, spool: Spool, sources: Sources) -> Verdicts:
     preset = config.chosen_preset
     names = {number: source.name for number, source in enumerate(sources.found)}
-    ids = segment_ids([(file, number) for file, number, _ in spool.segments()], names)
+    ids = part_ids([(file, number) for file, number, _ in spool.parts()], names)
     same = config.duplicates
     if same is None:
         same = DuplicateConfig() if preset.drop_duplicates else False

@@ -182,16 +182,21 @@ class OwnJudge:
         return Generator.from_pretrained(self._folder, self._codec)
 
 
-def judge_message(prompt: str, messages: Sequence[Message], answer: RatedAnswer) -> Message:
+def judge_message(
+    prompt: str, messages: Sequence[Message], answer: RatedAnswer, right: str | None = None
+) -> Message:
     """The message to a judge: all recordings, those of the question first, then the prompt with question and answer.
 
     Args:
         prompt: has `{answer}` and usually `{question}`; a spoken answer or question has no words of its own there.
+        right: the right answer, which stands for `{right}`; None: the prompt has no such place.
     """
     parts = [part for message in messages for part in message.content] + list(answer.content)
     recordings: list[Part] = [part for part in parts if isinstance(part, AudioPart)]
     words = {"question": _words_of(messages), "answer": _texts(answer.content) or "(spoken)"}
-    text = re.sub(r"\{(question|answer)\}", lambda found: words[found[1]], prompt)
+    if right is not None:
+        words["right"] = right
+    text = re.sub(rf"\{{({'|'.join(words)})\}}", lambda found: words[found[1]], prompt)
     return Message(role="user", content=[*recordings, TextPart(text=text)])
 
 

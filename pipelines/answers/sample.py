@@ -33,7 +33,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
     from audiollm.data.records.sample import write_samples
     from audiollm.evaluate.report.store import RowStore
     from audiollm.files.set_aside import SetAside
-    from pipelines.answers.score_store import FILE, ScoreStore
+    from pipelines.answers.score_store import FILE
     from pipelines.answers.scorers import AnswerRater, check_labels, make_judges
 
     samples, bad = read_samples(config.samples)
@@ -47,7 +47,7 @@ def run_sample_answers(config: SampleAnswersConfig, context: Context) -> dict[st
         judges = make_judges(config, samples, context)
         others = (path for path in context.folder.parent.glob(f"*/{FILE}") if path.parent != context.folder)
         weights = {str(name): weight for name, weight in config.score.items()}
-        scores = AnswerRater(judges, weights, ScoreStore(context.folder / FILE, sorted(others)))
+        scores = AnswerRater(judges, weights, RowStore(context.folder / FILE, sorted(others)))
         store = RowStore(context.folder / "kept.jsonl")
         answered = list(_answered(chosen, config, store, set_aside, context))
         rated = list(_rated(answered, scores, set_aside, context))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from audiollm.audio import AudioError, load
-from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart
+from audiollm.data.records.sample import Message, RatedAnswer, Sample, TextPart
 from audiollm.devices import default_device
 from audiollm.errors import BadSample
 from audiollm.evaluate.report.store import RowStore
@@ -211,5 +211,5 @@ def prompt_and_answer(sample: Sample) -> tuple[list[Message], str | None]:
     *asked, last = sample.messages
     if last.role != "assistant":
         return list(sample.messages), None
-    texts = [part.text for part in last.content if not isinstance(part, AudioPart)]
+    texts = [part.text for part in last.content if isinstance(part, TextPart)]
     return asked, "".join(texts).strip()

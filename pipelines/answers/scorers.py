@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.records.part_codes import load_encodings
-from audiollm.data.records.sample import AudioPart, RatedAnswer, Sample
+from audiollm.data.records.sample import AudioPart, RatedAnswer, Sample, refuse_video
 from audiollm.data.records.source import AudioClip, LoadedSample
 from audiollm.data.text.forms import recognition_form, spoken_form
 from audiollm.devices import default_device
@@ -29,6 +29,7 @@ from audiollm.evaluate.judges.recognizers import choose_grammar
 from audiollm.evaluate.listening.audio_qa import read_choice
 from audiollm.evaluate.listening.stage import choices_of
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.report.suite import spread_items
 from audiollm.evaluate.report.text_errors import TextForm, choose_form, count_errors
 from audiollm.files.atomic import folder_digest
@@ -43,7 +44,7 @@ from pipelines.answers.judge import (
     load_judge,
     read_score,
 )
-from pipelines.answers.score_store import ScoreStore, content_of, conversation_content
+from pipelines.answers.score_store import content_of, conversation_content
 from pipelines.answers.select import text_of
 from pipelines.answers.voices import STEPS, recordings_of_speakers, trained_voice_judge
 
@@ -101,7 +102,7 @@ class AnswerRater:
     """
 
     def __init__(
-        self, judges: Mapping[str, AnswerJudge], weights: Mapping[str, float], store: ScoreStore
+        self, judges: Mapping[str, AnswerJudge], weights: Mapping[str, float], store: RowStore
     ) -> None:
         self._judges, self._weights, self._store = judges, weights, store
 
@@ -362,8 +363,9 @@ class VerdictJudge:
 
     def _score(self, sample: Sample, answer: RatedAnswer) -> Score:
         try:
+            refuse_video(sample.messages)
             verdict = self._judge.reply(judge_message(self._prompt, sample.messages, answer))
-        except JudgeError as error:
+        except (JudgeError, ValueError) as error:
             return Score(None, str(error), is_final=False)
         said = " ".join(verdict.split())[-MAX_NOTE_CHARACTERS:]
         points = read_score(verdict)

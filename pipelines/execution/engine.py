@@ -72,6 +72,10 @@ class EngineError(Exception):
     """The workers cannot be set up, so that no call can be answered."""
 
 
+class RunHalted(Exception):
+    """A call cannot be answered now (a spent budget, a server that is down); what was answered is in the ledger."""
+
+
 @dataclass(frozen=True)
 class WorkerReply:
     """A worker's outcomes to the items it was sent; None: it died over them, or when it began (`how`)."""
@@ -117,6 +121,7 @@ def run_walks(
 
     Raises:
         EngineError: a step cannot be set up.
+        RunHalted: a call cannot be answered now; calls that other workers are at are lost.
     """
     schedule = _Schedule(
         iter(walks), pools, backend, ledger, on_answer or (lambda call, outcome, known: None)
@@ -248,10 +253,14 @@ class _Schedule:
             return
         self._answered.add(batch[0].call.step)
         lane.idle.append(answer.worker)
-        for waiting, outcome in zip(batch, answer.outcomes, strict=True):
+        answered = list(zip(batch, answer.outcomes, strict=True))
+        # those that were answered before the one that halts the run are recorded
+        for waiting, outcome in sorted(answered, key=lambda pair: pair[1].halts):
             self._finish(waiting, outcome)
 
     def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if outcome.halts:
+            raise RunHalted(outcome.error)
         if waiting.call.key is not None:
             self._ledger.put(waiting.call.key, waiting.call.step, outcome)
         self._on_answer(waiting.call, outcome, False)

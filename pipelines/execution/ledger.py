@@ -27,6 +27,8 @@ class Outcome:
     error: str | None = None
     seconds: float = 0.0
     """CPU time that the call took when it was done."""
+    halts: bool = False
+    """Whether the error may pass: it is not recorded, and the run stops, to be continued later."""
 
 
 class LedgerError(Exception):

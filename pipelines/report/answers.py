@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CASES_SHOWN = 12
 """Answers shown, over all stages together."""
 QUESTIONS_SHOWN = 30
+MIN_SAME = 3
+"""Answers to the same question, on average, from which on the table has a row for each question."""
 MATRIX_ANSWERS = 12
 """Most answers of a question for which a confusion matrix is shown."""
 ANSWERS_SHOWN = 40
@@ -102,6 +104,8 @@ def _choice(row: Row, asked: Asked) -> Row:
         "answered": row.get("reply"),
         "named": row.get("named"),
         "options": row.get("choices") or 0,
+        "task": str(row.get("task") or ""),
+        "difficulty": str(row.get("difficulty") or ""),
         "right": row.get("right") is True,
         "problem": row.get("problem") or "",
     }
@@ -161,20 +165,33 @@ def _recordings(stage: Trace, ids: Iterable[str]) -> Asked:
 
 
 def _by_question(rows: Sequence[Row]) -> list[Row]:
-    """Score, chance and given answers of each question; the most frequent question first."""
+    """Score, chance and given answers of each question, the most frequent first.
+
+    Of questions that are nearly all different, as those that list their own options, it is that of each domain (`task`)
+    and of each difficulty.
+    """
+    different = len({row["question"] for row in rows})
+    if different == 1 or different * MIN_SAME <= len(rows) or not all(row["task"] for row in rows):
+        return _by(rows, "question")
+    levels = [{**row, "matrix": None, "answers": []} for row in _by(rows, "difficulty")]
+    return [*_by(rows, "task"), *(row for row in levels if row["question"] not in ("", "(unknown)"))]
+
+
+def _by(rows: Sequence[Row], key: str) -> list[Row]:
+    """Score, chance and given answers of the rows that share the value of a key, by that value."""
     from audiollm.evaluate.report.statistics import share
 
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row["question"], []).append(row)
+        groups.setdefault(row[key], []).append(row)
     return [
         {
-            "question": question,
+            "question": name,
             "cell": _cell(share([row["right"] for row in group])),
             "chance": sum(1 / row["options"] for row in group if row["options"]) / len(group),
             **_by_answer(group),
         }
-        for question, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 

@@ -73,6 +73,7 @@ def _tokenizer_facts(figures: Row) -> list[tuple[str, str]]:
         ("voiced_share_original", "voiced share, original", lambda v: f"{v:.3f}"),
         ("harmonicity", "periodicity 1 to 4 kHz, decoded", lambda v: f"{v:.3f}"),
         ("harmonicity_original", "periodicity 1 to 4 kHz, original", lambda v: f"{v:.3f}"),
+        ("snr_db", "waveform, decoded against original", lambda v: f"{v:.1f} dB SNR"),
         ("latent_rate", "latents per second", lambda v: f"{v:.1f}"),
         ("channels_active", "latent's channels in use", lambda v: f"{v:.0%}"),
         ("perplexity_first", "perplexity, first codebook", lambda v: f"{v:.0f}"),

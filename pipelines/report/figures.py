@@ -51,6 +51,8 @@ _MAX_POINTS = 800
 _MAX_DRAWN = 1e30
 
 DYNAMIC_RANGE_DB = 70.0
+_SILENT_DB = -50.0
+"""A point below it is dark even where nothing is louder: silence is drawn as silence."""
 _BANDS, _COLUMNS, _TICKS_HZ = 96, 420, (500, 1000, 2000, 4000, 8000, 16000)
 
 
@@ -323,12 +325,13 @@ def mel_decibels(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np
 
 
 def draw_spectrogram(decibels_MT: NDArray[np.float32], sample_rate: int, duration_s: float) -> Spectrogram:
-    """`DYNAMIC_RANGE_DB` below the loudest point are drawn."""
+    """Draw the levels down to `DYNAMIC_RANGE_DB` below the loudest point; silence is dark."""
     import numpy as np
     from matplotlib import colormaps
     from PIL import Image
 
-    level_MT = np.clip(1 + (decibels_MT - decibels_MT.max()) / DYNAMIC_RANGE_DB, 0, 1)
+    loudest = max(float(decibels_MT.max()), _SILENT_DB)
+    level_MT = np.clip(1 + (decibels_MT - loudest) / DYNAMIC_RANGE_DB, 0, 1)
     picture = Image.fromarray(np.rint(level_MT[::-1] * 255).astype(np.uint8), "P")
     picture.putpalette(np.rint(colormaps["magma"](np.arange(256))[:, :3] * 255).astype(np.uint8).tobytes())
     buffer = io.BytesIO()

@@ -7,7 +7,11 @@ from typing import Any
 
 from audiollm.evaluate.report.formats import duration, megabytes, percent_or_dash
 from pipelines.report.material import Material, Row
+from pipelines.report.policies.interpretations import interpretation_tiles
+from pipelines.report.policies.section import policy_tiles
+from pipelines.report.policies.written_thoughts import thought_tiles
 from pipelines.report.preferences.section import preference_tiles
+from pipelines.report.sounds import sound_tiles
 
 MAX_ANSWERING = 6
 """Stages `evaluate_listening` that have a tile each; of more, the best one has."""
@@ -23,7 +27,9 @@ def headline(material: Material, summary: Mapping[str, Any]) -> list[Row]:
         tiles = [_voice_tile(name, figures) for name, figures in spoken]
     else:
         tiles = [tile for _, figures in spoken for tile in _voice_tiles(figures)]
-    tiles += preference_tiles(material)
+    tiles += [*preference_tiles(material), *policy_tiles(material), *interpretation_tiles(material)]
+    tiles += thought_tiles(material)
+    tiles += sound_tiles(material)
     answering = material.stages("evaluate_listening")
     if len(answering) > MAX_ANSWERING:
         scored = [stage for stage in answering if (stage.figures or {}).get("accuracy") is not None]

@@ -28,6 +28,8 @@ class PageClip:
     problem: str = ""
     cut: bool = False
     """Whether the sound is cut to its first half minute."""
+    span: tuple[float, float] | None = None
+    """Beginning and length of a span that is drawn in, in percent of the clip."""
 
 
 @dataclass
@@ -57,7 +59,16 @@ class Gallery:
                 waveform = waveform.resample(PAGE_RATE)
         except AudioError as error:
             return PageClip(problem=without_home(f"{Path(error.path).name}: {error.reason}"))
-        cut = cut or (end_s is None and waveform.duration_s > _MAX_CLIP_S - 0.01)
+        return self._clip(waveform, cut or (end_s is None and waveform.duration_s > _MAX_CLIP_S - 0.01))
+
+    def clip_of(self, waveform: Waveform) -> PageClip:
+        """Sound that is in no file, mono, at most half a minute."""
+        cut = waveform.duration_s > _MAX_CLIP_S
+        samples_CN = waveform.samples_CN.mean(0, keepdim=True)[:, : round(_MAX_CLIP_S * waveform.sample_rate)]
+        mono = type(waveform)(samples_CN, waveform.sample_rate)
+        return self._clip(mono if mono.sample_rate in _MP3_RATES else mono.resample(PAGE_RATE), cut)
+
+    def _clip(self, waveform: Waveform, cut: bool) -> PageClip:
         samples_N = waveform.samples_CN[0].numpy()
         picture = draw_spectrogram(
             mel_decibels(samples_N, waveform.sample_rate), waveform.sample_rate, waveform.duration_s

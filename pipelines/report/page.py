@@ -21,12 +21,19 @@ from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.headline import headline
 from pipelines.report.material import Material, Row, without_home
 from pipelines.report.media import Gallery
+from pipelines.report.policies.history import KINDS as FRESH
+from pipelines.report.policies.interpretations import KIND as INTERPRETED
+from pipelines.report.policies.interpretations import interpretations_section
+from pipelines.report.policies.section import policies_section
+from pipelines.report.policies.written_thoughts import KIND as WRITTEN
+from pipelines.report.policies.written_thoughts import thoughts_section
 from pipelines.report.preferences.history import POLICIES, REWARD_MODELS
 from pipelines.report.preferences.section import preferences_section, rewards_section
 from pipelines.report.recordings import recordings_section
 from pipelines.report.samples import samples_section
 from pipelines.report.scores import scores_section
 from pipelines.report.settings import ReportConfig
+from pipelines.report.sounds import SOUND_STAGES, sounds_section
 from pipelines.report.summary import seconds_and_memory, summarize_run
 from pipelines.report.training import training_section
 
@@ -37,8 +44,12 @@ TITLES = {
     "training": "Training",
     "preferences": "Preferences",
     "rewards": "Reward models",
+    "policies": "Policies",
+    "interpretations": "Interpretation",
+    "thoughts": "Chains of thought",
     "answers": "Answers",
     "samples": "Samples",
+    "sounds": "Sounds",
     "scores": "Scores",
 }
 """Titles of the sections, in their order; the section on the run itself comes last."""
@@ -48,8 +59,12 @@ KINDS = {
     "training": ("train",),
     "preferences": (POLICIES,),
     "rewards": (REWARD_MODELS,),
+    "policies": FRESH,
+    "interpretations": (INTERPRETED,),
+    "thoughts": (WRITTEN,),
     "answers": ("evaluate_listening",),
     "samples": ("generate", "evaluate"),
+    "sounds": SOUND_STAGES,
     "scores": ("evaluate",),
 }
 """Kinds of stages by section: a section is shown if the recipe has a stage of one of its kinds."""
@@ -67,8 +82,12 @@ def write_run_report(config: ReportConfig, context: Context) -> dict[str, Any]:
         "training": lambda: training_section(material, gallery),
         "preferences": lambda: preferences_section(material, gallery),
         "rewards": lambda: rewards_section(material, gallery),
+        "policies": lambda: policies_section(material, gallery),
+        "interpretations": lambda: interpretations_section(material, gallery),
+        "thoughts": lambda: thoughts_section(material, gallery),
         "answers": lambda: answers_section(material, gallery),
         "samples": lambda: samples_section(material, gallery, config.samples),
+        "sounds": lambda: sounds_section(material, gallery),
         "scores": lambda: scores_section(material),
     }
     with context.progress("drawing", len(builders)) as bar:

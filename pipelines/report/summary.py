@@ -28,9 +28,16 @@ SECTIONS = {
     "train": "train",
     "train_preference": "train_preference",
     "train_reward": "train_reward",
+    "train_policy": "train_policy",
+    "train_interpreter": "train_interpreter",
+    "evaluate_interpreter": "evaluate_interpreter",
     "generate": "generate",
     "evaluate": "evaluate",
     "evaluate_listening": "evaluate_listening",
+    "train_flow": "train_flow",
+    "generate_sound": "generate_sound",
+    "edit_sounds": "edit_sounds",
+    "evaluate_sound": "evaluate_sound",
 }
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from audiollm.train.loop.budget import steps_of_budget
 from audiollm.train.loop.guard import LeftOut
 from audiollm.train.options import LoopConfig
 from tests.audiollm.supervised.train_samples import write_shards
+from tests.forked import run_command
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 RECIPE = """
@@ -158,13 +160,18 @@ def resume(folder: Path) -> None:
     write_json(path, {**read_json(path), "state": "failed"})
 
 
-MORE = ("early byte", "random byte")
+def damaged_files() -> Iterator[Any]:
+    """Every file with every damage. A third is quick: two or three damages of each file, a third of the files of each
+    damage."""
+    for number, (arguments, file) in enumerate(CASES):
+        for place, damage in enumerate(DAMAGES):
+            slow = () if (number + place) % 3 == 0 else pytest.mark.slow
+            yield pytest.param(
+                arguments, file, damage, marks=slow, id=f"{arguments[0]}-{arguments[-1]}-{file}-{damage}"
+            )
 
 
-@pytest.mark.parametrize(
-    "damage", [pytest.param(name, marks=pytest.mark.slow if name in MORE else ()) for name in DAMAGES]
-)
-@pytest.mark.parametrize(("arguments", "file"), CASES, ids=[f"{c[0]}-{c[-1]}-{f}" for c, f in CASES])
+@pytest.mark.parametrize(("arguments", "file", "damage"), damaged_files())
 def test_no_damage_ends_in_a_traceback_and_the_file_is_named(
     pristine: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], file: str, damage: str
 ) -> None:
@@ -229,24 +236,13 @@ def test_a_trained_stage_with_a_damaged_result_is_not_begun_again(
     assert (path.parent.with_name("train.before") / "checkpoint" / "state.json").exists()
 
 
-SMALL_DISK = """
-import resource, sys
-from audiollm.commands import cli
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-sys.argv = ["audiollm", *{arguments!r}]
-cli.main()
-"""
-
-
 @pytest.mark.parametrize("limit", [2_000, 20_000])
 def test_a_file_limit_ends_every_command_with_a_sentence(pristine: Path, limit: int) -> None:
     """As a full disk does, for those who cannot mount one."""
     shutil.rmtree(pristine / "runs")
-    code = SMALL_DISK.format(limit=limit, arguments=RUN)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    output = result.stdout + result.stderr
-    assert result.returncode == 1 and "Traceback" not in output, output
-    assert "size limit" in output
+    result = run_command(*RUN, file_limit=limit)
+    assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+    assert "size limit" in result.stdout
 
 
 @pytest.mark.parametrize("kilobytes", [64, 700])
@@ -258,11 +254,9 @@ def test_a_full_disk_ends_a_run_with_a_sentence(pristine: Path, kilobytes: int) 
     if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a file system can be mounted by root alone")
     try:
-        call = [sys.executable, "-m", "audiollm.commands.cli", *RUN]
-        result = subprocess.run(call, capture_output=True, text=True, check=False)
-        output = result.stdout + result.stderr
-        assert result.returncode == 1 and "Traceback" not in output, output
-        assert "the disk is full" in output
+        result = run_command(*RUN)
+        assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+        assert "the disk is full" in result.stdout
     finally:
         subprocess.run(["umount", str(runs)], check=True)
 

@@ -15,7 +15,7 @@ LOADERS = {
     "recognizer": "from audiollm.evaluate.judges.pretrained import PretrainedRecognizer as R; R(folder)",
     "speaker judge": "from audiollm.evaluate.judges.pretrained import PretrainedSpeakerJudge as J; J(folder)",
     "emotion judge": "from audiollm.evaluate.judges.pretrained import PretrainedEmotionJudge as J; J(folder)",
-    "tagger": "from pipelines.annotate.measurements.taggers import TransformersTagger as T; T(folder)",
+    "tagger": "from audiollm.evaluate.judges.taggers import TransformersTagger as T; T(folder)",
     "CTC": "from pipelines.annotate.words.ctc import CtcModel; CtcModel(folder, 'cpu')",
     "teacher": "from tokenizer.teacher.model import load_teacher; load_teacher(folder)",
 }

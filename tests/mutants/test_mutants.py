@@ -23,8 +23,9 @@ def test_there_are_enough_bugs() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A package of one function with a test for its sum and none for its difference."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of two functions with a test for the sum and none for the difference; pytest loads no plugin."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     root = tmp_path / "project"
     (root / "audiollm").mkdir(parents=True)
     (root / "audiollm" / "__init__.py").write_text(

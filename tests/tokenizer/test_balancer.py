@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-from tokenizer.training.balancer import GradientBalancer
+from tokenizer.training.balancer import GradientBalancer, steps_measured
 
 WEIGHTS = {"mel": 2.0, "adversarial": 4.0, "features": 0.5}
 
@@ -49,6 +49,46 @@ def test_several_steps_against_the_formula() -> None:
             share = WEIGHTS[name] / sum(WEIGHTS[present] for present in gradients)
             expected += 3.0 * share * array / average
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_between_measurements_the_averages_stay_and_the_gradient_is_the_same_mix() -> None:
+    generator = torch.Generator().manual_seed(1)
+    balancer, other = (GradientBalancer(WEIGHTS, total_norm=3.0, decay=0.9) for _ in range(2))
+    first = {name: 10.0**i * torch.randn(3, 40, generator=generator) for i, name in enumerate(WEIGHTS)}
+    balanced(balancer, first)
+    averages = balancer.average_norms()
+    later = {name: 10.0**i * torch.randn(3, 40, generator=generator) for i, name in enumerate(WEIGHTS)}
+    output = torch.zeros(3, 40, requires_grad=True)
+    balancer.balance(linear_losses(later, output), output, measured=0).backward()
+    expected = sum(
+        3.0 * weight / sum(WEIGHTS.values()) * later[name] / averages[name]
+        for name, weight in WEIGHTS.items()
+    )
+    torch.testing.assert_close(output.grad, expected)
+    assert balancer.average_norms() == averages
+    # a measurement for four steps weighs as much as four
+    for measured, repeats in ((4, 1), (1, 4)):
+        for _ in range(repeats):
+            given = torch.zeros(3, 40, requires_grad=True)
+            which = balancer if measured == 4 else other
+            which.balance(linear_losses(first, given), given, measured)
+    assert float(balancer.average_norms()["mel"]) == pytest.approx(
+        float(other.average_norms()["mel"]), rel=1e-5
+    )
+
+
+def test_a_loss_never_measured_adds_nothing_between_measurements() -> None:
+    balancer = GradientBalancer({"a": 1.0, "b": 1.0})
+    output = torch.zeros(2, 5, requires_grad=True)
+    gradients = {"a": torch.ones(2, 5), "b": torch.full((2, 5), 3.0)}
+    balancer.balance(linear_losses({"a": gradients["a"]}, output), output)
+    balancer.balance(linear_losses(gradients, output), output, measured=0).backward()
+    torch.testing.assert_close(output.grad, torch.full((2, 5), 0.5 / 5**0.5))
+
+
+def test_norms_are_measured_often_at_first_and_after_a_loss_has_joined() -> None:
+    assert [steps_measured(step, 0) for step in (0, 49, 50, 51, 52, 53, 56)] == [1, 1, 0, 0, 4, 0, 4]
+    assert [steps_measured(step, 100) for step in (100, 101, 149, 150, 152)] == [1, 1, 1, 0, 4]
 
 
 def test_shares_do_not_depend_on_the_scale_of_a_loss() -> None:

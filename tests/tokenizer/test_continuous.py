@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from audiollm.audio import save, set_channels
+from audiollm.autoencoder import Autoencoder, load_autoencoder
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_jsonl
 from audiollm.recipe.runner import Context
@@ -22,8 +23,9 @@ from audiollm.train.loop.loop import LoopConfig, step_generator, train
 from tokenizer.clips import Clip
 from tokenizer.continuous.data import GAIN_DB, StereoStore, stereo_crops
 from tokenizer.continuous.model import AudioVAE, Posterior, VAEConfig, stereo_views
-from tokenizer.continuous.settings import SIZES, TrainVAEConfig
-from tokenizer.continuous.stage import TRAIN_VAE, vae_parameters
+from tokenizer.continuous.run import vae_config
+from tokenizer.continuous.settings import TrainVAEConfig
+from tokenizer.continuous.stage import TRAIN_VAE
 from tokenizer.continuous.task import VAETask, VAETaskConfig
 from tokenizer.native.layers import mel_filters
 from tokenizer.native.pitch import PitchTarget
@@ -36,10 +38,14 @@ GAME = DiscriminatorConfig((2,), (512,), 2, 4, 2, 8, (1,), 8)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["free", "harmonic"])
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"harmonic_source": True}, {"phase_band_hz": 700.0}],
+    ids=["free", "harmonic", "phase"],
+)
 def model(request: pytest.FixtureRequest) -> AudioVAE:
     torch.manual_seed(0)
-    return AudioVAE(replace(SMALL, harmonic_source=request.param)).eval()
+    return AudioVAE(replace(SMALL, **request.param)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -233,19 +239,19 @@ def test_crops_are_full_and_of_one_gain(clips: list[Clip]) -> None:
     assert float(level_db.abs().max()) < GAIN_DB + 0.2 and float(level_db.std()) > 0.1
 
 
-def task_of(clips: list[Clip], source: bool = False, **changes: Any) -> VAETask:
+def task_of(clips: list[Clip], source: bool = False, band_hz: float = 0.0, **changes: Any) -> VAETask:
     torch.manual_seed(3)
     store = StereoStore(clips, 44_100)
     config = VAETaskConfig(
         seed=0, batch_size=2, crop_frames=6, discriminators=GAME, pitch_weight=float(source)
     )
-    model = AudioVAE(replace(SMALL, harmonic_source=source))
+    model = AudioVAE(replace(SMALL, harmonic_source=source, phase_band_hz=band_hz))
     return VAETask(model, store, store, replace(config, **changes))
 
 
-@pytest.mark.parametrize("source", [False, True])
-def test_every_parameter_gets_a_gradient(clips: list[Clip], source: bool) -> None:
-    task = task_of(clips, source, adversary_share=0.0)
+@pytest.mark.parametrize(("source", "band_hz"), [(False, 0.0), (True, 0.0), (True, 700.0)])
+def test_every_parameter_gets_a_gradient(clips: list[Clip], source: bool, band_hz: float) -> None:
+    task = task_of(clips, source, band_hz, adversary_share=0.0)
     modules, groups = task.modules(), task.optimizers()
     batch = task.batch(0, step_generator(0, 0))
     if batch.pitch is not None:
@@ -312,10 +318,11 @@ def test_training_brings_the_distance_down(clips: list[Clip], tmp_path: Path) ->
     after = task.evaluate(30)
     for name in ("mel", "stft", "mel_mid_side", "stft_mid_side"):
         assert after[name] < 0.8 * before[name], name
-    assert set(after) == {"mel", "stft", "mel_mid_side", "stft_mid_side", "kl", "channels_active"}
+    assert set(after) == {"mel", "stft", "mel_mid_side", "stft_mid_side", "snr_db", "kl", "channels_active"}
 
 
-def test_stage(clips: list[Clip], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rate", "channels", "hop"), [(44_100, 2, 512), (16_000, 1, 128)])
+def test_stage(clips: list[Clip], tmp_path: Path, rate: int, channels: int, hop: int) -> None:
     rows = [
         {
             "id": clip.path.stem,
@@ -333,27 +340,52 @@ def test_stage(clips: list[Clip], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "samples.jsonl", rows)
     config = TrainVAEConfig(
         audio=tmp_path / "samples.jsonl", steps=10, batch_size=1, crop_frames=4, mel_hidden_size=16,
-        hidden_size=16, blocks=(1, 1, 1, 1), adversary_share=1.0,
+        hidden_size=16, blocks=(1, 1, 1, 1), adversary_share=1.0, sample_rate=rate, channels=channels,
+        mel_hop_samples=hop,
     )  # fmt: skip
     figures = TRAIN_VAE.run(config, context_of(tmp_path))
-    assert figures["steps"] == 10 and figures["latent_rate"] == pytest.approx(21.533, abs=1e-3)
+    assert figures["steps"] == 10 and figures["latent_rate"] == pytest.approx(rate / hop / 4, abs=1e-3)
+    assert ("stft_mid_side" in figures) == (channels == 2)
     for artifact in TRAIN_VAE.artifacts.values():
         assert (tmp_path / artifact).exists()
-    model = AudioVAE.from_pretrained(tmp_path)
+    model = load_autoencoder(tmp_path)
+    assert isinstance(model, AudioVAE) and isinstance(model, Autoencoder)
     assert float((model.latent_std_D - 1).abs().max()) > 0
+    latent_DT = model.encode(torch.zeros(channels, rate))
+    assert model.decode(latent_DT, rate).shape == (channels, rate)
+    again = AudioVAE.from_pretrained(tmp_path)
+    assert again.digest == model.digest
+    again.latent_std_D *= 2
+    assert again.digest != model.digest
 
 
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_planned_parameters_are_the_real_ones(size: str, tmp_path: Path) -> None:
-    rule = SIZES[size]
-    config = VAEConfig(
-        mel_hidden_size=rule.mel_hidden_size,
-        hidden_size=rule.hidden_size,
-        encoder_layers=rule.blocks[:2],
-        decoder_layers=rule.blocks[2:],
-    )
-    with torch.device("meta"):
-        count = sum(p.numel() for p in AudioVAE(config).parameters())
-    assert vae_parameters(rule.mel_hidden_size, rule.hidden_size, rule.blocks) == count
+def published() -> AudioVAE:
+    """The published autoencoder of a test."""
+    return AudioVAE(replace(SMALL, channels=1))
+
+
+def test_an_autoencoder_by_import_path(tmp_path: Path) -> None:
+    assert load_autoencoder(f"{__name__}:published").channels == 1
+    with pytest.raises(ConfigError, match="digest"):
+        load_autoencoder(f"{__name__}:Path")
+    with pytest.raises(ConfigError, match="config.json is missing"):
+        load_autoencoder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "audiolm_vae"}')
+    with pytest.raises(ConfigError, match="did you mean 'audiollm_vae'"):
+        load_autoencoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": "small"},
+        {"phase_band_hz": 0.0, "harmonic_source": False},
+        {"channels": 1, "mel_hop_samples": 128, "sample_rate": 16_000},
+    ],
+)
+def test_planned_parameters_are_the_real_ones(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = TrainVAEConfig(audio=tmp_path, **changes)
+    count = sum(p.numel() for p in AudioVAE(vae_config(config)).parameters())
     assert TRAIN_VAE.plan is not None
-    assert TRAIN_VAE.plan(TrainVAEConfig(audio=tmp_path, size=size), {}).parameters == count  # type: ignore[arg-type]
+    assert TRAIN_VAE.plan(config, {}).parameters == count

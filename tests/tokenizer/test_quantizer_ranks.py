@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, multiprocessing
 
+from tests.forked import forked
 from tokenizer.higgs.quantizer import HiggsQuantizer
 from tokenizer.quantizers.codebooks import sum_over_ranks
 from tokenizer.quantizers.residual import QUANTIZERS
@@ -69,7 +70,8 @@ def run_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)
+    with forked():
+        multiprocessing.start_processes(run_rank, (str(folder),), nprocs=2, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

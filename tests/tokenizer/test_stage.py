@@ -29,6 +29,7 @@ from audiollm.recipe.stages import load_recipe
 from tokenizer.clips import ClipStore, find_clips
 from tokenizer.higgs import HiggsTokenizer, new_higgs, published_config
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
+from tokenizer.training import task as tokenizer_task
 from tokenizer.training.run import tokenize_samples
 from tokenizer.training.settings import TokenizeConfig
 from tokenizer.training.stages import HIGGS_PARAMETERS
@@ -43,6 +44,11 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "tokenizer" / "tiny.yaml"
 def tone(path: Path, seconds: float, pitch: float = 220.0, rate: int = 16_000) -> None:
     time_N = torch.arange(round(seconds * rate)) / rate
     save(path, 0.1 * torch.sin(2 * math.pi * pitch * time_N)[None], rate)
+
+
+@pytest.fixture(autouse=True)
+def few_frames_of_the_last_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_task, "REFIT_FRAMES_PER_CODE", 1)
 
 
 @pytest.fixture
@@ -168,7 +174,7 @@ def test_training_goes_on_from_a_tokenizer(
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     shape = {"mel_hidden_size": 16, "hidden_size": 16, "encoder_layers": (1, 1), "decoder_layers": (1, 1)}
-    start = AudioTokenizer(TokenizerConfig(**shape))  # type: ignore[arg-type]
+    start = AudioTokenizer(TokenizerConfig(codebook_size=64, **shape))  # type: ignore[arg-type]
     start.save_pretrained(tmp_path / "start")
     changes = {"batch_size": 2, "crop_frames": 12, "steps": 10, "minutes": "null", "learning_rate": 1e-9}
     overrides = [f"train_tokenizer.{key}={value}" for key, value in changes.items()]

@@ -23,6 +23,7 @@ from tokenizer.clips import Clip, ClipStore, random_crops
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.teacher.model import MelUnitConfig, MelUnitEncoder, SemanticTeacher
 from tokenizer.teacher.training import fit_statistics
+from tokenizer.training.discriminators import DiscriminatorConfig
 from tokenizer.training.task import SETTLING_STEPS, TokenizerTask, TokenizerTaskConfig
 
 CPU = torch.device("cpu")
@@ -66,6 +67,7 @@ def task_of(store: ClipStore, teacher: SemanticTeacher | None, quantizer: str = 
     config = TokenizerTaskConfig(
         seed=0, batch_size=4, crop_frames=6, autoencoder_share=0.2, adversary_share=0.6, revive_every=2,
         kmeans_batches=2,
+        discriminators=DiscriminatorConfig(periods=(2, 3), stft_windows=(256,), channels=4, max_channels=8),
     )  # fmt: skip
     return TokenizerTask(AudioTokenizer(shape), store, store, config, teacher)
 
@@ -171,7 +173,7 @@ def test_codebooks_that_have_just_begun_raise_no_alarm(store: ClipStore) -> None
 
 def test_any_prefix_of_codebooks_decodes_and_more_are_closer(tmp_path: Path, store: ClipStore) -> None:
     task = task_of(store, None)
-    run(tmp_path / "run", task, steps=80, log_every=50)
+    run(tmp_path / "run", task, steps=50, log_every=50)
     clip = store[3][None, :24_000]
     model = task.model
     codes = model.encode(clip)

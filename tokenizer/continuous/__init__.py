@@ -1,1 +1,1 @@
-"""The variational autoencoder of 44.1 kHz stereo, and its training."""
+"""The variational autoencoder of sounds, and its training."""

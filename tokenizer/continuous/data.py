@@ -1,6 +1,6 @@
-"""Training audio for the continuous variant: stereo clips as they are, loaded and cut to batches.
+"""Training audio for the continuous variant: clips as they are, in stereo or mono, loaded and cut to batches.
 
-Shapes: B crops, C channels (left, right), N samples.
+Shapes: B crops, C channels (left, right; or one), N samples.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ GAIN_DB = 6.0
 
 
 class StereoStore(RandomClips):
-    """Stereo parts of clips at one sample rate, at their own level; about `cache_mb` of them stay in memory."""
+    """Parts of clips, stereo or mono, at one rate and their own level; about `cache_mb` stay in memory."""
 
     highest_pitch_hz = SOUND_HZ
 
-    def __init__(self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024) -> None:
+    def __init__(
+        self, clips: Sequence[Clip], sample_rate: int, cache_mb: float = 1024, channels: int = 2
+    ) -> None:
+        self.channels = channels
         parts, unread = [], {}
         for clip in clips:
             try:
@@ -34,7 +37,7 @@ class StereoStore(RandomClips):
                 unread[str(error.path)] = error.reason
         super().__init__(parts, [_duration_s(part) for part in parts], sample_rate)
         self._unread = unread
-        part_mb = 2 * 4 * sample_rate * self.duration_s / max(1, len(self)) / 2**20
+        part_mb = channels * 4 * sample_rate * self.duration_s / max(1, len(self)) / 2**20
         self._load = lru_cache(max(1, int(cache_mb / max(part_mb, 1e-3))))(self._read)
 
     @property
@@ -43,7 +46,7 @@ class StereoStore(RandomClips):
         return float(self._ends_s[-1]) if self.clips else 0.0
 
     def __getitem__(self, index: int) -> Tensor:
-        """Samples `[2, N]`, float32.
+        """Samples `[C, N]`, float32.
 
         Raises:
             AudioError: the file cannot be read any more.
@@ -54,12 +57,12 @@ class StereoStore(RandomClips):
         part = self.clips[index]
         waveform = load(part.path, part.start_s, part.end_s, sample_rate=self.sample_rate)
         # beyond stereo the first two channels are the front pair, in every usual order
-        return set_channels(waveform.samples_CN[:2], 2)
+        return set_channels(waveform.samples_CN[:2], self.channels)
 
 
 def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.Generator) -> Crops:
-    """Crops `[B, 2, N]`: parts one after another until full, each at a random gain, dithered."""
-    crops_BCN = torch.randn(batch, 2, length, generator=generator) * DITHER
+    """Crops `[B, C, N]`: parts one after another until full, each at a random gain, dithered."""
+    crops_BCN = torch.randn(batch, store.channels, length, generator=generator) * DITHER
     pieces = []
     for row, crop_CN in enumerate(crops_BCN):
         filled = 0
@@ -74,7 +77,7 @@ def stereo_crops(store: StereoStore, batch: int, length: int, generator: torch.G
 
 
 def _with_gain(samples_CN: Tensor, generator: torch.Generator) -> Tensor:
-    """One gain of +- `GAIN_DB` for both channels, less where it would clip."""
+    """One gain of +- `GAIN_DB` for all channels, less where it would clip."""
     gain_db = (float(torch.rand((), generator=generator)) * 2 - 1) * GAIN_DB
     peak = float(samples_CN.abs().max())
     return samples_CN * min(10 ** (gain_db / 20), 1 / max(peak, 1e-6))

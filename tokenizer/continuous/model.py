@@ -1,12 +1,14 @@
-"""The continuous variant: a variational autoencoder of 44.1 kHz stereo, 64 numbers at 21.5 Hz, for flow matching.
+"""The continuous variant: a variational autoencoder for flow matching, by default of 44.1 kHz stereo at 21.5 Hz.
 
 Encoder, decoder and the windows in which they run are the discrete tokenizer's. The encoder hears four signals:
-left, right, mid and side. It sees magnitudes alone, and those of left and right do not tell a sound in phase from
+left, right, mid and side. Of these it sees magnitudes, and those of left and right do not tell a sound in phase from
 one in antiphase; with their sum and difference they do. Which channel leads by a fraction of a period they do
-not tell.
+not tell. Of a phase band it sees the waveform.
 
-Shapes: B batch, C channels (left, right), V views (left, right, mid, side), N samples, T frames at 21.5 Hz, D latent
-dimension.
+A mono autoencoder has one channel and one view of it.
+
+Shapes: B batch, C channels (left, right; or one), V views (left, right, mid, side; or one), N samples, T frames, D
+latent dimension.
 """
 
 from __future__ import annotations
@@ -20,16 +22,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.models.pretrained import load_model, made_of, save_model
+from audiollm.autoencoder import module_digest
+from audiollm.models.pretrained import load_whole, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
+from tokenizer.native.phase_band import PhaseBand
 from tokenizer.native.pitch import SOUND_HZ, PitchTarget
 from tokenizer.native.streaming import LatentStream, WaveformStream
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.rates import VAE_HOP_SAMPLES, VAE_SAMPLE_RATE
 
 MODEL_TYPE = "audiollm_vae"
-CHANNELS, VIEWS = 2, 4
 DEVIATION_FLOOR = 1e-4
+PHASE_BAND_SHARE = 0.5
+"""Share of the latent's numbers that hold the phase band's waveform when training begins."""
+PHASE_BAND_DEVIATION = -3.0
+"""Bias of their deviations before the softplus: the draws are near the waveform from the first step on."""
 PIECE_S = 10
 """Seconds of a long waveform that are encoded or decoded together."""
 
@@ -39,6 +46,8 @@ class VAEConfig:
     """The shape of a VAE. The defaults of rate, hop and latent are those of Stable Audio Open and ThinkSound."""
 
     sample_rate: int = VAE_SAMPLE_RATE
+    channels: int = 2
+    """1 or 2."""
     mel_hop_samples: int = VAE_HOP_SAMPLES // 4
     stride: int = 4
     n_fft: int = VAE_HOP_SAMPLES
@@ -52,15 +61,26 @@ class VAEConfig:
     """Blocks at the latent rate, blocks at the mel rate."""
     harmonic_source: bool = False
     """The latents carry a pitch, and the decoder makes its harmonics; False in folders made before it was there."""
+    phase_band_hz: float = 0.0
+    """The latents carry the waveform below it, phase included; 0, as in folders made before it was there: none."""
     step_frames: int = 8
     """Frames that are computed at a time, always. Part of what the latents are: see `streaming.py`."""
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 2):
+            raise ValueError(f"channels must be 1 or 2, not {self.channels}")
 
     @property
     def hop_samples(self) -> int:
         return self.mel_hop_samples * self.stride
 
+    @property
+    def views(self) -> int:
+        """Signals that the encoder hears: left, right, mid and side; or the only channel."""
+        return 4 if self.channels == 2 else 1
+
     def shape(self, channels: int) -> AutoencoderShape:
-        """The shape of the encoder (`VIEWS` channels) or the decoder (`CHANNELS`)."""
+        """The shape of the encoder (`views` channels) or the decoder (`channels`)."""
         return AutoencoderShape(
             sample_rate=self.sample_rate,
             channels=channels,
@@ -73,7 +93,15 @@ class VAEConfig:
             encoder_layers=self.encoder_layers,
             decoder_layers=self.decoder_layers,
             highest_pitch_hz=SOUND_HZ if self.harmonic_source else 0.0,
+            phase_band=self.phase_band,
         )
+
+    @property
+    def phase_band(self) -> PhaseBand | None:
+        """The band whose waveform the latents carry."""
+        if not self.phase_band_hz:
+            return None
+        return PhaseBand(self.phase_band_hz, self.channels, round(self.latent_dim * PHASE_BAND_SHARE))
 
 
 class Posterior(NamedTuple):
@@ -106,7 +134,7 @@ class VAEOutput(NamedTuple):
 
 
 class AudioVAE(nn.Module):
-    """Stereo waveform to continuous latents and back."""
+    """Waveform to continuous latents and back: an `audiollm.autoencoder.Autoencoder`."""
 
     latent_mean_D: Tensor
     latent_std_D: Tensor
@@ -114,8 +142,13 @@ class AudioVAE(nn.Module):
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config.shape(VIEWS), 2 * config.latent_dim)
-        self.decoder = Decoder(config.shape(CHANNELS), config.latent_dim)
+        self.encoder = Encoder(config.shape(config.views), 2 * config.latent_dim)
+        self.decoder = Decoder(config.shape(config.channels), config.latent_dim)
+        if config.phase_band is not None:
+            first, last_layer = config.latent_dim, self.encoder.output[-1]
+            assert isinstance(last_layer, nn.Linear)
+            with torch.no_grad():
+                last_layer.bias[first : first + config.phase_band.numbers] = PHASE_BAND_DEVIATION
         self.register_buffer("latent_mean_D", torch.zeros(config.latent_dim))
         self.register_buffer("latent_std_D", torch.ones(config.latent_dim))
 
@@ -126,6 +159,15 @@ class AudioVAE(nn.Module):
     @property
     def hop_samples(self) -> int:
         return self.config.hop_samples
+
+    @property
+    def channels(self) -> int:
+        return self.config.channels
+
+    @property
+    def digest(self) -> str:
+        """Digest of weights, statistics and settings; computed anew, for they may have been trained in between."""
+        return module_digest(self, repr(self.config))
 
     @property
     def latent_rate(self) -> float:
@@ -151,10 +193,10 @@ class AudioVAE(nn.Module):
         return VAEOutput(made_BCN, posterior, pitch_loss)
 
     def encode(self, samples_CN: Tensor) -> Tensor:
-        """Stereo waveform `[2, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
+        """Waveform `[C, N]` at `sample_rate` to the latents' means `[D, ceil(N / hop)]`; N may be hours long.
 
         Raises:
-            ValueError: not stereo, empty, or not finite.
+            ValueError: another number of channels, empty, or not finite.
         """
         return self.encode_distribution(samples_CN).mean
 
@@ -162,9 +204,9 @@ class AudioVAE(nn.Module):
         """As `encode`, with the variances: what a flow-matching model may draw its targets from.
 
         Raises:
-            ValueError: not stereo, empty, or not finite.
+            ValueError: another number of channels, empty, or not finite.
         """
-        _check_stereo(samples_CN, at_least=1)
+        _check_channels(samples_CN, self.channels, at_least=1)
         parts = list(self.encode_stream([samples_CN]))
         return Posterior(
             torch.cat([part.mean for part in parts], dim=1),
@@ -172,14 +214,14 @@ class AudioVAE(nn.Module):
         )
 
     def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[Posterior]:
-        """Latents of a waveform that comes in pieces `[2, n]`, at constant memory; the same latents as `encode`.
+        """Latents of a waveform that comes in pieces `[C, n]`, at constant memory; the same latents as `encode`.
 
         Raises:
-            ValueError: a piece that is not stereo or not finite.
+            ValueError: a piece of another number of channels or not finite.
         """
         stream = LatentStream(self.encoder, self.config.step_frames)
         for piece_CN in pieces_CN:
-            _check_stereo(piece_CN, at_least=0)
+            _check_channels(piece_CN, self.channels, at_least=0)
             for part_CN in piece_CN.split(PIECE_S * self.sample_rate, dim=1):
                 yield from map(_window_posterior, stream.push(stereo_views(part_CN)))
         windows, frames = stream.flush()
@@ -191,7 +233,7 @@ class AudioVAE(nn.Module):
             frames -= window_BTD.shape[1]
 
     def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
-        """Latents `[D, T]` to a waveform `[2, T * hop]` in [-1, 1], cut to `num_samples` where given.
+        """Latents `[D, T]` to a waveform `[C, T * hop]` in [-1, 1], cut to `num_samples` where given.
 
         Raises:
             ValueError: no frame, another latent dimension, or not finite.
@@ -223,7 +265,7 @@ class AudioVAE(nn.Module):
 
     @torch.no_grad()
     def measure_latents(self, clips_CN: Iterable[Tensor]) -> None:
-        """Set what `normalize` uses: mean and deviation of the latents of these waveforms `[2, N]`.
+        """Set what `normalize` uses: mean and deviation of the latents of these waveforms `[C, N]`.
 
         Of draws, not of means: a channel that tells nothing has means that hardly move, and would be blown up.
 
@@ -255,11 +297,7 @@ class AudioVAE(nn.Module):
         Raises:
             ConfigError: nothing there, or another kind of model.
         """
-        config, weights = load_model(Path(folder), MODEL_TYPE, VAEConfig)
-        with made_of(Path(folder)):
-            model = cls(config)
-            model.load_state_dict(weights)
-        return model.eval()
+        return load_whole(folder, MODEL_TYPE, VAEConfig, cls)
 
     def _in_steps(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same frames in pieces of `step_frames`, the last one shorter: see `streaming.py`."""
@@ -276,7 +314,9 @@ class AudioVAE(nn.Module):
 
 
 def stereo_views(samples_CN: Tensor) -> Tensor:
-    """`[..., 2, N]` to `[..., 4, N]`: left, right, and half their sum and difference (mid and side)."""
+    """`[..., 2, N]` to `[..., 4, N]`: left, right, and half their sum and difference (mid and side); mono as it is."""
+    if samples_CN.shape[-2] == 1:
+        return samples_CN
     left, right = samples_CN.unbind(dim=-2)
     return torch.stack([left, right, (left + right) / 2, (left - right) / 2], dim=-2)
 
@@ -292,11 +332,11 @@ def _window_posterior(encoded_1TD: Tensor) -> Posterior:
     return Posterior(*(part[0].T for part in _posterior(encoded_1TD)))
 
 
-def _check_stereo(samples_CN: Tensor, at_least: int) -> None:
-    if samples_CN.ndim != 2 or samples_CN.shape[0] != CHANNELS or samples_CN.shape[1] < at_least:
+def _check_channels(samples_CN: Tensor, channels: int, at_least: int) -> None:
+    if samples_CN.ndim != 2 or samples_CN.shape[0] != channels or samples_CN.shape[1] < at_least:
         raise ValueError(
-            f"encode takes a stereo waveform [2, samples >= 1], not {list(samples_CN.shape)}: "
-            "audiollm.audio.set_channels(samples_CN, 2) makes stereo of mono"
+            f"encode takes a waveform [{channels}, samples >= 1], not {list(samples_CN.shape)}: "
+            f"audiollm.audio.set_channels(samples_CN, {channels}) makes one"
         )
 
 

@@ -20,7 +20,6 @@ from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.model import AudioVAE, VAEConfig
 from tokenizer.continuous.settings import TrainVAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
-from tokenizer.rates import VAE_LATENT_RATE
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.voicing import voicing_figures, warn_of_whispers
@@ -35,13 +34,13 @@ def train_vae(config: TrainVAEConfig, context: Context) -> dict[str, Any]:
     Every rank trains; the first one does the rest, and it alone writes.
     """
     device, ranks = default_device(), context.ranks
-    shape = _shape(config)
+    shape = vae_config(config)
     clips = find_training_clips(config.audio)
     stores = {
-        "train": StereoStore(clips.train, shape.sample_rate),
-        "test": StereoStore(clips.test, shape.sample_rate),
+        name: StereoStore(found, shape.sample_rate, channels=shape.channels)
+        for name, found in (("train", clips.train), ("test", clips.test))
     }
-    step_s = required(config.batch_size) * config.crop_frames / VAE_LATENT_RATE
+    step_s = required(config.batch_size) * config.crop_frames / config.latent_rate
     steps = config.steps_for(stores["train"].duration_s / step_s)
     torch.manual_seed(config.seed)
     model = AudioVAE(shape).to(device)
@@ -75,15 +74,22 @@ def _finish(
     return figures
 
 
-def _shape(config: TrainVAEConfig) -> VAEConfig:
+def vae_config(config: TrainVAEConfig) -> VAEConfig:
+    """The shape that the settings ask for."""
     blocks = required(config.blocks)
     return VAEConfig(
+        sample_rate=config.sample_rate,
+        channels=config.channels,
+        mel_hop_samples=config.mel_hop_samples,
+        n_fft=config.n_fft,
+        num_mels=config.num_mels,
         latent_dim=config.latent_dim,
         mel_hidden_size=required(config.mel_hidden_size),
         hidden_size=required(config.hidden_size),
         encoder_layers=blocks[:2],
         decoder_layers=blocks[2:],
         harmonic_source=config.harmonic_source,
+        phase_band_hz=config.phase_band_hz,
     )
 
 

@@ -5,6 +5,7 @@ Shapes: B crops, C channels, V views (left, right, mid, side), N samples, T fram
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,10 +17,11 @@ from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 from tokenizer.clips import pitch_target
 from tokenizer.continuous.data import StereoStore, stereo_crops
-from tokenizer.continuous.model import CHANNELS, AudioVAE, stereo_views
+from tokenizer.continuous.model import AudioVAE, stereo_views
+from tokenizer.native.phase_band import LappedTransform
 from tokenizer.quantizers.codebooks import all_rows
 from tokenizer.training.adversary import Adversary
-from tokenizer.training.balancer import GradientBalancer
+from tokenizer.training.balancer import GradientBalancer, steps_measured
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import WINDOWS, ReconstructionLoss
 from tokenizer.training.share import BatchShare
@@ -42,8 +44,9 @@ class VAETaskConfig:
     """Weight of the loss on pitch and voicing; above 0 for a model with a harmonic source."""
     adversary_share: float = 0.3
     """Share of the steps before the discriminators begin; 1 for none."""
-    output_weights: Mapping[str, float] = field(default_factory=lambda: dict(OUTPUT_WEIGHTS))
-    """Shares of the gradient on the waveform, as the discrete tokenizer's; `stft` is required."""
+    output_weights: Mapping[str, float] = field(default_factory=lambda: {**OUTPUT_WEIGHTS, "phase": 1.0})
+    """Shares of the gradient on the waveform, as the discrete tokenizer's; `stft` is required. `phase` is the L1
+    distance of the phase band's waveform, coefficient by coefficient."""
     discriminators: DiscriminatorConfig = TINY
 
 
@@ -65,9 +68,13 @@ class VAETask:
         self._train, self._test = train, test
         self._device = next(model.parameters()).device
         self._loss = ReconstructionLoss(model.sample_rate).to(self._device)
+        self._band: LappedTransform | None = None
+        if model.config.phase_band_hz:
+            band = LappedTransform(model.sample_rate, model.hop_samples, model.config.phase_band_hz)
+            self._band = band.to(self._device)
         self._balancer = GradientBalancer(config.output_weights).to(self._device)
-        stereo = replace(config.discriminators, audio_channels=CHANNELS)
-        self._adversary = Adversary(stereo, self._device, self._share)
+        game = replace(config.discriminators, audio_channels=model.channels)
+        self._adversary = Adversary(game, self._device, self._share)
 
     def modules(self) -> dict[str, nn.Module]:
         return {
@@ -84,7 +91,7 @@ class VAETask:
         self._adversary.adopt(modules)
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> CropBatch:
-        """This rank's rows `[B, 2, N]`. Every rank draws the global batch: where one part ends decides the next."""
+        """This rank's rows `[B, C, N]`. Every rank draws the global batch: where one part ends decides the next."""
         config, dice = self.config, step_generator(self.config.seed, step, "batch")
         length = config.crop_frames * self.model.hop_samples
         crops, rows = stereo_crops(self._train, config.batch_size, length, dice), self._share.rows
@@ -96,7 +103,8 @@ class VAETask:
 
     def updates(self, batch: CropBatch, step: int, steps: int) -> Iterator[Update]:
         batch_BCN = batch.samples
-        adversary = step >= self.config.adversary_share * steps
+        adversary_begin = math.ceil(self.config.adversary_share * steps)
+        adversary = step >= adversary_begin
         dice = step_generator(self.config.seed, step, "vae")
         shape_BTD = (self.config.batch_size, self.config.crop_frames, self.model.latent_dim)
         noise_BTD = torch.randn(shape_BTD, generator=dice)[self._share.rows]
@@ -104,7 +112,8 @@ class VAETask:
         losses = self._output_losses(made_BCN, batch_BCN, dice)
         if adversary:
             losses |= self._adversary.losses(made_BCN, batch_BCN)
-        loss = self._balancer.balance(losses, made_BCN)
+        measured = steps_measured(step, adversary_begin if adversary else 0)
+        loss = self._balancer.balance(losses, made_BCN, measured)
         kl = self._share.part(posterior.divergence().sum(dim=2).mean())
         loss = loss + self._kl_factor(losses) * kl
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
@@ -139,6 +148,8 @@ class VAETask:
         scales = [WINDOWS[i] for i in torch.randperm(len(WINDOWS), generator=dice)[:2].tolist()]
         losses: dict[str, Tensor] = self._loss(_rows(made_BCN), _rows(real_BCN), scales)
         losses["waveform"] = functional.l1_loss(made_BCN, real_BCN)
+        if self._band is not None:
+            losses["phase"] = functional.l1_loss(self._band(made_BCN), self._band(real_BCN))
         weights = self.config.output_weights
         return {name: self._share.part(loss) for name, loss in losses.items() if name in weights}
 
@@ -157,7 +168,8 @@ def evaluate_vae(
     """Means over at most `most` clips, evenly picked, decoded from the latents' means.
 
     Distances are natural-log L1: `mel`, `stft` of left and right, `mel_mid_side`, `stft_mid_side` of mid and side.
-    `kl` is in nats a frame; `channels_active` is the share of the latent's channels whose means vary.
+    `kl` is in nats a frame; `channels_active` is the share of the latent's channels whose means vary. `snr_db` compares
+    waveforms sample by sample: below 0 dB silence would be nearer to the recording.
     """
     rows: list[dict[str, float]] = []
     means = []
@@ -166,8 +178,11 @@ def evaluate_vae(
         posterior = model.encode_distribution(samples_CN)
         decoded_CN = model.decode(posterior.mean, num_samples=samples_CN.shape[1])
         real_VN, made_VN = stereo_views(samples_CN), stereo_views(decoded_CN)
-        channels, mid_side = loss(made_VN[:2], real_VN[:2]), loss(made_VN[2:], real_VN[2:])
-        row = {**channels, **{f"{name}_mid_side": value for name, value in mid_side.items()}}
+        row = loss(made_VN[:2], real_VN[:2])
+        if model.channels == 2:
+            mid_side = loss(made_VN[2:], real_VN[2:])
+            row |= {f"{name}_mid_side": value for name, value in mid_side.items()}
+        row["snr_db"] = waveform_snr_db(samples_CN, decoded_CN)
         row["kl"] = posterior.divergence().sum(dim=0).mean()
         rows.append({name: float(value) for name, value in row.items()})
         means.append(posterior.mean.T)
@@ -176,9 +191,15 @@ def evaluate_vae(
 
 
 def _rows(samples_BCN: Tensor) -> Tensor:
-    """`[B, 2, N]` to `[B * 4, N]`."""
+    """`[B, 2, N]` to `[B * 4, N]`; mono `[B, 1, N]` to `[B, N]`."""
     return stereo_views(samples_BCN).flatten(0, 1)
 
 
 def _share_active(mean_TD: Tensor) -> Tensor:
     return (mean_TD.var(dim=0, correction=0) > ACTIVE_VARIANCE).float().mean()
+
+
+def waveform_snr_db(real_CN: Tensor, made_CN: Tensor) -> Tensor:
+    """The recording's energy over that of its difference from what was decoded, in dB; -80 to 80."""
+    ratio = real_CN.square().sum() / (real_CN - made_CN).square().sum().clamp_min(1e-20)
+    return (10 * torch.log10(ratio.clamp_min(1e-8))).clamp_max(80)

@@ -26,6 +26,7 @@ from tokenizer.native.layers import (
     Upsample,
 )
 from tokenizer.native.periodicity import HarmonicShare
+from tokenizer.native.phase_band import BandInput, BandOutput, LappedTransform, PhaseBand
 from tokenizer.native.pitch import (
     LOWEST_HZ,
     PITCH_FUTURE_FRAMES,
@@ -45,6 +46,8 @@ PAST_FRAMES, FUTURE_FRAMES = 4, 2
 """Latent frames before and after its own that the decoder's input layer sees."""
 PITCH_AHEAD_FRAMES = FUTURE_FRAMES - PITCH_FUTURE_FRAMES
 """Latent frames by which the pitch is known before the spectrum."""
+FRAMES_PER_SHARE = 3
+"""Mel frames of which the first teaches the harmonic share, where it is voiced: the windows of neighbours overlap."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class AutoencoderShape:
     highest_pitch_hz: float = 0.0
     """Pitch salience joins the encoder's input, and the decoder mixes a harmonic source of at most this pitch in; 0:
     neither."""
+    phase_band: PhaseBand | None = None
+    """The latents carry the waveform of this band, phase included; None: magnitudes alone."""
 
     @property
     def hop_samples(self) -> int:
@@ -94,7 +99,19 @@ class Encoder(nn.Module):
         self.mel_blocks = nn.ModuleList(ConvNeXtBlock(shape.mel_hidden_size) for _ in range(before))
         self.downsample = Downsample(shape.mel_hidden_size, shape.hidden_size, shape.stride)
         self.blocks = nn.ModuleList(ConvNeXtBlock(shape.hidden_size) for _ in range(after))
-        self.output = nn.Sequential(nn.LayerNorm(shape.hidden_size), nn.Linear(shape.hidden_size, latent_dim))
+        last = nn.Linear(shape.hidden_size, latent_dim)
+        self.output = nn.Sequential(nn.LayerNorm(shape.hidden_size), last)
+        self.band: BandInput | None = None
+        if shape.phase_band is not None:
+            if shape.hop_samples // 2 >= shape.context_samples:
+                raise ValueError(
+                    f"a phase band wants a stride of at most {2 * MEL_CONTEXT}, not {shape.stride}"
+                )
+            transform = LappedTransform(shape.sample_rate, shape.hop_samples, shape.phase_band.cutoff_hz)
+            self.band = BandInput(transform, shape.phase_band, shape.hidden_size, latent_dim)
+            with torch.no_grad():  # at first, these hold the band's coefficients alone
+                last.weight[: shape.phase_band.numbers] = 0
+                last.bias[: shape.phase_band.numbers] = 0
 
     def forward(self, samples_BCN: Tensor) -> Tensor:
         """The whole at once; N must be a multiple of the hop. Silence is assumed on both sides."""
@@ -108,8 +125,14 @@ class Encoder(nn.Module):
         next layer's weights are fetched: the same arithmetic as one after another, with fewer cache misses.
         """
         x_BTC = _run(self.mel_blocks, [self.input(self._mel(window)) for window in windows_BCN], carry)
-        x_BTC = _run(self.blocks, [self.downsample(x) for x in x_BTC], carry)
-        return [self.output(x) for x in x_BTC]
+        x_BTC = [self.downsample(x) for x in x_BTC]
+        if self.band is None:
+            return [self.output(x) for x in _run(self.blocks, x_BTC, carry)]
+        surplus = self.shape.context_samples - self.shape.hop_samples // 2
+        bands_BTX = [self.band.coefficients(window[..., surplus:-surplus]) for window in windows_BCN]
+        x_BTC = [x + self.band.hidden(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
+        x_BTC = _run(self.blocks, x_BTC, carry)
+        return [self.output(x) + self.band.output(band) for x, band in zip(x_BTC, bands_BTX, strict=True)]
 
     def _mel(self, samples_BCN: Tensor) -> Tensor:
         """`[B, T, C * M]`."""
@@ -147,6 +170,17 @@ class Decoder(nn.Module):
             shape.sample_rate,
             bands,
         )
+        self.band: BandOutput | None = None
+        if shape.phase_band is not None:
+            self.band = BandOutput(
+                LappedTransform(shape.sample_rate, shape.hop_samples, shape.phase_band.cutoff_hz),
+                self.source.window_W,
+                shape.stride,
+                shape.channels,
+                latent_dim,
+                shape.mel_hidden_size,
+                shape.phase_band.numbers,
+            )
 
     def forward(self, latent_BTD: Tensor) -> Tensor:
         """The whole at once."""
@@ -172,14 +206,15 @@ class Decoder(nn.Module):
             track = PitchTrack(torch.where(voiced_BF, given_BF.double(), read.hz_BF), voiced_BF.to(given_BF))
             excitation, _ = self.source.step(track, None, frames)
         features_BTC = self._features(padded_BTD, None)
-        samples: Tensor = self.head(features_BTC, excitation)
+        samples: Tensor = self.head(features_BTC, excitation, self._band(padded_BTD, features_BTC))
         loss = pitch_loss(PitchLogits(logits.pitch_BFS[:, :frames], logits.voicing_BF[:, :frames]), target)
         return samples, loss + self._share_loss(features_BTC, excitation, target, real_BCN)
 
     def _share_loss(
         self, features_BTC: Tensor, excitation: Excitation, target: PitchTarget, real_BCN: Tensor
     ) -> Tensor:
-        shape, chosen_BF = self.shape, target.hz_BF > 0
+        shape, chosen_BF = self.shape, torch.zeros_like(target.hz_BF, dtype=torch.bool)
+        chosen_BF[:, ::FRAMES_PER_SHARE] = target.hz_BF[:, ::FRAMES_PER_SHARE] > 0
         chosen_BF[0, 0] = True  # FFTs want one frame at least; without voice it has no weight
         margin = (shape.n_fft - shape.mel_hop_samples) // 2
         source_MK = excitation.spectrum_BFK[chosen_BF].abs().square()
@@ -195,12 +230,21 @@ class Decoder(nn.Module):
                 logits_MP, share_MP.to(logits_MP), reduction="none"
             ).mean(dim=1)
             entropy_BF = entropy_BF + torch.zeros_like(entropy_BF).masked_scatter(chosen_BF, entropy_M)
-        return target.voiced_mean(entropy_BF / shape.channels)
+        return target.voiced_mean(entropy_BF * (FRAMES_PER_SHARE / shape.channels))
 
     def step(self, latent_BTD: Tensor, carry: Carry) -> Tensor:
         """A piece with `PAST_FRAMES` more before and `FUTURE_FRAMES` more behind; the head's delay applies."""
         excitation = self._excitation(latent_BTD, carry) if self.pitch is not None else None
-        return self.head.step(self._features(latent_BTD, carry), carry, excitation)
+        features_BTC = self._features(latent_BTD, carry)
+        return self.head.step(features_BTC, carry, excitation, self._band(latent_BTD, features_BTC))
+
+    def _band(self, padded_BTD: Tensor, features_BTC: Tensor) -> Tensor | None:
+        """The complex spectrum of the phase band, of latents with the decoder's context on both sides."""
+        if self.band is None:
+            return None
+        around_BTD = padded_BTD[:, PAST_FRAMES - 1 : padded_BTD.shape[1] - FUTURE_FRAMES + 1]
+        spectrum: Tensor = self.band(around_BTD, features_BTC)
+        return spectrum
 
     def _features(self, latent_BTD: Tensor, carry: Carry | None) -> Tensor:
         (x_BTC,) = _run(self.blocks, [self.input(latent_BTD)], carry)

@@ -149,7 +149,7 @@ class InverseSTFTHead(nn.Module):
     """Features `[B, T, C]` to `[B, channels, T * hop]`: log-magnitude and phase, then inverse STFT (Vocos).
 
     With a harmonic source, the spectrum is magnitude * (v p E + (1 - v p) exp(i phase)): E the source's spectrum, v
-    its voicing, and p, the harmonic share, read from the features in bands.
+    its voicing, and p, the harmonic share, read from the features in bands. A phase band's spectrum is added.
 
     Frame t is centred on its own hop. In pieces, what comes out is `delay_samples` late: the overlap with frames
     that are still to come is carried, and `finish` gives the rest.
@@ -177,14 +177,32 @@ class InverseSTFTHead(nn.Module):
             self.register_buffer("bands_PF", bands_PF, persistent=False)
             self.bands_PF: Tensor
 
-    def forward(self, x_BTC: Tensor, excitation: Excitation | None = None) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, excitation: Excitation | None = None, band_BTCL: Tensor | None = None
+    ) -> Tensor:
         carry: Carry = {}
-        return torch.cat([self.step(x_BTC, carry, excitation), self.finish(carry)], dim=2)
+        return torch.cat([self.step(x_BTC, carry, excitation, band_BTCL), self.finish(carry)], dim=2)
 
-    def step(self, x_BTC: Tensor, carry: Carry, excitation: Excitation | None = None) -> Tensor:
-        """The samples `[B, channels, n]` that these frames complete."""
+    def step(
+        self,
+        x_BTC: Tensor,
+        carry: Carry,
+        excitation: Excitation | None = None,
+        band_BTCL: Tensor | None = None,
+    ) -> Tensor:
+        """The samples `[B, channels, n]` that these frames complete.
+
+        Args:
+            band_BTCL: the complex spectrum of the lowest L bins of a phase band.
+        """
         first = self not in carry
-        frames_BTW = torch.fft.irfft(self._spectrum(x_BTC, excitation), n=self.n_fft) * self.window_W
+        spectrum_RTF = self._spectrum(x_BTC, excitation)
+        if band_BTCL is not None:
+            band_RTL = band_BTCL.transpose(1, 2).flatten(0, 1)
+            spectrum_RTF = spectrum_RTF + functional.pad(
+                band_RTL, (0, spectrum_RTF.shape[2] - band_RTL.shape[2])
+            )
+        frames_BTW = torch.fft.irfft(spectrum_RTF, n=self.n_fft) * self.window_W
         weights_1TW = self.window_W.square().expand(1, x_BTC.shape[1], -1)
         both_RN = overlap_add(torch.cat([frames_BTW, weights_1TW]), self.hop_samples)
         if not first:

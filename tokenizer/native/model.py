@@ -258,6 +258,10 @@ class AudioTokenizer(nn.Module):
         """Decodes codes that come in pieces of any size; what it gives out is together what `decode` gives."""
         return StreamingDecoder(self)
 
+    def sample_stream(self) -> StreamingEncoder:
+        """Encodes samples that come in pieces of any size; what it gives out is together what `encode` gives."""
+        return StreamingEncoder(self)
+
     def decode_batch(self, codes_BKT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `encode_batch`: waveforms `[B, N]`, zero beyond the end, and their lengths `[B]`."""
         audio = [self.decode(codes[:, mask])[0] for codes, mask in zip(codes_BKT, mask_BT, strict=True)]

@@ -12,6 +12,22 @@ from torch import Tensor, nn
 
 from tokenizer.quantizers.codebooks import at_least_float32, is_distributed, sum_over_ranks
 
+MEASURED_EVERY = 4
+"""Steps from one measurement of the norms to the next: one takes a backward pass of its own for every loss."""
+SETTLING_STEPS = 50
+"""Steps at the beginning, of the run or of another loss, in all of which the norms are measured."""
+
+
+def steps_measured(step: int, begin: int) -> int:
+    """The number of steps for which the norms are measured at this one; 0: the averages stay.
+
+    Args:
+        begin: the step from which on the losses are those of today.
+    """
+    if step - begin < SETTLING_STEPS:
+        return 1
+    return MEASURED_EVERY if step % MEASURED_EVERY == 0 else 0
+
 
 class GradientBalancer(nn.Module):
     """Mixes losses by the norms of their gradients at the model's output (EnCodec, arXiv 2210.13438, section 3.4).
@@ -42,7 +58,7 @@ class GradientBalancer(nn.Module):
         self.norm_sum_L: Tensor
         self.norm_count_L: Tensor
 
-    def balance(self, losses: Mapping[str, Tensor], output: Tensor) -> Tensor:
+    def balance(self, losses: Mapping[str, Tensor], output: Tensor, measured: int = 1) -> Tensor:
         """A scalar whose gradient at `output` is the balanced mix: add other losses, call backward once.
 
         Arguments:
@@ -50,6 +66,8 @@ class GradientBalancer(nn.Module):
                 average, and the others share its part. Ranks must give the same losses.
             output: `[B, ...]`, the tensor from which all the losses were computed: of several ranks, this one's
                 rows, and each loss this rank's part of the mean over the global batch.
+            measured: the number of steps for which the norms are measured (`steps_measured`). 0: the averages are taken
+                as they are, and one backward pass is enough for all losses.
 
         Only the gradient of the result means anything, not its value. A gradient of exactly zero adds nothing
         and stays out of the average, which it would drag to zero (the next real gradient would then be
@@ -60,10 +78,12 @@ class GradientBalancer(nn.Module):
             raise ValueError(
                 f"the balancer has weights for {list(self.weights)}; losses given: {list(losses)}"
             )
+        if not measured:
+            return self._weighted(losses)
         gradients = {name: _gradient(name, loss, output) for name, loss in losses.items()}
         norms_L = self._mean_norms(gradients)
         self._raise_if_not_finite(norms_L)
-        self._update(norms_L)
+        self._update(norms_L, measured)
         average_L = self.norm_sum_L / self.norm_count_L.clamp_min(self.epsilon)
         total_weight = sum(self.weights[name] for name in gradients)
         mixed = torch.zeros_like(at_least_float32(output))
@@ -101,11 +121,22 @@ class GradientBalancer(nn.Module):
                 "look at this step's batch, or lower the learning rate"
             )
 
-    def _update(self, norms_L: Tensor) -> None:
+    def _weighted(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """The losses over their averages, so that their sum has the balanced gradient; 0 for one never seen."""
+        total_weight = sum(self.weights[name] for name in losses)
+        averages = self.average_norms()
+        shares = {name: self.total_norm * self.weights[name] / total_weight for name in losses}
+        factors = {
+            name: torch.where(averages[name] > 0, share / (averages[name] + self.epsilon), 0.0)
+            for name, share in shares.items()
+        }
+        return torch.stack([at_least_float32(loss) * factors[name] for name, loss in losses.items()]).sum()
+
+    def _update(self, norms_L: Tensor, steps: int) -> None:
         seen_L = norms_L > 0
-        decay_L = torch.where(seen_L, self.decay, 1.0)
-        self.norm_sum_L.mul_(decay_L).add_(norms_L)
-        self.norm_count_L.mul_(decay_L).add_(seen_L)
+        decay_L = torch.where(seen_L, self.decay**steps, 1.0)
+        self.norm_sum_L.mul_(decay_L).add_(norms_L, alpha=steps)
+        self.norm_count_L.mul_(decay_L).add_(seen_L, alpha=steps)
 
 
 def _gradient(name: str, loss: Tensor, output: Tensor) -> Tensor:

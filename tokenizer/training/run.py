@@ -50,12 +50,15 @@ def train_tokenizer(config: TrainTokenizerConfig, context: Context) -> dict[str,
     stores = {"train": ClipStore(clips.train, SAMPLE_RATE), "test": ClipStore(clips.test, SAMPLE_RATE)}
     step_s = required(config.batch_size) * config.crop_frames / FRAME_RATE
     steps = config.steps_for(stores["train"].duration_s / step_s)
+    start = _start(config)
     teacher = _teacher(config, context, stores, steps, device) if config.preset == "native" else None
     torch.manual_seed(config.seed)
-    model = _model(config, teacher).to(device)
+    model = (start or _new(config, teacher)).to(device)
+    if isinstance(start, AudioTokenizer):
+        _check_taught(start, teacher, config)
     task = TokenizerTask(model, stores["train"], stores["test"], _task_config(config, model), teacher, ranks)
     # the quantizer joins after the plain autoencoder
-    loop = config.loop_config(steps, ema_decay=0.99, evaluations=8, unused_parameters=True)
+    loop = config.loop_config(steps, ema_decay=0.99, evaluations=5, unused_parameters=True)
     figures = train(task, loop, context.folder, context, device)
     task.refit_codebooks()
     found_bad = [bad for found in ranks.gather(stores["train"].bad) for bad in found]
@@ -117,25 +120,38 @@ def _teacher(
     return load_teacher(folder / "model").to(device)
 
 
-def _model(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> AudioTokenizer | HiggsTokenizer:
-    """The tokenizer to train: new, or the one to go on from."""
-    if config.preset == "higgs":
-        return (
-            HiggsTokenizer.from_pretrained(config.start)
-            if config.start
-            else new_higgs(Path(str(config.teacher)))
-        )
+def _start(config: TrainTokenizerConfig) -> AudioTokenizer | HiggsTokenizer | None:
+    """The tokenizer to go on from, if any. One that had no teacher is refused before one is trained for it."""
     if config.start is None:
-        return AudioTokenizer(_shape(config, teacher))
+        return None
+    if config.preset == "higgs":
+        return HiggsTokenizer.from_pretrained(config.start)
     model = AudioTokenizer.from_pretrained(config.start)
+    if not model.config.semantic_dim and config.teacher != "none":
+        raise StageError(
+            f"the tokenizer in {config.start} was taught 0 features a frame: it had no teacher",
+            "give `teacher: none`",
+            2,
+        )
+    return model
+
+
+def _check_taught(
+    model: AudioTokenizer, teacher: SemanticTeacher | None, config: TrainTokenizerConfig
+) -> None:
     wanted, has = (teacher.feature_dim if teacher else 0), model.config.semantic_dim
     if has != wanted:
         raise StageError(
             f"the tokenizer in {config.start} was taught {has} features a frame, this teacher has {wanted}",
-            "give the teacher that it was trained with, or `teacher: none` where it had none",
+            "give the teacher that it was trained with",
             2,
         )
-    return model
+
+
+def _new(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> AudioTokenizer | HiggsTokenizer:
+    if config.preset == "higgs":
+        return new_higgs(Path(str(config.teacher)))
+    return AudioTokenizer(_shape(config, teacher))
 
 
 def _shape(config: TrainTokenizerConfig, teacher: SemanticTeacher | None) -> TokenizerConfig:

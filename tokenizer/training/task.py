@@ -5,6 +5,7 @@ Shapes: B crops, N samples, T frames, H teacher's feature dimension.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,7 +22,7 @@ from tokenizer.native.pitch import PitchTarget
 from tokenizer.quantizers.codebooks import at_least_float32
 from tokenizer.quantizers.residual import Quantizer, perplexity
 from tokenizer.training.adversary import Adversary
-from tokenizer.training.balancer import GradientBalancer
+from tokenizer.training.balancer import GradientBalancer, steps_measured
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
 from tokenizer.training.losses import WINDOWS, ReconstructionLoss
 from tokenizer.training.share import BatchShare
@@ -34,6 +35,8 @@ OUTPUT_WEIGHTS = {"mel": 1.0, "stft": 1.0, "waveform": 0.1, "adversarial": 0.25,
 
 
 REFIT_FRAMES_PER_CODE = 60
+CLIPS_PER_EVALUATION = 40
+"""Held-out clips of an evaluation during training."""
 COLLAPSED_SHARE = 0.05
 """An alarm rises when a codebook's perplexity or its codes in use fall below this share of its size."""
 SETTLING_STEPS = 150
@@ -155,7 +158,8 @@ class TokenizerTask:
         batch_BN = batch.samples
         begin = -1 if self.config.trained_codebooks else round(self.config.autoencoder_share * steps)
         self._codebooks_settled_at = begin + SETTLING_STEPS
-        adversary = step >= self.config.adversary_share * steps
+        adversary_begin = math.ceil(self.config.adversary_share * steps)
+        adversary = step >= adversary_begin
         dice = step_generator(self.config.seed, step, "quantizer")
         if step == begin:
             self._initialize_codebooks(dice)
@@ -165,7 +169,8 @@ class TokenizerTask:
         losses = self._output_losses(out.samples_BN, batch_BN, dice)
         if adversary:
             losses |= self._adversary.losses(out.samples_BN[:, None], batch_BN[:, None])
-        loss = self._balancer.balance(losses, out.samples_BN)
+        measured = steps_measured(step, adversary_begin if adversary else 0)
+        loss = self._balancer.balance(losses, out.samples_BN, measured)
         loss = loss + self.config.commitment_weight * out.commitment
         figures: Figures = {key: self._share.figure(value) for key, value in losses.items()}
         figures["commitment"] = self._share.figure(out.commitment)
@@ -187,7 +192,7 @@ class TokenizerTask:
         """Mel and STFT distance on held-out clips, and the codebooks' perplexity there; on the first rank alone."""
         if not self._share.ranks.first:
             return {}
-        return evaluate_tokenizer(self.model, self._test, self._loss)
+        return evaluate_tokenizer(self.model, self._test, self._loss, CLIPS_PER_EVALUATION)
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Collapsed codebooks and a discriminator that no longer tells real from made."""

@@ -22,8 +22,8 @@ from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.recipe.runner import Context
 from tokenizer.clips import RandomClips
 
-MEASURED_S = 60.0
-"""Audio whose pitch is tracked, in all; pYIN takes some 0.2 s per second and side."""
+MEASURED_S = 30.0
+"""Audio whose pitch is tracked, in all; pYIN takes 0.2 to 0.5 CPU-s per second and side."""
 MAX_CLIP_S = 6.0
 WHISPER = 0.5
 """An alarm rises where the decoded sound's voiced share is below this share of the original's."""

@@ -93,9 +93,9 @@ def corrupt(stream: TokenStream, share: float, codebook_size: int, generator: to
 def _shown(part: Part, role: str, no_text: bool, no_speaker: bool) -> Part | None:
     """The part as it is shown; None: not at all."""
     if role == "user" and no_text:
-        return part if isinstance(part, AudioPart) else None
+        return None if isinstance(part, TextPart) else part
     if role == "system" and no_speaker:
-        return None if isinstance(part, AudioPart) else _without_speaker(part)
+        return _without_speaker(part) if isinstance(part, TextPart) else None
     return part
 
 

@@ -49,8 +49,9 @@ def plan_fit(
 ) -> FitPlan:
     """Plan how a sample fits into `max_length` rows, from its text and the sizes of its audio parts alone.
 
-    `cut` first leaves out whole turns from the end, up to the end of an assistant's turn. Where its first turn
-    is too long already, the rows end at `max_length`. A sample without a remaining target is refused.
+    `cut` first leaves out whole turns from the end, up to the end of an assistant's turn. Where its first turn is too
+    long already, the rows end at `max_length`; a stream ends with the last chunk whose action fits. A sample without a
+    remaining target is refused.
     """
     spans = template.layout(messages, sizes)
     rows = sum(span.rows for span in spans)
@@ -58,6 +59,8 @@ def plan_fit(
         return FitPlan(Fitting.WHOLE, rows, len(messages))
     if policy == "refuse":
         return FitPlan(Fitting.REFUSED, 0, 0)
+    if boundary := _chunk_boundary(spans, max_length):
+        return FitPlan(Fitting.CUT_SHORT, *boundary)
     ends = _turn_ends(messages, spans)
     short = [number for number, end in ends.items() if end <= max_length]
     if short:
@@ -92,7 +95,7 @@ def _cut(stream: TokenStream, rows: int, audio_eos: int) -> TokenStream:
     """The first rows; where they end inside of an audio part, its EOS are no targets."""
     cut = {name: value[:rows].clone() for name, value in stream.__dict__.items() if isinstance(value, Tensor)}
     heard = int((stream.kinds_S[:rows] == Kind.FEATURE).sum())
-    kept = TokenStream(**cut, features=_first_windows(stream.features, heard))
+    kept = TokenStream(**cut, features=_first_windows(stream.features, heard), kept=min(stream.kept, rows))
     if int(stream.kinds_S[rows]) == Kind.AUDIO_OUT == int(stream.kinds_S[rows - 1]):
         others = (kept.kinds_S != Kind.AUDIO_OUT).nonzero()
         start = int(others[-1]) + 1 if len(others) else 0
@@ -120,6 +123,16 @@ def _turn_ends(messages: Sequence[Message], spans: Sequence[RowSpan]) -> dict[in
         ends[span.message] = end
     roles = [*(message.role for message in messages), None]
     return {n: rows for n, rows in ends.items() if roles[n] == "assistant" and roles[n + 1] != "assistant"}
+
+
+def _chunk_boundary(spans: Sequence[RowSpan], max_length: int) -> tuple[int, int] | None:
+    """Rows up to the last end of an action that fits, and the messages up to there; None where there is none."""
+    end, found = 0, None
+    for span in spans:
+        end += span.rows
+        if span.ends_action and end <= max_length:
+            found = end, span.message + 1
+    return found
 
 
 def _teaches(spans: Sequence[RowSpan], rows: int, num_codebooks: int) -> bool:

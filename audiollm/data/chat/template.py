@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from audiollm.data.hearing.features import (
     PartSize,
     size_of,
 )
-from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.records.sample import AudioPart, Message, TextPart, refuse_video
 from audiollm.data.text import tokenizer as tokens
 from audiollm.errors import ConfigError
 
@@ -56,6 +56,8 @@ class TokenStream:
     audio_targets_SK: Tensor
     features: tuple[FeatureWindow, ...] = ()
     """The windows whose rows are those of the kind `FEATURE`, in their order."""
+    kept: int = 0
+    """First rows that a model with a sliding window sees from everywhere; 0: the window forgets all alike."""
 
     def __len__(self) -> int:
         return len(self.text_ids_S)
@@ -74,6 +76,10 @@ class RowSpan:
     """A part's own text or frames, and not a mark around it."""
     message: int
     """The number of the message that it belongs to."""
+    heard_from: int | None = None
+    """First frame of a stream's recording that the rows hold, undelayed; None: rows hold a whole part."""
+    ends_action: bool = False
+    """The end of an action of a stream: where a stream may be cut."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,14 @@ class Template:
     `<|audio_bos|><|AUDIO|>…<|audio_eos|>` in system and user turns, spoken audio
     `<|audio_out_bos|><|AUDIO_OUT|>…<|audio_eos|>`; each part of a message is encoded by itself. A heard part is given
     as codes or as features of an encoder (`audiollm.data.hearing.features`), which have no rows of delay.
+
+    A stream (`Message.chunk_frames`) is laid out compactly, with one decoding of its recording:
+
+        ... user header, <|audio_bos|>, then for each chunk: heard frames as they are, the action, the end of the turn
+
+    Heard frames have no delay: all K codes of a frame are one row, so that a chunk's rows are known when it is over. An
+    action is its text (and speech), and silence is the end of the turn alone, one row. The first token of an action is
+    the target of the last heard frame. Everything up to `<|audio_bos|>` is the stream's kept prefix.
 
     Args:
         tokenizer: the text vocabulary, special tokens included.
@@ -116,6 +130,12 @@ class Template:
     def audio_eos(self) -> int:
         return self.codebook_size + 1
 
+    @property
+    def end_of_turn(self) -> int:
+        """The token that ends a turn, and every action of a stream."""
+        (ending,) = self._mark_ids[self._style.end_of_turn]
+        return ending
+
     def check_codes(self, codes_KT: Tensor) -> None:
         """Raises: ValueError: of another shape or range than this codec's."""
         if codes_KT.ndim != 2 or codes_KT.shape[0] != self.num_codebooks or codes_KT.shape[1] == 0:
@@ -132,14 +152,18 @@ class Template:
 
         Raises:
             ValueError: the number of sizes differs from that of audio parts, a part is empty, the assistant's speech
-                is given as features, or a text holds a control token.
+                is given as features, a text holds a control token, or there is a video part.
         """
+        refuse_video(messages)
         style, remaining = self._style, list(sizes)
         spans = [self._mark(style.begin, 0)] if style.begin else []
         for number, message in enumerate(messages):
-            speaking = message.role == "assistant"
+            if message.chunk_frames is not None:
+                spans += self._stream(messages, number, remaining)
+                continue
+            speaking, streamed = message.role == "assistant", is_streamed(messages, number)
             spans.append(self._mark(style.header(message.role), number))
-            for part in message.content:
+            for part in message.content[:-1] if streamed else message.content:
                 if isinstance(part, TextPart):
                     ids = self._content_ids(part.text, message.role)
                     spans.append(RowSpan(Kind.TEXT, ids, len(ids), speaking, True, number))
@@ -147,6 +171,9 @@ class Template:
                 if not remaining:
                     raise ValueError("more audio parts than codes or features")
                 spans += self._audio(remaining.pop(0), speaking, number)
+            if streamed:
+                spans.append(self._mark(tokens.AUDIO_BOS, number))
+                continue
             spans.append(self._mark(self._ending(messages, number), number, speaking))
             if style.after_turn:
                 spans.append(self._mark(style.after_turn, number))
@@ -199,10 +226,20 @@ class Template:
         codes_SK = torch.zeros(len(text_ids), self.num_codebooks, dtype=torch.long)
         audio_targets_SK = torch.full_like(codes_SK, IGNORE)
         start = 0
+        heard_KT = codes_SK[:0].T
+        kept = 0
         for span in spans:
             end = start + span.rows
-            part = None if span.kind == Kind.TEXT else remaining.pop(0)
             kinds_S[start:end] = int(span.kind)
+            if span.heard_from is not None:
+                if span.heard_from == 0:
+                    first = remaining.pop(0)
+                    assert isinstance(first, Tensor)  # the layout refuses features
+                    heard_KT, kept = first, kept or start
+                codes_SK[start:end] = heard_KT[:, span.heard_from : span.heard_from + span.rows].T
+                start = end
+                continue
+            part = None if span.kind == Kind.TEXT else remaining.pop(0)
             if isinstance(part, ClipFeatures):
                 features += part.windows
             elif part is not None:
@@ -211,7 +248,50 @@ class Template:
                     audio_targets_SK[start:end] = delay_targets(part, self.audio_eos)
             start = end
         text_ids_S, text_targets_S = (torch.tensor(ids, dtype=torch.long) for ids in (text_ids, text_targets))
-        return TokenStream(text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features))
+        return TokenStream(
+            text_ids_S, codes_SK, kinds_S, text_targets_S, audio_targets_SK, tuple(features), kept
+        )
+
+    def stream_prompt(self, messages: Sequence[Message], audio: Sequence[PartAudio] = ()) -> TokenStream:
+        """The messages, then an opened stream that is about to hear: the kept prefix, ends with `<|audio_bos|>`."""
+        spans = self._checked_layout(messages, audio)
+        opened = [self._style.header("user"), tokens.AUDIO_BOS]
+        made = self._fill([*spans, *(self._mark(text, len(messages)) for text in opened)], audio)
+        return replace(made, kept=len(made))
+
+    def _stream(self, messages: Sequence[Message], number: int, remaining: list[PartSize]) -> list[RowSpan]:
+        """Lay out the chunks of a stream and the actions after them."""
+        message = messages[number]
+        assert message.chunk_frames is not None
+        if number == 0 or not is_streamed(messages, number - 1):
+            raise ValueError("a stream needs the user's recording as the last part of the message before it")
+        if not remaining:
+            raise ValueError("more audio parts than codes or features")
+        frames = remaining.pop(0)
+        if not isinstance(frames, int):
+            raise ValueError("a stream is heard as codes, and this recording is given as features")
+        actions = message.actions()
+        chunks = -(-frames // message.chunk_frames)
+        if len(actions) != chunks:
+            raise ValueError(
+                f"{len(actions)} actions for {chunks} chunks: {frames} frames in chunks of {message.chunk_frames}"
+            )
+        heard, ending = self._mark_ids[tokens.AUDIO_IN], self._mark_ids[self._style.end_of_turn]
+        spans: list[RowSpan] = []
+        for place, action in enumerate(actions):
+            first = place * message.chunk_frames
+            rows = min(message.chunk_frames, frames - first)
+            spans.append(RowSpan(Kind.AUDIO_IN, heard, rows, False, True, number, heard_from=first))
+            for part in action:
+                if isinstance(part, TextPart):
+                    ids = self._content_ids(part.text, message.role)
+                    spans.append(RowSpan(Kind.TEXT, ids, len(ids), True, True, number))
+                elif remaining:
+                    spans += self._audio(remaining.pop(0), True, number)
+                else:
+                    raise ValueError("more audio parts than codes or features")
+            spans.append(RowSpan(Kind.TEXT, ending, len(ending), True, False, number, ends_action=True))
+        return spans
 
     def _audio(self, size: PartSize, speaking: bool, message: int) -> list[RowSpan]:
         featured = isinstance(size, FeatureRows)
@@ -278,3 +358,15 @@ class Template:
         if style.end_of_message and self.tokenizer.token_to_id(style.end_of_message) is not None:
             marks.append(style.end_of_message)
         return {mark: self._encode(mark) for mark in marks if mark}
+
+
+def is_streamed(messages: Sequence[Message], number: int) -> bool:
+    """Return whether a message is the heard side of a stream: the user's, ends with a recording, and actions follow."""
+    message = messages[number]
+    follows = messages[number + 1] if number + 1 < len(messages) else None
+    return (
+        message.role == "user"
+        and isinstance(message.content[-1], AudioPart)
+        and follows is not None
+        and follows.chunk_frames is not None
+    )

@@ -18,6 +18,7 @@ from audiollm.files.set_aside import row_of
 if TYPE_CHECKING:
     from audiollm.data.chat.tasks import TaskTemplate
     from audiollm.data.convert.request import ConversionRequest, Converter, SourceRows
+    from audiollm.data.records.aligned_recording import AlignedRecording
     from audiollm.data.records.sample import Sample
     from audiollm.errors import BadSample
 
@@ -35,10 +36,20 @@ class SourceKind(str, Enum):
     SHAREGPT = "sharegpt"
     FOLDER = "folder"
     PREFERENCES = "preferences"
+    MMAU = "mmau"
+    AVQA = "avqa"
+    MUSICBENCH = "musicbench"
+    TRANSLATIONS = "translations"
+    REALSI = "realsi"
+    DUPLEX = "duplex"
 
 
+_QUESTIONS = (SourceKind.MMAU, SourceKind.AVQA, SourceKind.MUSICBENCH)
 _CHATS = (SourceKind.ALPACA, SourceKind.SHAREGPT, SourceKind.PREFERENCES)
-_WITH_COLUMNS = (SourceKind.HUGGINGFACE, SourceKind.LJSPEECH, SourceKind.PREFERENCES)
+_TRANSLATIONS = (SourceKind.TRANSLATIONS, SourceKind.REALSI, SourceKind.DUPLEX)
+_WITH_COLUMNS = (
+    SourceKind.HUGGINGFACE, SourceKind.LJSPEECH, SourceKind.PREFERENCES, SourceKind.TRANSLATIONS
+)  # fmt: skip
 
 
 def convert(
@@ -49,7 +60,10 @@ def convert(
             help="huggingface: a folder of save_to_disk, or of parquet or arrow files. lhotse: cuts.jsonl(.gz). "
             "ljspeech: a folder with metadata.csv, or a CSV/TSV with a header (path, text, ...). "
             "alpaca, sharegpt: .json or .jsonl. folder: sound files with .txt, .lab or .json beside them. "
-            "preferences: .json, .jsonl, .parquet, .arrow, or a folder as of huggingface.",
+            "preferences: .json, .jsonl, .csv, .tsv, .parquet, .arrow, or a folder as of huggingface. "
+            "mmau, avqa, musicbench: .json or .jsonl as these publish them. "
+            "translations: .json, .jsonl, .csv, .tsv with audio and target. realsi: its folder. "
+            "duplex: .jsonl of stereo files, as moshi-finetune has them.",
             show_default=False,
         ),
     ],
@@ -58,8 +72,8 @@ def convert(
         str | None,
         typer.Option(
             help="Task that the samples teach: tts, asr, caption, ... "
-            "For alpaca, sharegpt and preferences only its name is used.",
-            show_default="tts; audio_qa or text of chats and preferences",
+            "For chats, preferences and questions only its name is used.",
+            show_default="tts; audio_qa or text of chats, preferences and questions",
         ),
     ] = None,
     tasks: Annotated[
@@ -80,7 +94,30 @@ def convert(
             show_default="the usual names",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice among a task's phrasings.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the choice among phrasings, of questions and of wrong options.")
+    ] = 0,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="How mmau, avqa and musicbench ask: options, ke_omni_r (with a thought), ke_omni_r_direct, r1_aqa, "
+            "or a text with {question} and {options} or {lettered}.",
+            show_default="options",
+        ),
+    ] = None,
+    max_words: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest thought that ke_omni_r asks for, in words.", show_default="50"),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Questions to draw, by the seed.", show_default="all")
+    ] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share of the questions that is held out (split: test).", show_default="0"
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop with exit code 2 at the first unusable row.")
     ] = False,
@@ -107,6 +144,10 @@ def convert(
     An answer is a text, a message or a recording; chosen_audio, rejected_audio,
     completion_audio and completions_audio are recordings beside the texts.
 
+    Translations, realsi and duplex: the manifest is what the stage
+    compose_streams reads, not samples. Rows of translations have audio and
+    target, where known text, words, segments, target_audio and target_words.
+
     Examples:
 
     audiollm convert ljspeech LJSpeech-1.1 -o lj/samples.jsonl
@@ -118,16 +159,34 @@ def convert(
     audiollm convert preferences ultrafeedback -o pairs.jsonl
 
     audiollm convert preferences rated.jsonl -o lists.jsonl --columns completions=outputs
+
+    audiollm convert mmau questions.json -o questions.jsonl --prompt ke_omni_r --held-out 0.2
+
+    audiollm convert avqa train_qa.json -o avqa.jsonl --audio avqa/wavs --prompt ke_omni_r --count 5000
+
+    audiollm convert realsi RealSI -o realsi.jsonl
+
+    audiollm convert duplex calls/data.jsonl -o calls.jsonl
     """
-    from audiollm.data.convert.request import ConversionRequest
+    from audiollm.data.chat.question_prompts import MAX_WORDS, PLAIN, prompt_text
+    from audiollm.data.convert.request import ConversionRequest, QuestionAsking
 
     if not source.exists():
         raise ConfigError("no such file or folder", str(source), "check the path")
     if columns is not None and kind not in _WITH_COLUMNS:
         raise ConfigError(f"{kind.value} has no columns to name", "--columns", "leave it out")
+    if kind in _TRANSLATIONS and task is not None:
+        raise ConfigError(
+            f"{kind.value} teaches no task yet", "--task", "the stage compose_streams makes samples"
+        )
     if tasks is not None and task is None:
         raise ConfigError("no task of it is named", "--tasks", "name one with --task")
-    if kind in _CHATS and seed:
+    given = {"--prompt": prompt, "--max-words": max_words, "--count": count, "--held-out": held_out}
+    if kind not in _QUESTIONS and (named := [name for name, value in given.items() if value is not None]):
+        raise ConfigError(f"{kind.value} has no questions with options", named[0], "leave it out")
+    if "{max_words}" not in prompt_text(prompt or PLAIN) and max_words is not None:
+        raise ConfigError("this prompt asks for no thought of so many words", "--max-words", "leave it out")
+    if kind in (*_CHATS, *_TRANSLATIONS) and seed:
         raise ConfigError(f"{kind.value} draws no phrasings", "--seed", "leave it out")
     request = ConversionRequest(
         source=source,
@@ -136,6 +195,7 @@ def convert(
         columns=_columns(columns),
         task=_task(kind, task, tasks),
         seed=seed,
+        asking=QuestionAsking(prompt or PLAIN, max_words or MAX_WORDS, count, held_out or 0.0),
     )
     rows = _converters()[kind](request)
     _run(request, rows, strict, Console())
@@ -148,7 +208,9 @@ def _converters() -> dict[SourceKind, Converter]:
     from audiollm.data.convert.chats import alpaca, sharegpt
     from audiollm.data.convert.huggingface import huggingface
     from audiollm.data.convert.preferences import preferences
+    from audiollm.data.convert.questions import avqa, mmau, musicbench
     from audiollm.data.convert.tables import folder, lhotse, ljspeech
+    from audiollm.data.convert.translations import duplex, realsi, translations
 
     return {
         SourceKind.HUGGINGFACE: huggingface,
@@ -158,6 +220,12 @@ def _converters() -> dict[SourceKind, Converter]:
         SourceKind.SHAREGPT: sharegpt,
         SourceKind.FOLDER: folder,
         SourceKind.PREFERENCES: preferences,
+        SourceKind.MMAU: mmau,
+        SourceKind.AVQA: avqa,
+        SourceKind.MUSICBENCH: musicbench,
+        SourceKind.TRANSLATIONS: translations,
+        SourceKind.REALSI: realsi,
+        SourceKind.DUPLEX: duplex,
     }
 
 
@@ -184,7 +252,8 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
             write_jsonl(aside, (row_of(row, "convert") for row in bad))
         else:
             aside.unlink(missing_ok=True)
-    console.print(f"{request.out}: {written} samples", highlight=False, soft_wrap=True)
+    made = "samples" if rows.makes_samples else "recordings, for compose_streams"
+    console.print(f"{request.out}: {written} {made}", highlight=False, soft_wrap=True)
     for row in bad[:SHOWN]:
         console.print(f"set aside  {row}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if bad:
@@ -192,8 +261,10 @@ def _run(request: ConversionRequest, rows: SourceRows, strict: bool, console: Co
         console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _good(rows: SourceRows, bad: list[BadSample], strict: bool, console: Console) -> Iterator[Sample]:
-    """The samples; the others, and those whose id was used before, go to `bad`."""
+def _good(
+    rows: SourceRows, bad: list[BadSample], strict: bool, console: Console
+) -> Iterator[Sample | AlignedRecording]:
+    """The records; the others, and those whose id was used before, go to `bad`."""
     from audiollm.errors import BadSample
 
     ids: set[str] = set()
@@ -228,7 +299,7 @@ def _task(kind: SourceKind, name: str | None, path: Path | None) -> TaskTemplate
     from audiollm.data.chat.tasks import load_tasks
 
     known = load_tasks(path)
-    if name is None and kind in _CHATS:
+    if name is None and kind in (*_CHATS, *_QUESTIONS, *_TRANSLATIONS):
         return None
     if (name or "tts") not in known:
         raise ConfigError(f"{name}: no such task", "--task", suggestion(str(name), list(known)))

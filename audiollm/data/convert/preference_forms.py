@@ -6,6 +6,7 @@ among them), and single answers with a label (TRL's unpaired preferences, `kto_t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
     "ranked": ("ranked",),
 }
 """Fields of the answers, as `COMMON_COLUMNS`."""
+LIST_FIELDS = ("audios", "completions", "completions_audio", "labels", "scores", "ranks", "ranked")
+"""Fields with several values."""
 TEXT_KEYS = ("response", "completion", "answer", "text", "content")
 SCORE_KEYS = ("score", "overall_score", "rating", "reward")
 ORIGIN_KEYS = ("model", "origin", "generator")
@@ -112,6 +115,20 @@ def plain_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(number):
         raise WrongField(name, f"a finite number is expected, not {value!r:.60}", "no finite score")
     return number
+
+
+def cell_value(name: str, cell: str | None) -> Any:
+    """The value of a field from the cell of a table: None of an empty one, true or false of a label, a number of a
+    margin, and a list where one is written as JSON."""
+    text = (cell or "").strip()
+    if not text:
+        return None
+    if name in ("label", "margin") or (name in LIST_FIELDS and text.startswith("[")):
+        try:
+            return json.loads(text.lower() if name == "label" else text)
+        except ValueError:
+            return text  # refused, with its column, where it is read
+    return text
 
 
 # Private

@@ -25,27 +25,34 @@ from audiollm.data.convert.preference_forms import (
     GivenAnswer,
     RowForm,
     WrongField,
+    cell_value,
     plain_number,
 )
 from audiollm.data.convert.recordings import is_recording, recording_part
 from audiollm.data.convert.request import ConversionRequest, SourceRows, find_columns
+from audiollm.data.convert.tables import read_table
 from audiollm.data.convert.turns import ROLES, Turn, as_turn, messages_of, num_marks, parts_of
 from audiollm.data.records.sample import AudioPart, Part, RatedAnswer, Sample, find_equal, first_problem
 from audiollm.errors import BadSample, ConfigError, suggestion
 
 PREFERENCE_COLUMNS = {**COMMON_COLUMNS, **ANSWER_COLUMNS}
+TABLES = (".csv", ".tsv")
+TABLE_COLUMNS = {"audios": (*COMMON_COLUMNS["audios"], "path", "file")}
+"""Columns of a CSV or TSV file that are taken for a field, beside those of other sources."""
 _PARTNERS = {"chosen": "rejected", "rejected": "chosen", "completion": "label", "label": "completion"}
 _KINDS = {"empty_answer": "empty answer", "too_short": "empty answer", "answered_twice": "two answers in one"}
 
 
 def preferences(request: ConversionRequest) -> SourceRows:
-    """Rows of a JSON or JSONL file, of a Hugging Face dataset's folder, or of a parquet or arrow file.
+    """Rows of a JSON, JSONL, CSV or TSV file, of a Hugging Face dataset's folder, or of a parquet or arrow file.
 
     Raises:
         ConfigError: the columns make none of the known forms.
     """
     total, names, rows = _rows(request)
-    columns = find_columns(names, request.columns, str(request.source), PREFERENCE_COLUMNS)
+    is_table = request.source.suffix in TABLES
+    usual = PREFERENCE_COLUMNS | (TABLE_COLUMNS if is_table else {})
+    columns = find_columns(names, request.columns, str(request.source), usual)
     if names:  # of a file without a usable line the first problem is told
         _check_columns(columns, names, str(request.source))
 
@@ -56,6 +63,8 @@ def preferences(request: ConversionRequest) -> SourceRows:
                 yield record
                 continue
             given = {name: record.get(column) for name, column in columns.items()}
+            if is_table:
+                given = {name: cell_value(name, cell) for name, cell in given.items()}
             fields = {name: value for name, value in given.items() if value is not None}
             if split:
                 fields.setdefault("split", split)
@@ -110,6 +119,10 @@ def _rows(request: ConversionRequest) -> tuple[int | None, list[str], Iterator[_
             for n, row in enumerate(dataset)
         )
         return total, names, rows
+    if source.suffix in TABLES:
+        columns, cells = read_table(source)
+        table = ((f"{source}: row {n}", f"{source.stem}-{n}", "", row) for n, row in cells)
+        return len(cells), columns, table
     objects = read_objects(source)
     names = list(dict.fromkeys(name for _, row in objects if isinstance(row, dict) for name in row))
     listed = (

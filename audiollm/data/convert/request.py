@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from audiollm.data.chat.question_prompts import MAX_WORDS, PLAIN
 from audiollm.data.chat.tasks import FieldValue, TaskTemplate, fill_task
+from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.errors import BadSample, ConfigError, suggestion
 
@@ -24,15 +26,31 @@ USUAL_COLUMNS = {
 
 
 class SourceRows(NamedTuple):
-    """Rows of a source: their number, if known, and for each row a sample or the reason why there is none."""
+    """Rows of a source: their number, if known, and for each row a record or the reason why there is none."""
 
     total: int | None
-    results: Iterator[Sample | BadSample]
+    results: Iterator[Sample | BadSample] | Iterator[AlignedRecording | BadSample]
     notes: tuple[str, ...] = ()
     """Facts about the source to print before the rows are read."""
+    makes_samples: bool = True
+    """Whether the results are samples; else they are recordings with translations, for `compose_streams`."""
 
 
 Converter = Callable[["ConversionRequest"], SourceRows]
+
+
+@dataclass(frozen=True)
+class QuestionAsking:
+    """How questions with options are asked, and how many."""
+
+    prompt: str = PLAIN
+    """A name of `question_prompts.PROMPTS`, or a text of one's own."""
+    max_words: int = MAX_WORDS
+    """Longest thought that the prompt asks for, in words."""
+    count: int | None = None
+    """Questions that are drawn; None: all."""
+    held_out: float = 0.0
+    """Share of the questions that is held out (`split: test`)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +63,8 @@ class ConversionRequest:
         audio: the folder that audio files must lie in. Their paths are relative to it, or else to the source's.
         columns: the column of each field; fields that are not named go by `USUAL_COLUMNS`.
         task: the task that the samples teach; for kinds that hold chats only its name is used. None: the kind's own.
-        seed: seed of the choice of phrasings.
+        seed: seed of the choice of phrasings, of questions, and of their options.
+        asking: how questions with options are asked.
     """
 
     source: Path
@@ -54,6 +73,21 @@ class ConversionRequest:
     columns: Mapping[str, str]
     task: TaskTemplate | None
     seed: int = 0
+    asking: QuestionAsking = QuestionAsking()
+
+    def first_audio_part(self, names: Sequence[str]) -> AudioPart:
+        """The first of several names that is a file of the audio folder.
+
+        Raises:
+            ValueError: none is; the error is that of the first name.
+        """
+        first: ValueError | None = None
+        for name in names:
+            try:
+                return self.audio_part(name)
+            except ValueError as error:
+                first = first or error
+        raise first or ValueError("has no recording")
 
     def audio_part(
         self, name: str, start_s: float = 0.0, end_s: float | None = None, speaker: str | None = None

@@ -32,6 +32,18 @@ def ljspeech(request: ConversionRequest) -> SourceRows:
     return _table(request, source, lines, "|" if "|" in head else ",")
 
 
+def read_table(source: Path) -> tuple[list[str], list[tuple[int, dict[str, str] | BadSample]]]:
+    """Read a CSV or TSV file with a header: the names of its columns, and its rows by number.
+
+    A row with other numbers of cells, or with text that is not UTF-8, is a BadSample.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    names, rows = _cells(source, _lines(source), "\t" if source.suffix == ".tsv" else ",")
+    return names, [(number, _in_utf8(row, f"{source}: row {number}")) for number, row in rows]
+
+
 def folder(request: ConversionRequest) -> SourceRows:
     """Every sound file of a folder with the text beside it; a `.json` may hold more fields than `text`."""
     try:
@@ -90,33 +102,49 @@ def _ljspeech(request: ConversionRequest, source: Path, lines: Sequence[str]) ->
     return SourceRows(len(lines), results())
 
 
-def _table(request: ConversionRequest, source: Path, lines: Sequence[str], delimiter: str) -> SourceRows:
+def _cells(
+    source: Path, lines: Sequence[str], delimiter: str
+) -> tuple[list[str], list[tuple[int, dict[str, str] | BadSample]]]:
+    """The names of a table's columns, and its rows by number; empty ones are left out.
+
+    Raises:
+        ConfigError: it is no table.
+    """
     try:
         table = list(csv.reader(lines, delimiter=delimiter))
     except csv.Error as error:
         raise ConfigError(f"cannot be read: {error}", str(source), "give a CSV file") from None
     names = [name.strip() for name in table[0]] if table else []
+    rows: list[tuple[int, dict[str, str] | BadSample]] = []
+    for number, cells in enumerate(table[1:], start=2):
+        if not any(cells):
+            continue
+        if len(cells) != len(names):
+            reason = f"{len(cells)} fields for {len(names)} columns; quote texts with {delimiter!r}"
+            rows.append((number, bad_row(f"{source}: row {number}", "", reason)))
+            continue
+        rows.append((number, dict(zip(names, cells, strict=True))))
+    return names, rows
+
+
+def _table(request: ConversionRequest, source: Path, lines: Sequence[str], delimiter: str) -> SourceRows:
+    names, rows = _cells(source, lines, delimiter)
     columns = find_columns(names, request.columns, str(source))
     if "audio" not in columns:
         remedy = "add a header with path and text, or name the column: --columns audio=NAME"
         raise ConfigError("no column of audio files", str(source), remedy)
 
     def results() -> Iterator[Sample | BadSample]:
-        for number, cells in enumerate(table[1:], start=2):
-            place = f"{source}: row {number}"
-            if not any(cells):
+        for number, row in rows:
+            if isinstance(row, BadSample):
+                yield row
                 continue
-            if len(cells) != len(names):
-                yield bad_row(
-                    place, "", f"{len(cells)} fields for {len(names)} columns; quote texts with {delimiter!r}"
-                )
-                continue
-            row = dict(zip(names, cells, strict=True))
             fields = {field: row[column].strip() for field, column in columns.items()}
             path = fields.pop("audio")
+            place = f"{source}: row {number}"
             yield _sample(request, place, fields.pop("id", "") or _name(path), fields, path)
 
-    return SourceRows(len(table) - 1, results())
+    return SourceRows(len(rows), results())
 
 
 def _sample(
@@ -134,6 +162,15 @@ def _sample(
     except ValueError as error:
         return bad_row(place, id, _first_line(error))
     return request.sample(place, id, others)
+
+
+def _in_utf8(row: dict[str, str] | BadSample, place: str) -> dict[str, str] | BadSample:
+    if isinstance(row, BadSample):
+        return row
+    wrong = next((name for name, cell in row.items() if not _is_text(cell)), None)
+    if wrong is None:
+        return row
+    return BadSample(place, "", f"{wrong} is not UTF-8: convert the file", "text encoding")
 
 
 def _is_text(value: str) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from audiollm.data.records.part_codes import at_addresses
-from audiollm.data.records.sample import Part, Sample, TextPart, parse_sample
-from audiollm.data.records.storage import read_blocks, read_range
+from audiollm.data.records.sample import AudioPart, Part, Sample, VideoPart, parse_sample
+from audiollm.data.records.storage import audio_address, read_blocks, read_range
 from audiollm.errors import BadSample, ConfigError
 
 _NEWLINE = 10
@@ -135,8 +135,9 @@ def read_samples(path: Path) -> tuple[list[Sample], list[BadSample]]:
 
 def _with_addresses(sample: Sample, folder: Path) -> Sample:
     def moved(part: Part) -> Part:
-        if isinstance(part, TextPart):
-            return part
-        return at_addresses(part, str(folder))
+        if isinstance(part, VideoPart):
+            return part.model_copy(update={"path": audio_address(str(folder), part.path)})
+        return at_addresses(part, str(folder)) if isinstance(part, AudioPart) else part
 
-    return sample.with_parts(moved)
+    arrays = {name: audio_address(str(folder), file) for name, file in sample.arrays.items()}
+    return sample.with_parts(moved).model_copy(update={"arrays": arrays})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from audiollm.data.records.arrays import named_arrays
 from audiollm.data.records.manifest import Manifest
 from audiollm.data.records.part_codes import at_addresses, load_encodings
+from audiollm.data.records.sample import VideoPart
 from audiollm.data.records.source import AudioClip, LoadedSample
-from audiollm.data.records.storage import parent
+from audiollm.data.records.storage import audio_address, parent
 from audiollm.errors import BadSample
 
 
@@ -43,4 +45,12 @@ class ManifestSource:
             AudioClip(f"{place} {named.path}", sample.id, part.path, part.start_s, part.end_s)
             for named, part in zip(sample.audio_parts(), parts, strict=True)
         )
-        return LoadedSample(sample, load_encodings(parts, sample.id, place), clips)
+        arrays = named_arrays(sample, place, self._folder)
+        encodings = load_encodings(parts, sample.id, place)
+        videos = tuple(
+            part.model_copy(update={"path": audio_address(self._folder, part.path)})
+            for message in sample.messages
+            for part in message.content
+            if isinstance(part, VideoPart)
+        )
+        return LoadedSample(sample, encodings, clips, arrays, videos)

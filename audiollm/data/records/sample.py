@@ -1,11 +1,12 @@
 """Sample: the one record that every dataset holds, and JSONL files of them.
 
-A sample is a chat: messages of text and audio parts, and for preferences answers to choose among, each with a score, a
-rank, a verdict or scores of its steps. A bad record is named where it enters, never silently dropped.
+A sample is a chat: messages of text, audio and video parts, and for preferences answers to choose among, each with a
+score, a rank, a verdict or scores of its steps. A bad record is named where it enters, never silently dropped.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from audiollm.errors import BadSample
 from audiollm.files.atomic import write_jsonl
@@ -31,6 +33,10 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
+def _is_empty(value: Sized) -> bool:
+    return not value
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -40,34 +46,87 @@ class TextPart(_Record):
     text: str
 
 
-class AudioPart(_Record):
-    type: Literal["audio"] = "audio"
+class _Recorded(_Record):
+    """A span of a file."""
+
     path: str = Field(min_length=1)
-    """An audio file, or the key of a clip in a shard."""
+    """A file, or the key of a clip in a shard."""
     start_s: float = Field(default=0.0, ge=0.0)
     end_s: float | None = None
     """Seconds from the file's beginning; None: to its end."""
-    speaker: str | None = None
-    codes: str | None = Field(default=None, min_length=1, exclude_if=_is_none)
-    """File with the codes of this part, where they are known already (`part_codes.py`); relative as `path` is."""
 
     @model_validator(mode="after")
-    def _span_is_positive(self) -> AudioPart:
+    def _span_is_positive(self) -> Self:
         if self.end_s is not None and self.end_s <= self.start_s:
             raise ValueError(f"the span ends at {self.end_s} s, not after its start at {self.start_s} s")
         return self
 
 
-Part = Annotated[TextPart | AudioPart, Field(discriminator="type")]
+class AudioPart(_Recorded):
+    type: Literal["audio"] = "audio"
+    speaker: str | None = None
+    codes: str | None = Field(default=None, min_length=1, exclude_if=_is_none)
+    """File with the codes of this part, where they are known already (`part_codes.py`); relative as `path` is."""
+
+
+class Region(_Record):
+    """A box around an object in the picture as it is shown, rotated as the file says."""
+
+    at_s: float = Field(default=0.0, ge=0.0)
+    """Seconds from the file's beginning; the box moves in a line to the next one, and stays before the first."""
+    x: float = Field(ge=0.0)
+    y: float = Field(ge=0.0)
+    """The upper left corner, in pixels."""
+    width: float = Field(gt=0.0)
+    height: float = Field(gt=0.0)
+
+
+class VideoPart(_Recorded):
+    """The pictures of a file; its sound is an audio part of the same path."""
+
+    type: Literal["video"] = "video"
+    region: list[Region] = Field(default_factory=list, exclude_if=_is_empty)
+    """One object followed through the clip, in order of time; none: the whole picture."""
+
+    @model_validator(mode="after")
+    def _times_rise(self) -> VideoPart:
+        times = [box.at_s for box in self.region]
+        if any(later <= earlier for earlier, later in itertools.pairwise(times)):
+            raise ValueError("the times of the region must rise")
+        return self
+
+
+Part = Annotated[TextPart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
 class Message(_Record):
     role: Literal["system", "user", "assistant"]
     content: list[Part] = Field(min_length=1)
+    chunk_frames: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    """Set on the assistant's side of a stream: the recording of the user's message before is heard in chunks of so many
+    code frames, and each text part of this message begins the action after one: an empty text is silence. Audio parts
+    belong to the action before them."""
 
+    @model_validator(mode="after")
+    def _is_of_the_assistant(self) -> Self:
+        if self.chunk_frames is None:
+            return self
+        if self.role != "assistant":
+            raise ValueError(
+                f"chunk_frames is set on a message of the {self.role}: actions are the assistant's"
+            )
+        if not isinstance(self.content[0], TextPart):
+            raise ValueError("an action begins with a text part, which may be empty")
+        return self
 
-def _is_empty(value: Sized) -> bool:
-    return not value
+    def actions(self) -> list[list[Part]]:
+        """The parts of each action of a stream."""
+        found: list[list[Part]] = []
+        for part in self.content:
+            if isinstance(part, TextPart) or not found:
+                found.append([])
+            found[-1].append(part)
+        return found
 
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
@@ -92,7 +151,7 @@ class RatedAnswer(_Record):
 
     @model_validator(mode="after")
     def _says_something(self) -> RatedAnswer:
-        if not any(isinstance(part, AudioPart) or part.text.strip() for part in self.content):
+        if not any(not isinstance(part, TextPart) or part.text.strip() for part in self.content):
             raise PydanticCustomError("empty_answer", "the answer is empty: leave it out, or give its text")
         if self.steps is None:
             return self
@@ -114,7 +173,7 @@ class RatedAnswer(_Record):
         """The texts without the spaces around them, and file and span of each recording: equal for equal answers."""
         said: list[str | tuple[str, float, float | None]] = []
         for part in self.content:
-            if isinstance(part, AudioPart):
+            if not isinstance(part, TextPart):
                 said.append((part.path, part.start_s, part.end_s))
             elif said and isinstance(said[-1], str):
                 said[-1] += part.text
@@ -130,6 +189,8 @@ class Sample(_Record):
     metadata: dict[str, Any] = Field(default_factory=dict)
     answers: list[RatedAnswer] = Field(default_factory=list, exclude_if=_is_empty)
     """Answers to the messages, to choose among; none where the messages hold the answer."""
+    arrays: dict[str, str] = Field(default_factory=dict, exclude_if=_is_empty)
+    """Name -> file of a float array (`arrays.py`): relative as paths are, or the member beside the JSON of a shard."""
 
     @model_validator(mode="after")
     def _is_unanswered(self) -> Sample:
@@ -156,6 +217,11 @@ class Sample(_Record):
         asked = [p for m in self.messages for p in m.content if isinstance(p, AudioPart)]
         return asked + [part for answer in self.answers for part in answer.audio_parts()]
 
+    def video_parts(self) -> list[VideoPart]:
+        """All video parts in order of appearance, those of the messages before those of the answers."""
+        contents = [*(m.content for m in self.messages), *(a.content for a in self.answers)]
+        return [part for content in contents for part in content if isinstance(part, VideoPart)]
+
     def answered(self, index: int) -> Sample:
         """The conversation with answer `index` as its last message, as an ordinary sample.
 
@@ -174,6 +240,28 @@ class Sample(_Record):
             a.model_copy(update={"content": [change(part) for part in a.content]}) for a in self.answers
         ]
         return self.model_copy(update={"messages": messages, "answers": answers})
+
+
+def refuse_video(messages: Sequence[Message]) -> None:
+    """Say that there is a video part, for code that reads text and audio alone.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if any(isinstance(part, VideoPart) for message in messages for part in message.content):
+        raise ValueError("there is a video part, and only text and recordings are read here: leave it out")
+
+
+def check_without_video(sample: Sample, place: str) -> None:
+    """Set a sample with a video part aside where text and recordings alone are read.
+
+    Raises:
+        BadSample: there is one.
+    """
+    try:
+        refuse_video(sample.messages)
+    except ValueError as error:
+        raise BadSample(place, sample.id, str(error), "video part") from None
 
 
 def find_equal(answers: Sequence[RatedAnswer]) -> tuple[int, int] | None:

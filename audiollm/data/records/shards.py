@@ -1,4 +1,6 @@
-"""Samples in webdataset shards: tars of `<key>.json` with `<key>.codes.npz` and sound, `<key>.<part>.flac`, beside it.
+"""Samples in webdataset shards: tars of `<key>.json` with codes, sound and arrays beside it.
+
+The members are `<key>.codes.npz`, `<key>.<part>.flac` and `<key>.<array>.safetensors`.
 
 A shard is written under a temporary name and renamed, so one that exists is whole; a run that was cut short
 goes on with the first shard that is missing. `index.json` is written last. The index (`shard_index.py`) says where
@@ -23,6 +25,7 @@ import torch
 import webdataset
 from torch import Tensor
 
+from audiollm.data.records.arrays import array_member, member_arrays
 from audiollm.data.records.sample import Sample, parse_sample
 from audiollm.data.records.shard_index import (
     BLOCK,
@@ -67,17 +70,25 @@ class ShardWriter:
         return self._path(shard).exists()
 
     def write(
-        self, index: int, sample: Sample, encodings: Encodings, audio: Mapping[str, bytes] | None = None
+        self,
+        index: int,
+        sample: Sample,
+        encodings: Encodings,
+        audio: Mapping[str, bytes] | None = None,
+        arrays: Mapping[str, bytes] | None = None,
     ) -> None:
         """Add sample `index`; indices must rise.
 
         Args:
             encodings: none, or each with the codes of every audio part.
             audio: contents of sound files by the `path` of their audio part: "0.flac", "voice.mp3".
+            arrays: files of named arrays (`array_bytes`); they replace those that the sample names.
 
         Raises:
-            ValueError: sound of a path that no audio part has, or one that cannot name a member.
+            ValueError: sound of a path that no audio part has, or a name that cannot be a member's.
         """
+        files = {array_member(name): content for name, content in (arrays or {}).items()}
+        sample = sample.model_copy(update={"arrays": {name: array_member(name) for name in arrays or {}}})
         paths = {part.path for part in sample.audio_parts()}
         for path in audio or {}:
             if path not in paths or not _MEMBER.fullmatch(path):
@@ -89,7 +100,7 @@ class ShardWriter:
             self._flush()
             self._shard = index // self._per_shard
         members = {CODES: _to_bytes(encodings)} if encodings else {}
-        record = {JSON: sample.model_dump(mode="json"), **members, **(audio or {})}
+        record = {JSON: sample.model_dump(mode="json"), **members, **files, **(audio or {})}
         self._pending.append(record)
 
     def close(self, facts: dict[str, Any]) -> dict[str, int]:
@@ -151,8 +162,10 @@ class Shards:
         if not loaded.encodings and self._codebooks is not None and loaded.audio:
             raise BadSample(place, loaded.sample.id, "has audio and no codes (.codes.npz)", "missing codes")
         for clip in loaded.audio:
-            if clip.content is None and not loaded.encodings:
-                raise BadSample(clip.place, clip.sample_id, "has neither codes nor sound", "missing audio")
+            if clip.content is None and not loaded.encodings and not loaded.arrays:
+                raise BadSample(
+                    clip.place, clip.sample_id, "has neither codes, arrays nor sound", "missing audio"
+                )
         self._check_codes(place, loaded)
         return loaded
 
@@ -288,7 +301,9 @@ def _load(place: str, members: Mapping[str, bytes], max_codes_mb: float) -> Load
         raise BadSample(
             f"{place}.{CODES}", sample.id, f"no codes in it ({error})", "undecodable codes"
         ) from None
-    return LoadedSample(sample, encodings, _clips(place, sample, members))
+    return LoadedSample(
+        sample, encodings, _clips(place, sample, members), member_arrays(sample, place, members)
+    )
 
 
 def _clips(place: str, sample: Sample, members: Mapping[str, bytes]) -> tuple[AudioClip, ...]:

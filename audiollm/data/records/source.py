@@ -7,15 +7,16 @@ Shapes: K codebooks, T frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from audiollm.data.records.sample import Sample
+from audiollm.data.records.arrays import StoredArray
+from audiollm.data.records.sample import Sample, VideoPart
 from audiollm.data.records.storage import is_url, read_all
 from audiollm.errors import BadSample
 
@@ -75,6 +76,10 @@ class LoadedSample:
     """int64 `[K, T]` each, one an audio part; no encoding where there are no codes."""
     audio: tuple[AudioClip, ...] = ()
     """A clip for each audio part."""
+    arrays: Mapping[str, StoredArray] = field(default_factory=dict)
+    """The named arrays of the sample, not read yet."""
+    videos: tuple[VideoPart, ...] = ()
+    """The video parts of the messages with the addresses of their files; none where the source cannot tell."""
 
     @property
     def frames(self) -> int:
@@ -98,18 +103,32 @@ class LoadedSample:
         kept = [*range(asked), *range(first, first + sizes[index])]
         encodings = [[encoding[part] for part in kept] for encoding in self.encodings]
         audio = tuple(self.audio[part] for part in kept) if self.audio else ()
-        return LoadedSample(self.sample.answered(index), encodings, audio)
+        return replace(self, sample=self.sample.answered(index), encodings=encodings, audio=audio)
 
     def without_answers(self) -> LoadedSample:
         """The messages alone, with the codes and clips of their parts."""
         asked = self.num_asked
         sample = self.sample.model_copy(update={"answers": []})
-        return LoadedSample(sample, [encoding[:asked] for encoding in self.encodings], self.audio[:asked])
+        encodings = [encoding[:asked] for encoding in self.encodings]
+        return replace(self, sample=sample, encodings=encodings, audio=self.audio[:asked])
+
+    def array(self, name: str, made_by: str | None = None) -> Tensor:
+        """Read a named array.
+
+        Raises:
+            BadSample: the sample has none of this name, or `StoredArray.load` refuses it.
+        """
+        if name not in self.arrays:
+            there = f"has {', '.join(self.arrays)}" if self.arrays else "has no arrays"
+            raise BadSample(
+                self.sample.id, self.sample.id, f"{there}, and {name!r} is needed", "missing array"
+            )
+        return self.arrays[name].load(made_by)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Between processes as plain arrays: as tensors, each would hold a file descriptor open."""
-        arrays = [[codes_KT.numpy() for codes_KT in encoding] for encoding in self.encodings]
-        return _restore, (self.sample, arrays, self.audio)
+        encodings = [[codes_KT.numpy() for codes_KT in encoding] for encoding in self.encodings]
+        return _restore, (self.sample, encodings, self.audio, self.arrays, self.videos)
 
 
 class Source(Protocol):
@@ -139,5 +158,12 @@ class Source(Protocol):
         """
 
 
-def _restore(sample: Sample, arrays: list[list[np.ndarray]], audio: tuple[AudioClip, ...]) -> LoadedSample:
-    return LoadedSample(sample, [[torch.from_numpy(codes) for codes in row] for row in arrays], audio)
+def _restore(
+    sample: Sample,
+    encodings: list[list[np.ndarray]],
+    audio: tuple[AudioClip, ...],
+    arrays: Mapping[str, StoredArray],
+    videos: tuple[VideoPart, ...],
+) -> LoadedSample:
+    tensors = [[torch.from_numpy(codes) for codes in row] for row in encodings]
+    return LoadedSample(sample, tensors, audio, arrays, videos)

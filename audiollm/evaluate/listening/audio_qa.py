@@ -13,19 +13,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
 from audiollm.data.text.forms import recognition_form
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
-from audiollm.evaluate.report.statistics import metric_table, share
+from audiollm.evaluate.report.statistics import mean_of_normal, metric_table, share
 from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 GROUPS = ("task", "difficulty", "category", "sub_category")
-MAX_THOUGHT_WORDS = 50
-"""Longest thought that counts as short, as Ke-Omni-R's prompt asks for."""
 REPLY_KEYS = ("model_output", "model_prediction", "reply")
 """Keys of a reply, in the order of preference: MMAU's script reads the first, its instructions name the second."""
 
@@ -68,15 +66,13 @@ class Question(BaseModel):
             return ", ".join(dict.fromkeys(value)) or "(unknown)"
         return value
 
-    def prompt(self) -> str:
-        """The question with its options, as a model is asked."""
-        options = "\n".join(
-            f"({letter}) {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False)
-        )
-        return f"{self.question}\n{options}\nAnswer with the text of the right option and nothing else."
+    def prompt(self, prompt: str = PLAIN, max_words: int = MAX_WORDS) -> str:
+        """The question with its options, as a model is asked: see `question_prompt`."""
+        return question_prompt(self.question, self.choices, prompt, max_words)
 
-    def inquiry(self, folder: Path) -> Inquiry:
-        return Inquiry(self.id, folder / self.audio_id, self.prompt(), self.start_s, self.end_s)
+    def inquiry(self, folder: Path, prompt: str = PLAIN, max_words: int = MAX_WORDS) -> Inquiry:
+        asked = self.prompt(prompt, max_words)
+        return Inquiry(self.id, folder / self.audio_id, asked, self.start_s, self.end_s)
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -233,8 +229,8 @@ def _form_scores(rows: Sequence[Row]) -> dict[str, Any]:
         return {}
     return {
         "well_formed": share([bool(row.get("well_formed")) for row in rows]),
-        "short_thoughts": share([each <= MAX_THOUGHT_WORDS for each in words]),
-        "thought_words": metric_table(words),
+        "short_thoughts": share([each <= MAX_WORDS for each in words]),
+        "thought_words": {**metric_table(words), **mean_of_normal(words)},
     }
 
 
@@ -262,14 +258,15 @@ def _form_tables(result: Mapping[str, Any]) -> list[ScoreTable]:
         return []
     found = {"all": result, **result["by_task"], **result["by_difficulty"]}
     rows = [_form_cells(name, table) for name, table in found.items() if "well_formed" in table]
-    headings = ["", "well formed ↑ (95 %)", f"thought ≤ {MAX_THOUGHT_WORDS} words ↑ (95 %)", "words, mean"]
+    headings = ["", "well formed ↑ (95 %)", f"thought ≤ {MAX_WORDS} words ↑ (95 %)", "words, mean (95 %)"]
     return [ScoreTable("form of the replies", [*headings, "median", "n"], rows)]
 
 
 def _form_cells(name: str, table: Mapping[str, Any]) -> list[str]:
     shares = [with_interval(table[key], "accuracy") for key in ("well_formed", "short_thoughts")]
     words = table["thought_words"]
-    return [name, *shares, f"{words['mean']:.1f}", f"{words['median']:.0f}", str(words["n"])]
+    interval = "" if words["low"] is None else f" ({words['low']:.1f} to {words['high']:.1f})"
+    return [name, *shares, f"{words['mean']:.1f}{interval}", f"{words['median']:.0f}", str(words["n"])]
 
 
 def _left_out(result: Mapping[str, Any]) -> str:

@@ -120,6 +120,17 @@ def audio_qa(
         Path | None,
         typer.Option(help="The folder that the audio's paths are relative to; by default the list's."),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model is asked: options, ke_omni_r (with a thought), ke_omni_r_direct, r1_aqa, or a text "
+            "with {question} and {options} or {lettered}.",
+            show_default="options",
+        ),
+    ] = None,
+    max_words: Annotated[
+        int, typer.Option(min=1, help="Longest thought that ke_omni_r asks for, in words.")
+    ] = 50,
     out: Out = Path("scores/audio-qa"),
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
@@ -137,22 +148,29 @@ def audio_qa(
 
     Of replies with <think> and <answer>, their form and the words of their thoughts are in the table, too.
 
-    Example: audiollm evaluate audio-qa --list mmau-test-mini.json --audio mmau --model ~/models/Qwen2-Audio-7B-Instruct
+    Examples:
+
+    audiollm evaluate audio-qa --list mmau-test-mini.json --audio mmau --model ~/models/Qwen2-Audio-7B-Instruct
+
+    audiollm evaluate audio-qa --list mmau-test-mini.json --audio mmau --model runs/ke-omni-r/train_policy
+    --prompt ke_omni_r --max-tokens 256
     """
     console = Console()
+    from audiollm.data.chat.question_prompts import PLAIN, prompt_text
     from audiollm.evaluate.listening.audio_qa import REPLY_KEYS, evaluate_audio_qa, read_questions
     from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import read_replies
 
     questions = spread_items(read_questions(listing), limit)
     folder = audio or listing.parent
-    inquiries = [question.inquiry(folder) for question in questions]
+    prompt_text(prompt or PLAIN)  # a misspelt one is told of before any work
+    inquiries = [question.inquiry(folder, prompt or PLAIN, max_words) for question in questions]
     _one_of(model=model, endpoint=endpoint, replies=replies_file)
     sampling = ReplySampling(samples, temperature, batch, seed)
     is_plain = sampling == ReplySampling(seed=seed)
-    if replies_file is not None and not is_plain:
+    if replies_file is not None and not (is_plain and prompt is None):
         raise ConfigError(
-            "the replies are given", "--samples, --temperature, --batch", "leave these options out"
+            "the replies are given", "--samples, --temperature, --batch, --prompt", "leave these options out"
         )
     if replies_file is not None:
         replies, about = read_replies(replies_file, _ids(inquiries), REPLY_KEYS), f"from {replies_file}"

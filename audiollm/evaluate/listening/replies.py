@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.audio import Waveform
-from audiollm.data.records.sample import AudioPart, Message
+from audiollm.data.records.sample import Message, TextPart
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import Recognizer, digest, load_clip
 from audiollm.evaluate.report.lists import read_rows
@@ -129,6 +129,6 @@ def _ask(write: Write, fingerprint: str, inquiry: Inquiry, store: RowStore) -> R
 def _wording(messages: Sequence[Message]) -> list[Any]:
     """A chat as plain data: its texts, with None in the place of the recording."""
     return [
-        [message.role, [None if isinstance(part, AudioPart) else part.text for part in message.content]]
+        [message.role, [part.text if isinstance(part, TextPart) else None for part in message.content]]
         for message in messages
     ]

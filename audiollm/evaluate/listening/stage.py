@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TRANSCRIPTION = "asr"
 """The task whose answers are compared word by word."""
 MAX_CHOICES = 26
+_ABOUT = ("difficulty", "category")
+"""Metadata that questions are grouped by, beside their domain or task."""
 
 
 class ListeningConfig(StageConfig):
@@ -32,8 +34,8 @@ class ListeningConfig(StageConfig):
     codec: InputPath | None = None
     """Folder of the codec, for a model that hears codes; a model with an audio encoder needs none."""
     samples: InputPath
-    """`samples.jsonl` of the stage compose. Those of the task `asr` are scored by words. Of the others, an answer is
-    right if it names the sample's and no other answer that the samples give to the same question."""
+    """Samples in a .jsonl file. Those of the task `asr` are scored by words. Of the others, an answer is right if it
+    names the sample's and no other option: of `metadata.choices`, else of the answers to the same question."""
     split: Literal["test", "train"] = "test"
     max_samples: int = Field(600, ge=1)
     """Samples of each kind (transcripts, questions), evenly picked."""
@@ -61,7 +63,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     held = [s for s in samples if s.metadata.get("split") == config.split and _is_answered(s)]
     spoken = spread_items([s for s in held if s.task == TRANSCRIPTION], config.max_samples)
     choices = choices_of([s for s in samples if s.task != TRANSCRIPTION and _is_answered(s)])
-    asked = spread_items([s for s in held if question_of(s) in choices], config.max_samples)
+    asked = spread_items([s for s in held if _options(s, choices)], config.max_samples)
     if not spoken and not asked:
         raise StageError(
             f"{config.samples} has no recording with a question and an answer of few in the split {config.split!r}",
@@ -89,7 +91,7 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     if asked:
         from audiollm.evaluate.listening.audio_qa import evaluate_audio_qa
 
-        questions = [_as_question(sample, choices[question_of(sample)]) for sample in asked]
+        questions = [_as_question(sample, _options(sample, choices)) for sample in asked]
         outcomes["audio-qa"] = evaluate_audio_qa(questions, replies, Path())
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
@@ -99,9 +101,11 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
 
 
 def choices_of(samples: Sequence[Sample]) -> dict[str, tuple[str, ...]]:
-    """The different answers to each question that has 2 to 26 of them."""
+    """The different answers in words to each question that has 2 to 26 of them."""
     found: dict[str, set[str]] = {}
     for sample in samples:
+        if not sample.texts("assistant"):  # its answer is spoken
+            continue
         found.setdefault(question_of(sample), set()).add(_answer(sample))
     return {
         question: tuple(sorted(answers))
@@ -138,7 +142,18 @@ def question_of(sample: Sample) -> str:
 
 
 def _answer(sample: Sample) -> str:
-    return sample.texts("assistant")[-1].strip()
+    """The right answer, without its tags and a thought before it."""
+    from audiollm.evaluate.listening.answer_parts import read_answer
+
+    return read_answer(sample.texts("assistant")[-1]).answer
+
+
+def _options(sample: Sample, choices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The options of a sample's question: its own, or the answers that samples give to it; none of a transcript."""
+    if sample.task == TRANSCRIPTION:
+        return ()
+    own = tuple(str(choice) for choice in sample.metadata.get("choices") or ())
+    return own if _answer(sample) in own else choices.get(question_of(sample), ())
 
 
 def _inquiry(sample: Sample) -> Inquiry:
@@ -171,7 +186,8 @@ def _as_question(sample: Sample, choices: tuple[str, ...]) -> Question:
         question=question_of(sample),
         choices=choices,
         answer=_answer(sample),
-        task=sample.task,
+        task=str(sample.metadata.get("domain") or sample.task),
+        **{key: sample.metadata[key] for key in _ABOUT if isinstance(sample.metadata.get(key), str)},
     )
 
 

@@ -36,6 +36,19 @@ def mean_of_shares(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean, "low": max(0.0, low), "high": min(1.0, high), "n": n}
 
 
+def mean_of_normal(values: Sequence[float]) -> dict[str, Any]:
+    """The `mean` of values with its 95 % interval `low` to `high` by the normal distribution, and `n`.
+
+    The interval is None for fewer than two values, the mean for none.
+    """
+    n = len(values)
+    mean = statistics.fmean(values) if n else None
+    if mean is None or n < 2:
+        return {"mean": mean, "low": None, "high": None, "n": n}
+    spread = Z * statistics.stdev(values) / math.sqrt(n)
+    return {"mean": mean, "low": mean - spread, "high": mean + spread, "n": n}
+
+
 def metric_table(values: Sequence[float | str], weights: Sequence[float] | None = None) -> dict[str, Any]:
     """`mean` (weighted), `median` and `n` of the values that are numbers; the others are reasons, which are counted."""
     numbers = [

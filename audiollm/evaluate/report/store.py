@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from audiollm.files.atomic import write_jsonl
+from audiollm.files.atomic import read_whole_lines, write_jsonl
 
 Row = dict[str, Any]
 
@@ -17,11 +18,15 @@ class RowStore:
 
     Args:
         path: the file; a last line that was cut short is dropped. None: nothing is kept.
+        others: files of the same form, which are only read: those of other stages, or of other ranks.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, others: Iterable[Path] = ()) -> None:
         self.path = path
         self._rows: dict[str, Row] = {}
+        self._others: dict[str, Row] = {}
+        for other in others:
+            self._others |= {row["key"]: row for row in read_whole_lines(other, {"key": str}).rows}
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
@@ -33,7 +38,8 @@ class RowStore:
 
     def get(self, *depends_on: Any) -> Row | None:
         """The finished row with exactly these inputs (plain data); None if there is none."""
-        return self._rows.get(key_of(*depends_on)) if self.path else None
+        key = key_of(*depends_on)
+        return (self._rows.get(key) if self.path else None) or self._others.get(key)
 
     def add(self, row: Row, *depends_on: Any) -> None:
         """Store a row under its inputs."""

@@ -56,11 +56,13 @@ class Sound:
 
 @dataclass(frozen=True)
 class Example:
-    """A case of the page: named lines of text, and sounds."""
+    """A case of the page: named lines of text, a picture, and sounds."""
 
     title: str
     lines: Sequence[tuple[str, str]] = ()
     sounds: Sequence[Sound] = ()
+    picture: str = ""
+    """SVG, whose texts are escaped already; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class SuiteResult:
     """Cases without a value, and why."""
     rows: Sequence[Mapping[str, Any]] = ()
     """The content of `rows.jsonl`: one row per case, in the order of the list."""
+    pictures: Sequence[tuple[str, str]] = ()
+    """Title and SVG of each picture; texts of the SVG are escaped already."""
+    order: str = "Worst first"
+    """Heading of the examples: how they are chosen."""
 
 
 def conclude(outcome: SuiteResult, out: Path, num_examples: int, console: Console) -> None:
@@ -117,7 +123,9 @@ def write_page(path: Path, outcome: SuiteResult, num_examples: int) -> Path:
             break
         sounds = [_heard(sound) for sound in example.sounds]
         size += sum(len(sound.get("audio", "")) for sound in sounds)
-        shown.append({"title": example.title, "lines": example.lines, "sounds": sounds})
+        shown.append(
+            {"title": example.title, "lines": example.lines, "sounds": sounds, "picture": example.picture}
+        )
     few = replace(
         outcome,
         missing=list(dict.fromkeys(outcome.missing))[:MAX_MISSING],

@@ -4,21 +4,32 @@ any `Answerer` through one clip."""
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from audiollm.audio import Waveform, encode_bytes
 from audiollm.data.records.sample import Message
-from audiollm.endpoints import EndpointClient, EndpointError, check_address
-from audiollm.errors import ConfigError
+from audiollm.endpoints import EndpointClient, EndpointError, EndpointUnavailable, check_address
+from audiollm.errors import ConfigError, TransientError
 from audiollm.evaluate.subjects.protocols import Answerer
-from audiollm.models.audio_llms.inputs import InputsError, Parts, Turn, processor_inputs, turns_of
+from audiollm.models.audio_llms.inputs import (
+    InputsError,
+    Parts,
+    Pictures,
+    Turn,
+    TurnPart,
+    processor_inputs,
+    turns_of,
+)
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
@@ -26,6 +37,17 @@ PAUSE_S = 1.0
 
 class ChatError(Exception):
     """There is no answer; the message is the reason that a table shows."""
+
+
+class ChatUnavailable(ChatError, TransientError):
+    """There is no answer now, and there may be one later."""
+
+
+class ChatReply(NamedTuple):
+    """A reply, and the tokens that the request and the reply took; None: the endpoint does not tell."""
+
+    text: str
+    tokens: int | None
 
 
 class Chat(Protocol):
@@ -107,7 +129,8 @@ class OneClipChat:
 
 @dataclass(frozen=True)
 class EndpointChat:
-    """A model behind an OpenAI-compatible `chat/completions`; recordings are sent as 16-bit WAV in `input_audio` parts.
+    """A model behind an OpenAI-compatible `chat/completions`; recordings are sent as 16-bit WAV in `input_audio` parts,
+    pictures as PNG in `image_url` parts, each after its time.
 
     Args:
         base_url, key_variable, timeout_s, attempts, pause_s: as those of `EndpointClient`.
@@ -140,37 +163,66 @@ class EndpointChat:
         return self.go_on([("user", parts)])
 
     def go_on(self, turns: Sequence[Turn]) -> str:
+        return self.reply_counted(turns).text
+
+    def reply_counted(self, turns: Sequence[Turn]) -> ChatReply:
+        """The assistant's next turn, and its cost.
+
+        Raises:
+            ChatUnavailable: there is no answer now.
+            ChatError: there is no answer.
+        """
         body = {
             "model": self.model,
             "messages": [
-                {"role": role, "content": [_content(part) for part in parts]} for role, parts in turns
+                {"role": role, "content": [each for part in parts for each in _content(part)]}
+                for role, parts in turns
             ],
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
         client = EndpointClient(self.base_url, self.key_variable, self.timeout_s, self.attempts, self.pause_s)
         try:
-            return _reply_text(client.post_json("chat/completions", body), client)
+            return _read_reply(client.post_json("chat/completions", body), client)
+        except EndpointUnavailable as error:
+            raise ChatUnavailable(f"{self.model}: {error}") from None
         except EndpointError as error:
             raise ChatError(f"{self.model}: {error}") from None
 
 
-def _content(part: str | Waveform) -> dict[str, Any]:
+def _content(part: TurnPart) -> list[dict[str, Any]]:
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return [{"type": "text", "text": part}]
+    if isinstance(part, Pictures):
+        sent: list[dict[str, Any]] = []
+        for time_s, picture_HWC in zip(part.times_s, part.frames, strict=True):
+            sent += [{"type": "text", "text": f"{time_s:.2f} s:"}, _image_part(picture_HWC)]
+        return sent
     wave = part.resample(SENT_RATE)
     data = base64.b64encode(encode_bytes(wave.samples_CN, SENT_RATE, "wav")).decode()
-    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    return [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}]
 
 
-def _reply_text(reply: bytes, client: EndpointClient) -> str:
+def _image_part(picture_HWC: NDArray[np.uint8]) -> dict[str, Any]:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture_HWC).save(buffer, format="PNG")
+    address = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": address}}
+
+
+def _read_reply(reply: bytes, client: EndpointClient) -> ChatReply:
     try:
-        text = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        content = json.loads(reply)
+        text = content["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise EndpointError(f"no answer in the reply: {client.excerpt(reply)}") from None
     if not isinstance(text, str):
         raise EndpointError("the reply holds no text")
-    return text
+    usage = content.get("usage")
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return ChatReply(text, tokens if isinstance(tokens, int) and tokens >= 0 else None)
 
 
 # ------------------------------------------------------------------------------------------ local models

@@ -42,6 +42,8 @@ class Trained(NamedTuple):
     text_dropout: float | None = None
     speaker_dropout: float | None = None
     codec_digest: str | None = None
+    chunk_frames: int | None = None
+    """Code frames of a chunk of the streams that the model was trained on."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,13 @@ def read_trained(folder: Path) -> Trained:
     if not path.exists():
         return Trained()
     data = read_json_file(path, dict)
-    for name, most in (("longest_positions", math.inf), ("text_dropout", 1.0), ("speaker_dropout", 1.0)):
+    numbers = (
+        ("chunk_frames", math.inf),
+        ("longest_positions", math.inf),
+        ("text_dropout", 1.0),
+        ("speaker_dropout", 1.0),
+    )
+    for name, most in numbers:
         value = data.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value <= most):

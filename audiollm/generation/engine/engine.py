@@ -22,16 +22,31 @@ from torch import Tensor
 from audiollm.data.chat.conditions import without_conditions
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.packing import pack
+from audiollm.data.text.tokenizer import HEADER_STYLES
 from audiollm.generation.engine.forbidden import forbidden_words
 from audiollm.generation.engine.record import Logprobs, TokenRecord
-from audiollm.generation.engine.request import Answer, Event, Finished, Frames, Request, TextPiece
-from audiollm.generation.engine.rows import Group, Running, StepPlan, batch_rows
-from audiollm.generation.engine.sampling import check_plain, drawn_logprobs, guide, sample_codes
+from audiollm.generation.engine.request import (
+    Acted,
+    Answer,
+    Event,
+    Finished,
+    Frames,
+    OpenRequest,
+    Request,
+    SampledTokens,
+    TextPiece,
+)
+from audiollm.generation.engine.rows import Group, OpenStream, Running, StepPlan, batch_rows
+from audiollm.generation.engine.sampling import check_plain, guide, sample_codes, sample_plain
 from audiollm.generation.engine.state import AnswerState, Codes, Marks, SpeechState
 from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder, PackedDecoder
 
+ENDLESS = 2**31
+"""Room of a slot that forgets."""
+FED = -1
+"""In the place of the token that an answer begins with: an action begins with what its request was fed."""
 PREFILL_POSITIONS = 8192
 """Most positions of the prompts that go through the model together."""
 
@@ -66,6 +81,12 @@ class Engine:
         self._owners: list[Running] = []
         """The running answer that owns each cache row in use."""
         self._plan: StepPlan | None = None
+        end_of_turn = template.tokenizer.token_to_id(HEADER_STYLES[template.header_style].end_of_turn)
+        assert end_of_turn is not None  # a template has it
+        self._end_of_turn: int = end_of_turn
+        windows = map(model.config.window_of, range(model.config.num_layers))
+        self._forgets = all(window is not None for window in windows)
+        """Whether open requests forget what lies behind the window."""
         forbidden = forbidden_words(template, model.config.vocab_size)
         self._forbidden_V = {kind: mask.to(weight.device) for kind, mask in forbidden.items()}
 
@@ -136,6 +157,115 @@ class Engine:
             )
         return list(range(group, self._submitted + 1))
 
+    def open(self, request: OpenRequest) -> int:
+        """Queue a request that stays open; returns its number. Its prompt is prefilled when there is a slot.
+
+        A model with a sliding window in every layer forgets what lies behind the window, but not the prompt: the
+        request may then stay open for ever. Another model is fed until its slot is full.
+
+        Raises:
+            ValueError: guidance, an answer in speech alone, a prompt that does not fit, or `record_tokens` of what is
+                not sampled plainly.
+        """
+        if len(request.sampling.branches) > 1:
+            raise ValueError("an open request takes no guidance")
+        if request.answer == "audio":
+            raise ValueError("an open request answers in text, or `any`: its actions may be silent")
+        if request.record_tokens:
+            check_plain(request.sampling)
+            if request.silence_bias:
+                raise ValueError(
+                    "tokens of another distribution than the model's are not recorded: silence_bias is set"
+                )
+        prompt = self._template.stream_prompt(request.messages, request.audio)
+        window = self._model.config.sliding_window if self._forgets else None
+        if len(prompt) + (window or 1) > self._cache.length:
+            raise ValueError(
+                f"the prompt takes {len(prompt)} positions beside a window of {window}, and a slot has "
+                f"{self._cache.length}: shorten the prompt, or give the engine a larger max_length"
+            )
+        record = TokenRecord(request.answer) if request.record_tokens else None
+        stream = OpenStream(request.silence_bias, record)
+        waiting = AnswerState(self._marks, self._template.tokenizer, request.answer, request.limits, 0, FED)
+        waiting.reason = "end"
+        self._submitted += 1
+        generator = torch.Generator().manual_seed(request.seed)
+        running = Running(
+            self._submitted, request, [prompt], waiting, time.perf_counter(), generator, self._submitted, [len(prompt)],
+            stream=stream,
+        )  # fmt: skip
+        self._waiting.append(running)
+        return self._submitted
+
+    def feed(self, number: int, codes_KT: Tensor) -> None:
+        """Let an open request hear a chunk, `[K, T]`; the next steps take its action, which ends with `Acted`.
+
+        Raises:
+            ValueError: no open request of this number, it has not finished its last action, or its slot is full.
+        """
+        running = self._open_one(number)
+        stream, request = running.stream, running.request
+        assert stream is not None
+        if running.state.reason is None or stream.pending:
+            raise ValueError(
+                f"request {number} is still acting on what it heard before: take steps until `Acted`"
+            )
+        self._template.check_codes(codes_KT)
+        rows: list[int | Codes] = []
+        if stream.actions:
+            rows = running.state.unfed(self._end_of_turn)
+            if stream.record is not None:  # else an endless stream would gather its speech for nobody
+                stream.spoken += running.state.spoken()
+        heard_TK = codes_KT.T.cpu().numpy()
+        rows += list(heard_TK)
+        room = ENDLESS
+        if not self._forgets:
+            before = self._cache.lengths[running.rows[0]] if running.rows else running.lengths[0]
+            room = self._cache.length - before - len(rows)
+            if room < 1:
+                raise ValueError(
+                    f"the slot of request {number} is full, and the model has no sliding window in every layer"
+                )
+        if stream.record is not None:
+            stream.record.hears(codes_KT.cpu())
+        stream.pending = rows
+        running.submitted, running.first_frame = time.perf_counter(), None
+        running.state = AnswerState(
+            self._marks, self._template.tokenizer, request.answer, request.limits, room, FED, stream.record
+        )
+        self._plan = None
+
+    def close(self, number: int) -> SampledTokens | None:
+        """End an open request and free its slot; return its tokens where they were recorded.
+
+        Raises:
+            ValueError: no open request of this number, or its last action is not finished.
+        """
+        running = self._open_one(number)
+        stream = running.stream
+        assert stream is not None
+        if running.state.reason is None:
+            raise ValueError(f"request {number} is still acting: take steps until `Acted`, or cancel it")
+        if stream.actions:
+            if running.state.drawn_end is None:
+                running.state.unfed(self._end_of_turn)
+            stream.spoken += running.state.spoken()
+        self.cancel(number)
+        has_logprobs = running.request.sampling.temperature > 0
+        return None if stream.record is None else stream.record.tokens(stream.spoken, has_logprobs)
+
+    @property
+    def acting(self) -> bool:
+        """Whether a step would do anything: an answer runs, an open request was fed, or a waiting one has its slots."""
+        fits = self._waiting and len(self._owners) + len(self._waiting[0].streams) <= self._slots
+        return bool(fits) or any(map(_is_active, self._owners))
+
+    def _open_one(self, number: int) -> Running:
+        for running in (*self._running(), *self._waiting):
+            if running.number == number and running.stream is not None:
+                return running
+        raise ValueError(f"there is no open request {number}")
+
     def cancel(self, number: int) -> None:
         """Drop a request and free its slots; does nothing for a finished or unknown one."""
         self._waiting = deque(each for each in self._waiting if each.number != number)
@@ -146,12 +276,76 @@ class Engine:
     def step(self) -> list[Event]:
         """Admit waiting requests, feed every row in use, draw, and return the events."""
         self._admit()
-        if not self._owners:
+        active = [row for row, owner in enumerate(self._owners) if _is_active(owner)]
+        if not active:
             return []
+        if any(owner.stream is not None for owner in self._owners):
+            return self._append(active)
         plan = self._plan = self._plan or batch_rows(self._owners, self._device)
         ids_X = np.array([each.state.input_id for each in plan.writing], dtype=np.int64)[plan.writer_X]
         codes_YK = self._codes([each.state.speech.last_K for each in plan.speaking])[plan.speaker_Y]
         hidden_XC, logits_YKV = self._feed(torch.from_numpy(ids_X), torch.from_numpy(codes_YK), plan.order_R)
+        return self._draw(plan, hidden_XC, logits_YKV)
+
+    def _append(self, active: Sequence[int]) -> list[Event]:
+        """Take a step in which rows of the cache are fed different numbers of positions.
+
+        What is heard is fed at once, as far as a row that forgets takes it; such a row draws when it has heard all.
+        """
+        counts = [0] * len(self._owners)
+        ids: list[int] = []
+        codes: list[Codes] = []
+        text_at: list[int] = []
+        audio_at: list[int] = []
+        last: dict[int, int] = {}
+        drawing: list[int] = []
+        number = 0
+        for row in active:
+            owner = self._owners[row]
+            rows: list[int | Codes]
+            if owner.stream is not None and owner.stream.pending:
+                most = self._cache.largest_append(row)
+                rows, owner.stream.pending = owner.stream.pending[:most], owner.stream.pending[most:]
+                owner.stream.draws_first = True
+                if not owner.stream.pending:
+                    drawing.append(row)
+            else:
+                state = owner.state
+                rows = [state.speech.last_K] if state.input_id is None else [state.input_id]
+                if owner.stream is not None:
+                    owner.stream.draws_first = False
+                drawing.append(row)
+            for each in rows:
+                if isinstance(each, int):
+                    ids.append(each)
+                    text_at.append(number)
+                else:
+                    codes.append(each)
+                    audio_at.append(number)
+                number += 1
+            counts[row], last[row] = len(rows), number - 1
+        order_X = None  # the rows of one kind stand in their order
+        if text_at and audio_at:
+            order_X = torch.tensor([*text_at, *audio_at], device=self._device)
+        hidden_XC = self._layers.append(
+            torch.tensor(ids, dtype=torch.long, device=self._device),
+            torch.from_numpy(self._codes(codes)).to(self._device),
+            self._cache,
+            counts,
+            order_X,
+        )
+        if not drawing:
+            return []
+        hidden_FC = hidden_XC if order_X is None else hidden_XC.index_select(0, order_X.argsort())
+        plan = batch_rows(self._owners, self._device, drawing)
+        writers = [last[row] for row in drawing if not self._owners[row].state.speaks]
+        speakers = [last[row] for row in drawing if self._owners[row].state.speaks]
+        if not speakers:
+            return self._draw(plan, hidden_FC[writers], hidden_FC.new_zeros(0))
+        return self._draw(plan, hidden_FC[writers], self._layers.audio_logits(hidden_FC[speakers]).float())
+
+    def _draw(self, plan: StepPlan, hidden_XC: Tensor, logits_YKV: Tensor) -> list[Event]:
+        """Draw for every answer of the plan, and advance."""
         drawn = [self._draw_words(hidden_XC, group) for group in plan.text_groups]
         drawn += [self._draw_codes(logits_YKV, group) for group in plan.audio_groups]
         # the one wait for the device
@@ -241,11 +435,15 @@ class Engine:
             self._cache.copy(source, target, filled)
         for running in admitted:
             running.streams = []
+            if running.stream is not None and self._forgets:
+                self._cache.keep_prefix(running.rows[0], running.lengths[0])
 
     def _feed(self, ids_X: Tensor, codes_YK: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
         """Feed one position to every row; returns hidden states of text rows and audio logits of code rows."""
         ids_X, codes_YK = ids_X.to(self._device), codes_YK.to(self._device)
         hidden_RC = self._layers.extend(ids_X, codes_YK, self._cache, order_R)
+        if not len(codes_YK):
+            return hidden_RC, hidden_RC.new_zeros(0)
         return hidden_RC[: len(ids_X)], self._layers.audio_logits(hidden_RC[len(ids_X) :]).float()
 
     def _draw_words(self, hidden_XC: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
@@ -258,11 +456,11 @@ class Engine:
         hidden_BC = hidden_XC if full is None else hidden_XC[full]
         logits_BV = self._layers.text_logits(hidden_BC).float()
         logits_BV = logits_BV.masked_fill(self._forbidden_V[request.answer], -torch.inf)
+        first = group.members[0].stream
+        if first is not None and first.draws_first and first.silence_bias:
+            logits_BV[:, self._end_of_turn] += first.silence_bias
         uniform_B2K = self._uniform(group)
-        logits_B1V = logits_BV[:, None]
-        return _with_logprobs(
-            logits_B1V, sample_codes(logits_B1V, request.sampling, uniform_B2K[:, :, :1]), group
-        )
+        return _draw(logits_BV[:, None], uniform_B2K[:, :, :1], group)
 
     def _draw_codes(self, logits_YKV: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
         """Draw one code per codebook and answer, `[B, K]`: never BOS, and EOS in the first codebook only.
@@ -286,8 +484,7 @@ class Engine:
         if sampling.ras_window and sampling.temperature:
             recent = [each.state.speech.recent_WK(sampling.ras_window) for each in group.members]
             recent_BWK = torch.from_numpy(np.stack(recent)).to(self._device)
-        codes_BK = sample_codes(logits_BKV, sampling, self._uniform(group), recent_BWK)
-        return _with_logprobs(logits_BKV, codes_BK, group)
+        return _draw(logits_BKV, self._uniform(group), group, recent_BWK)
 
     def _uniform(self, group: Group) -> Tensor:
         """Return the members' random numbers, `[B, 2, K]`; an empty tensor where the most likely code is taken."""
@@ -316,15 +513,20 @@ class Engine:
         changed = any(each.state.speaks for each in plan.writing)
         if changed or not all(each.state.speaks for each in plan.speaking):
             self._plan = None
-        for running in [each for each in self._running() if each.state.reason]:
-            events.append(Finished(running.number, self._answer(running)))
-            self._release(running)
+        for running in [each for each in (*plan.writing, *plan.speaking) if each.state.reason]:
+            if running.stream is None:
+                events.append(Finished(running.number, self._answer(running)))
+                self._release(running)
+                continue
+            parts, reason = _parts(running), running.state.reason
+            assert reason is not None
+            seconds = time.perf_counter() - running.submitted
+            events.append(Acted(running.number, running.stream.actions, parts, reason, seconds))
+            running.stream.actions += 1
         return events
 
     def _answer(self, running: Running) -> Answer:
-        parts = tuple(
-            part.codes_KT() if isinstance(part, SpeechState) else part.text for part in running.state.parts
-        )
+        parts = _parts(running)
         speech = [part for part in parts if isinstance(part, Tensor)]
         none_K0 = torch.zeros(self._marks.num_codebooks, 0, dtype=torch.long)
         reason, first = running.state.reason, running.first_frame
@@ -357,6 +559,17 @@ class Engine:
         return np.stack(rows) if rows else np.zeros((0, self._marks.num_codebooks), dtype=np.int64)
 
 
+def _is_active(running: Running) -> bool:
+    """Return whether a request has something to do; an open one that has acted waits to be fed."""
+    return running.state.reason is None
+
+
+def _parts(running: Running) -> tuple[str | Tensor, ...]:
+    return tuple(
+        part.codes_KT() if isinstance(part, SpeechState) else part.text for part in running.state.parts
+    )
+
+
 def _prompts(template: Template, request: Request) -> list[TokenStream]:
     """Lay out the prompt of each branch."""
     open_turn = template.prompt if request.answer == "audio" else template.text_prompt
@@ -366,10 +579,14 @@ def _prompts(template: Template, request: Request) -> list[TokenStream]:
     ]
 
 
-def _with_logprobs(logits_BKV: Tensor, codes_BK: Tensor, group: Group) -> tuple[Tensor, Tensor | None]:
-    if not group.has_logprobs:
-        return codes_BK, None
-    return codes_BK, drawn_logprobs(logits_BKV, codes_BK, group.members[0].request.sampling.temperature)
+def _draw(
+    logits_BKV: Tensor, uniform_B2K: Tensor, group: Group, recent_BWK: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Draw a code per codebook, with its log-probability where it is recorded."""
+    sampling = group.members[0].request.sampling
+    if group.has_logprobs:
+        return sample_plain(logits_BKV, sampling.temperature, uniform_B2K[:, 0])
+    return sample_codes(logits_BKV, sampling, uniform_B2K, recent_BWK), None
 
 
 def _positions(template: Template, request: Request, prompts: Sequence[TokenStream]) -> int:

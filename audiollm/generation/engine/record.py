@@ -41,6 +41,8 @@ class TokenRecord:
     kind: AnswerKind
     ids: list[int] = field(default_factory=list)
     is_action: list[bool] = field(default_factory=list)
+    heard: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Heard frames of an open request, with the number of text tokens before them."""
     parts: list[float | SpeechRecord] = field(default_factory=list)
     """Log-probability of each drawn text token, and the record of each stretch of speech, in order."""
 
@@ -54,6 +56,10 @@ class TokenRecord:
         """Add a text token that nothing drew."""
         self.ids.append(token)
         self.is_action.append(False)
+
+    def hears(self, codes_KT: Tensor) -> None:
+        """Add heard frames, which nothing drew."""
+        self.heard.append((len(self.ids), codes_KT))
 
     def opened_speech(self) -> None:
         """Begin a stretch of speech."""
@@ -80,6 +86,7 @@ class TokenRecord:
             codes,
             ended,
             self._logprobs(speech) if has_logprobs else None,
+            tuple(self.heard),
         )
 
     def _logprobs(self, speech: list[tuple[Tensor, bool]]) -> Tensor:

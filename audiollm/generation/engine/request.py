@@ -43,7 +43,7 @@ class Request:
     """`audio`: speech and nothing else; `text`: no speech; `any`: text, with speech where the model opens it."""
     record_tokens: bool = False
     """Whether the answer tells its tokens and their log-probabilities. Only plain sampling is recorded: temperature
-    alone, as `sampling.check_plain` has it."""
+    alone, as `sampling.check_plain` has it. Its text is given out whole, and not in pieces."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class SampledTokens:
     logprob_A: Tensor | None
     """float32: log-probability of each action under the distribution that it was drawn from, temperature and
     forbidden tokens included; None for greedy answers (temperature 0), which have no distribution."""
+    heard: tuple[tuple[int, Tensor], ...] = ()
+    """Of an open request, what it was fed: the number of text tokens before, and codes `[K, T]` of heard frames."""
 
     @property
     def num_actions(self) -> int:
@@ -129,4 +131,43 @@ class Finished:
     answer: Answer
 
 
-Event = TextPiece | Frames | Finished
+@dataclass(frozen=True)
+class OpenRequest:
+    """A request that stays open: it is fed heard frames, acts, and is fed again."""
+
+    messages: Sequence[Message]
+    """Messages before the stream: the kept prefix."""
+    seed: int = 0
+    audio: Sequence[PartAudio] = ()
+    """Codes of each recording in these messages."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """Guidance is not for open requests."""
+    limits: Limits = field(default_factory=Limits)
+    """Of each action."""
+    answer: AnswerKind = "text"
+    """Form of an action: `text`, or `any`, with speech where the model opens it."""
+    record_tokens: bool = False
+    """As `Request.record_tokens`."""
+    silence_bias: float = 0.0
+    """Added to the logit of the end token where an action begins: above 0 the model speaks less."""
+
+
+@dataclass(frozen=True)
+class Acted:
+    """End of an action of an open request, which now waits for the next chunk."""
+
+    request: int
+    action: int
+    """Number of the action, from 0."""
+    parts: tuple[str | Tensor, ...]
+    """Text, and the codes `[K, T]` of each stretch of speech; none for silence."""
+    reason: Reason
+    seconds: float
+    """Seconds from the feeding of the chunk to the end of the action."""
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+Event = TextPiece | Frames | Finished | Acted

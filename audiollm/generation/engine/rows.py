@@ -16,11 +16,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audiollm.data.chat.template import TokenStream
-from audiollm.generation.engine.request import Request
-from audiollm.generation.engine.state import AnswerState
+from audiollm.generation.engine.record import TokenRecord
+from audiollm.generation.engine.request import OpenRequest, Request
+from audiollm.generation.engine.state import AnswerState, Codes
 
 UNIFORM_STEPS = 256
 """Steps whose random numbers are made at once."""
+
+
+@dataclass
+class OpenStream:
+    """The course of an open request."""
+
+    silence_bias: float
+    record: TokenRecord | None
+    pending: list[int | Codes] = field(default_factory=list)
+    """Rows that the model is fed next: text tokens, and the codes of heard frames."""
+    actions: int = 0
+    """Finished actions."""
+    spoken: list[tuple[Tensor, bool]] = field(default_factory=list)
+    """Codes of all stretches of speech of finished actions, and whether the model ended each."""
+    draws_first: bool = False
+    """Whether the next draw begins an action."""
 
 
 @dataclass
@@ -28,7 +45,7 @@ class Running:
     """A request in its slots, or in line for them."""
 
     number: int
-    request: Request
+    request: Request | OpenRequest
     streams: list[TokenStream]
     """The prompt of each branch, in the order of `SamplingConfig.branches`."""
     state: AnswerState
@@ -43,6 +60,8 @@ class Running:
     rows: list[int] = field(default_factory=list)
     """Rows of the cache, one per branch."""
     first_frame: float | None = None
+    stream: OpenStream | None = None
+    """Of an open request, what it has been fed and has done; None for an answer to a prompt."""
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -86,10 +105,17 @@ class StepPlan:
     audio_groups: list[Group]
 
 
-def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
-    """Plan a step for the answers that own the rows of the cache in use, row by row."""
-    text_rows = [row for row, owner in enumerate(owners) if not owner.state.speaks]
-    audio_rows = [row for row, owner in enumerate(owners) if owner.state.speaks]
+def batch_rows(
+    owners: Sequence[Running], device: torch.device, rows: Sequence[int] | None = None
+) -> StepPlan:
+    """Plan a step for the answers that own the rows of the cache in use, row by row.
+
+    Args:
+        rows: numbers of the cache rows that are drawn from; None: all of `owners`.
+    """
+    rows = range(len(owners)) if rows is None else rows
+    text_rows = [row for row in rows if not owners[row].state.speaks]
+    audio_rows = [row for row in rows if owners[row].state.speaks]
     mixed = bool(text_rows and audio_rows)
     writing, writer_X = _distinct([owners[row] for row in text_rows])
     speaking, speaker_Y = _distinct([owners[row] for row in audio_rows])
@@ -105,7 +131,10 @@ def batch_rows(owners: Sequence[Running], device: torch.device) -> StepPlan:
 
 
 def _drawn_alike(running: Running) -> Hashable:
-    return running.request.sampling, running.request.record_tokens
+    bias = 0.0
+    if running.stream is not None and running.stream.draws_first:
+        bias = running.stream.silence_bias
+    return running.request.sampling, running.request.record_tokens, bias
 
 
 def _distinct(owners: Sequence[Running]) -> tuple[list[Running], NDArray[np.int64]]:

@@ -118,10 +118,18 @@ def check_plain(config: SamplingConfig) -> None:
             )
 
 
-def drawn_logprobs(logits_BKV: Tensor, codes_BK: Tensor, temperature: float) -> Tensor:
-    """Compute the log-probability `[B, K]` of each code under the softmax of its logits over the temperature."""
-    logprobs_BKV = (logits_BKV / temperature).log_softmax(dim=-1)
-    return logprobs_BKV.gather(-1, codes_BK[..., None])[..., 0]
+def sample_plain(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a code from the softmax of the logits `[..., V]` over the temperature, and nothing else.
+
+    Args:
+        uniform: numbers `[...]` in [0, 1).
+
+    Returns:
+        The codes `[...]`, and their log-probabilities.
+    """
+    shares = (logits if temperature == 1 else logits / temperature).softmax(dim=-1)
+    codes = pick(shares, uniform)
+    return codes, shares.gather(-1, codes[..., None])[..., 0].log()
 
 
 def pick(shares: Tensor, uniform: Tensor) -> Tensor:

@@ -133,8 +133,9 @@ class Text:
     at the beginning, runs of bytes). The library's own `DecodeStream` raises on bytes that are no UTF-8.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, in_pieces: bool = True) -> None:
+        """`in_pieces`: False where nobody reads along; the text is then decoded once, when it is finished."""
+        self._tokenizer, self._in_pieces = tokenizer, in_pieces
         self._ids: list[int] = []
         self._context = self._given = 0
         """First and last index of the ids of the last piece."""
@@ -143,6 +144,8 @@ class Text:
     def take(self, token: int) -> str:
         """Add a token; return the text that it completes, empty while a character is cut in two."""
         self._ids.append(token)
+        if not self._in_pieces:
+            return ""
         piece = self._beyond()
         cut = piece.endswith(REPLACEMENT) and len(self._ids) - self._given < MAX_PENDING_TOKENS
         return "" if cut else self._give(piece)
@@ -186,6 +189,8 @@ class AnswerState:
     """The text token that is fed next; None where a row of codes is."""
     reason: Reason | None = field(default=None, init=False)
     """Why the answer ended; None: it goes on."""
+    drawn_end: int | None = field(default=None, init=False)
+    """The token that ended the answer; None: it goes on, or a limit ended it."""
     _text_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -216,8 +221,30 @@ class AnswerState:
         """Return the tokens of a complete answer; None where they were not recorded."""
         if self.record is None:
             return None
+        return self.record.tokens(self.spoken(), has_logprobs)
+
+    def spoken(self) -> list[tuple[Tensor, bool]]:
+        """Return the codes of each stretch of speech, and whether the model ended it."""
         speech = [part for part in self.parts if isinstance(part, SpeechState)]
-        return self.record.tokens([(part.codes_KT(), part.said_end) for part in speech], has_logprobs)
+        return [(part.codes_KT(), part.said_end) for part in speech]
+
+    def unfed(self, end_of_turn: int) -> list[int | Codes]:
+        """Return the rows of a finished action that the model has not been fed: its end, as training lays it out.
+
+        Rows that nothing drew are recorded as forced.
+        """
+        if self.drawn_end is not None:
+            return [self.drawn_end]
+        rows: list[int | Codes] = []
+        forced = [end_of_turn]
+        if self.speaks:
+            all_eos_K = np.full(self.marks.num_codebooks, self.marks.audio_eos, dtype=np.int64)
+            rows = [self.speech.last_K.copy(), all_eos_K]
+            forced = [self.marks.closes_speech, end_of_turn]
+        for token in forced:
+            if self.record is not None:
+                self.record.forced(token)
+        return [*rows, *forced]
 
     def take_text(self, drawn: int, logprob: float = 0.0) -> str:
         """Advance by the token drawn after a text row; return the text that it completes.
@@ -229,7 +256,7 @@ class AnswerState:
             self._open_speech()
             return ""
         if drawn in self.marks.ends:
-            self.reason = "end"
+            self.reason, self.drawn_end = "end", drawn
             self._record(drawn, logprob)
             return self._finish_text()
         self._text_tokens += 1
@@ -237,7 +264,7 @@ class AnswerState:
         if (
             self._text_tokens > self.limits.max_text_tokens
             or self.room < 1
-            or (opens and not self._frames_left)
+            or (opens and not self._frames_left(1))
         ):
             self.reason = "length"
             return self._finish_text()
@@ -246,7 +273,7 @@ class AnswerState:
         if opens:
             return self._finish_text()
         if not self.parts or not isinstance(self.parts[-1], Text):
-            self.parts.append(Text(self.tokenizer))
+            self.parts.append(Text(self.tokenizer, in_pieces=self.record is None))
         last = self.parts[-1]
         assert isinstance(last, Text)
         return last.take(drawn)
@@ -274,14 +301,13 @@ class AnswerState:
             return None
         return torch.from_numpy(speech.frame_K(before).copy())[:, None]
 
-    @property
-    def _frames_left(self) -> int:
-        """Frames that limits and room leave; each stretch of speech takes K rows beside its frames."""
+    def _frames_left(self, rows: int = 0) -> int:
+        """Frames that limits and room leave after `rows` more; a stretch of speech takes K rows beside its frames."""
         spoken = sum(part.complete for part in self.parts if isinstance(part, SpeechState))
-        return max(0, min(self.limits.max_frames - spoken, self.room - self.marks.num_codebooks - 1))
+        return max(0, min(self.limits.max_frames - spoken, self.room - rows - self.marks.num_codebooks - 1))
 
     def _open_speech(self) -> None:
-        self.parts.append(SpeechState(self.marks, self._frames_left))
+        self.parts.append(SpeechState(self.marks, self._frames_left()))
         self.input_id = None
         if self.record is not None:
             self.record.opened_speech()

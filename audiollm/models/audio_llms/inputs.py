@@ -10,17 +10,38 @@ import base64
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from audiollm.audio import Waveform, encode_bytes, resample
-from audiollm.data.records.sample import Message, TextPart
+from audiollm.data.records.sample import AudioPart, Message, TextPart, VideoPart, refuse_video
 
-Parts = Sequence[str | Waveform]
+
+class Pictures(NamedTuple):
+    """Pictures of a clip, in order of time."""
+
+    frames: tuple[NDArray[np.uint8], ...]
+    """RGB, each `[H, W, 3]`."""
+    times_s: tuple[float, ...]
+    """Seconds from the clip's beginning."""
+
+    @property
+    def per_second(self) -> float:
+        """Pictures per second; 2 for a single one."""
+        if len(self.times_s) < 2:
+            return 2.0
+        return round((len(self.times_s) - 1) / max(self.times_s[-1] - self.times_s[0], 1e-3), 3)
+
+
+TurnPart = str | Waveform | Pictures
+Parts = Sequence[TurnPart]
 Turn = tuple[str, Parts]
 """A role (system, user, assistant), and its texts and recordings."""
+_EXTRACTORS = ("feature_extractor", "audio_processor")
 MIN_RECORDING_S = 0.1
 """Shorter recordings are refused: encoders make no position of the shortest ones, which then leave no trace."""
 
@@ -85,23 +106,30 @@ def placeholder_ids(config: Any) -> list[int]:
     return sorted({int(id) for id in found if id is not None and id >= 0})
 
 
-def turns_of(messages: Sequence[Message], recordings: Sequence[Waveform]) -> list[Turn]:
-    """Return the messages of a sample with `recordings` in the places of their audio parts, in order.
+def turns_of(
+    messages: Sequence[Message], recordings: Sequence[Waveform], videos: Sequence[Pictures] = ()
+) -> list[Turn]:
+    """Return the messages of a sample with `recordings` and `videos` in the places of their parts, in order.
 
     Raises:
-        ValueError: another number of recordings than of audio parts.
+        ValueError: another number of recordings than of audio parts, or of videos than of video parts.
     """
-    parts = sum(not isinstance(part, TextPart) for message in messages for part in message.content)
+    if not videos:
+        refuse_video(messages)
+    shown = sum(isinstance(part, VideoPart) for message in messages for part in message.content)
+    if shown != len(videos):
+        raise ValueError(f"{len(videos)} videos for {shown} video parts")
+    parts = sum(isinstance(part, AudioPart) for message in messages for part in message.content)
     if parts != len(recordings):
         raise ValueError(f"{len(recordings)} recordings for {parts} audio parts")
-    following = iter(recordings)
-    return [
-        (
-            message.role,
-            [part.text if isinstance(part, TextPart) else next(following) for part in message.content],
-        )
-        for message in messages
-    ]
+    heard, seen = iter(recordings), iter(videos)
+
+    def filled(part: TextPart | AudioPart | VideoPart) -> TurnPart:
+        if isinstance(part, TextPart):
+            return part.text
+        return next(seen) if isinstance(part, VideoPart) else next(heard)
+
+    return [(message.role, [filled(part) for part in message.content]) for message in messages]
 
 
 def processor_inputs(
@@ -127,12 +155,13 @@ def processor_inputs(
     recordings = [part for _, parts in turns for part in parts if isinstance(part, Waveform)]
     _check_recordings(processor, recordings, names)
     _check_texts(processor, turns)
-    rate = sampling_rate(processor)
+    rate = sampling_rate(processor) if recordings else 0  # VideoLLaMA 3 takes none
     content = _mistral_content if writes_mistral_turns(processor) else _content
     messages = [{"role": role, "content": [content(part, rate) for part in parts]} for role, parts in turns]
     with _refusals(), torch.autocast("cpu", enabled=False):  # of a training: features are made in float32
         made = processor.apply_chat_template(
             messages,
+            **_picture_arguments(processor, turns),
             add_generation_prompt=generation_prompt,
             tokenize=True,
             return_dict=True,
@@ -146,6 +175,38 @@ def processor_inputs(
     return inputs
 
 
+def _picture_arguments(processor: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    """The rate of pictures, which are taken as they are given; nothing where there are none.
+
+    Raises:
+        InputsError: videos of different rates, or a model that takes none.
+    """
+    videos = [part for _, parts in turns for part in parts if isinstance(part, Pictures)]
+    rates = {video.per_second for video in videos}
+    if not rates:
+        return {}
+    if getattr(processor, "video_processor", None) is None:
+        raise InputsError(f"{type(processor).__name__} takes no pictures of videos", "refused by processor")
+    if len(rates) > 1:
+        raise InputsError("videos of one conversation need one rate of pictures", "videos of two rates")
+    rate = rates.pop()
+    counts = [len(video.frames) for video in videos]
+    # VideoLLaMA 3 writes the time of each picture into the prompt
+    metadata = [
+        {
+            "total_num_frames": count,
+            "fps": rate,
+            "duration": count / rate,
+            "frames_indices": list(range(count)),
+        }
+        for count in counts
+    ]
+    arguments = {"videos_kwargs": {"fps": rate, "do_sample_frames": False, "video_metadata": metadata}}
+    if "processor_kwargs" in inspect.signature(processor.apply_chat_template).parameters:
+        return {"processor_kwargs": arguments}
+    return arguments  # as earlier versions of transformers take them
+
+
 def template_text(processor: Any, turns: Sequence[Turn], generation_prompt: bool) -> str:
     """Return a conversation as the chat template writes it, with placeholders for recordings.
 
@@ -156,7 +217,7 @@ def template_text(processor: Any, turns: Sequence[Turn], generation_prompt: bool
         {
             "role": role,
             "content": [
-                {"type": "text", "text": p} if isinstance(p, str) else {"type": "audio"} for p in parts
+                {"type": "text", "text": p} if isinstance(p, str) else {"type": _kind_of(p)} for p in parts
             ],
         }
         for role, parts in turns
@@ -165,6 +226,10 @@ def template_text(processor: Any, turns: Sequence[Turn], generation_prompt: bool
         return str(
             processor.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=False)
         )
+
+
+def _kind_of(part: Waveform | Pictures) -> str:
+    return "video" if isinstance(part, Pictures) else "audio"
 
 
 @contextmanager
@@ -179,13 +244,18 @@ def _refusals() -> Iterator[None]:
         ) from error
 
 
+def takes_recordings(processor: Any) -> bool:
+    """Return whether a model hears; VideoLLaMA 3 sees alone."""
+    return any(getattr(processor, name, None) is not None for name in _EXTRACTORS)
+
+
 def _extractor(processor: Any) -> Any:
     """Return what makes features of recordings; Granite Speech has it under another name.
 
     Raises:
         InputsError: the processor takes no recordings.
     """
-    for name in ("feature_extractor", "audio_processor"):
+    for name in _EXTRACTORS:
         if (found := getattr(processor, name, None)) is not None:
             return found
     raise InputsError(f"{type(processor).__name__} takes no recordings", "refused by processor")
@@ -197,15 +267,19 @@ def _audio_defaults(processor: Any) -> dict[str, Any]:
     return {**older.get("audio_kwargs", {}), **(getattr(processor, "audio_kwargs", None) or {})}
 
 
-def _content(part: str | Waveform, rate: int) -> dict[str, Any]:
+def _content(part: TurnPart, rate: int) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if isinstance(part, Pictures):
+        return {"type": "video", "video": np.stack(part.frames)}
     return {"type": "audio", "audio": _mono(part, rate)[0].numpy()}
 
 
-def _mistral_content(part: str | Waveform, rate: int) -> dict[str, Any]:
+def _mistral_content(part: TurnPart, rate: int) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if isinstance(part, Pictures):
+        raise InputsError("this model takes no pictures", "refused by processor")
     content = encode_bytes(_mono(part, rate).clamp(-1.0, 1.0), rate, "wav")
     return {"type": "audio", "base64": base64.b64encode(content).decode()}
 
@@ -215,7 +289,7 @@ def _mono(recording: Waveform, rate: int) -> Tensor:
 
 
 def _check_recordings(processor: Any, recordings: Sequence[Waveform], names: Sequence[str]) -> None:
-    limit_s = longest_recording_s(processor)
+    limit_s = longest_recording_s(processor) if recordings else None
     for number, recording in enumerate(recordings):
         name = names[number] if number < len(names) else f"recording {number + 1}"
         if recording.duration_s < MIN_RECORDING_S:
@@ -234,12 +308,13 @@ def _check_recordings(processor: Any, recordings: Sequence[Waveform], names: Seq
 
 
 def _check_texts(processor: Any, turns: Sequence[Turn]) -> None:
-    placeholder = getattr(processor, "audio_token", None)
-    for _, parts in turns:
-        if placeholder and any(isinstance(part, str) and placeholder in part for part in parts):
-            raise InputsError(
-                f"a text contains {placeholder}, the placeholder of recordings", "placeholder in text"
-            )
+    for name, what in (("audio_token", "recordings"), ("video_token", "videos"), ("image_token", "pictures")):
+        placeholder = getattr(processor, name, None)
+        for _, parts in turns:
+            if placeholder and any(isinstance(part, str) and placeholder in part for part in parts):
+                raise InputsError(
+                    f"a text contains {placeholder}, the placeholder of {what}", "placeholder in text"
+                )
 
 
 def _check_whole(processor: Any, inputs: dict[str, Tensor], recordings: Sequence[Waveform]) -> None:
@@ -250,8 +325,10 @@ def _check_whole(processor: Any, inputs: dict[str, Tensor], recordings: Sequence
     """
     from transformers import WhisperFeatureExtractor
 
+    if not recordings:
+        return
     extractor = _extractor(processor)
-    if not recordings or not isinstance(extractor, WhisperFeatureExtractor):
+    if not isinstance(extractor, WhisperFeatureExtractor):
         return
     masks = [inputs[key] for key in ("feature_attention_mask", "input_features_mask") if key in inputs]
     features = inputs.get("input_features")

@@ -13,10 +13,15 @@ import torch
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE, read_json_file
+from audiollm.models.audio_llms.frames import FramePatches
 from audiollm.models.pretrained import REMEDY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_OF_PATCHES = ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor")
+"""Processors whose videos are patches of pictures."""
 
 
 class AudioLLM(NamedTuple):
@@ -37,7 +42,9 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
         ConfigError: the folder holds no such model, holds pickled weights only, or lacks some of its weights.
     """
     from transformers import AutoConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a stage loads several models, and shows its own progress
     try:
         if not folder.is_dir():  # else the name would be looked up on the hub
             raise OSError("no such folder")
@@ -65,7 +72,7 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
 
 
 def _load_processor(folder: Path) -> Any:
-    """Load the processor; without torchvision, one that takes text and sound alone.
+    """Load the processor; without torchvision, one that takes text, sound and, of Qwen-Omni, pictures of videos.
 
     Raises:
         ImportError: another package is missing (`mistral-common` for Voxtral); the message names it.
@@ -84,8 +91,24 @@ def _load_processor(folder: Path) -> Any:
                 transformers, str(read_json_file(folder / name, dict).get("processor_class")), None
             )
             if kind is not None:
-                return without_vision(kind).from_pretrained(str(folder), **OFFLINE)
+                processor = without_vision(kind).from_pretrained(str(folder), **OFFLINE)
+                if kind.__name__ in _OF_PATCHES:
+                    processor.video_processor = FramePatches(_picture_settings(folder))
+                return processor
     raise ImportError("the processor needs torchvision: pip install torchvision")
+
+
+def _picture_settings(folder: Path) -> dict[str, Any]:
+    """The settings of pictures in a folder: its own file, the part of another one, or none."""
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).exists():
+            found: dict[str, Any] = read_json_file(folder / name, dict)
+            if "patch_size" in found:
+                return found
+    if (folder / "processor_config.json").exists():
+        content = read_json_file(folder / "processor_config.json", dict)
+        return dict(content.get("video_processor") or content.get("image_processor") or {})
+    return {}
 
 
 def without_vision(kind: Any) -> Any:

@@ -74,7 +74,9 @@ class AnswerLogprobs:
     entropy_T: Tensor | None = None
     """Entropy of the policy's distribution at each token, in nats, with gradient (policy gradients)."""
     value_T: Tensor | None = None
-    """The critic's value before each token is chosen, with gradient (GAE)."""
+    """The critic's value before each token is chosen, with gradient (GAE; `value_A` is that of the first)."""
+    is_code_T: Tensor | None = None
+    """bool: the token is a code of speech, and no word (a KL of its own for speech)."""
     draw_T: Tensor | None = None
     """A random number per token, independent of packing (`length.answer_draws`; SamPO)."""
     value_A: Tensor | None = None
@@ -93,6 +95,7 @@ class AnswerLogprobs:
             "log_collision_T",
             "entropy_T",
             "value_T",
+            "is_code_T",
             "draw_T",
         ):
             self._check(name, self.policy_T.shape)
@@ -141,6 +144,13 @@ class AnswerLogprobs:
     def ratio_T(self) -> Tensor:
         """Log of policy over reference of each token."""
         return self.policy_T - self.required("reference_T")
+
+    def first_of(self, values_T: Tensor) -> Tensor:
+        """Return the value `[num_answers]` at the first token of each answer; 0 for an answer without tokens."""
+        tokens = self.tokens_of(torch.arange(self.num_answers, device=self.answer_T.device))
+        is_first_E = tokens.position_E == 0
+        first = tokens.token_E[is_first_E]
+        return sum_by_index(values_T[first], tokens.item_E[is_first_E], self.num_answers)
 
     def tokens_of(self, answer_I: Tensor) -> ItemTokens:
         """Lay out the tokens of one answer per item."""

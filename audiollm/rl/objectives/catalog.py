@@ -60,6 +60,11 @@ class ObjectiveNeeds:
         return "value_A" in self.fields
 
     @property
+    def prompts(self) -> bool:
+        """Whether the log-probabilities of prompts are computed, too."""
+        return "prompt_sum_A" in self.fields
+
+    @property
     def mismatched_answers(self) -> bool:
         """Whether answers beside prompts of other samples are computed, for KTO's KL."""
         return "kl" in self.figures

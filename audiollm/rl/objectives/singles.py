@@ -85,8 +85,9 @@ def dro(answers: AnswerLogprobs, singles: Singles, settings: DROSettings, figure
     """
     reward_N = _rewards(answers, singles, settings.tau)
     residual_N = singles.required("score_N").to(reward_N) - reward_N
-    residual_N = residual_N - answers.required("value_A")[singles.answer_N]
-    return ItemLosses(residual_N.square() / 2, single_metrics(answers, singles, reward_N))
+    value_N = answers.required("value_A")[singles.answer_N]
+    metrics = {**single_metrics(answers, singles, reward_N), "value": value_N.detach()}
+    return ItemLosses((residual_N - value_N).square() / 2, metrics)
 
 
 def _rewards(answers: AnswerLogprobs, singles: Singles, beta: float) -> Tensor:

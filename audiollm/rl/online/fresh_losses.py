@@ -171,12 +171,18 @@ class GradientOfStep:
         return PolicyLoss(found.loss + of_critic.loss, {**found.sums, **of_critic.sums})
 
     def means(self, sums: Mapping[str, float], counts: StepCounts) -> dict[str, float]:
-        """See `StepLoss`: means per token, and the KL per answer as the controllers' targets have it."""
+        """See `StepLoss`: means per token, and the KL per answer as the controllers' targets have it.
+
+        Where speech is told apart, `kl_text` and `kl_audio` add up to `kl`.
+        """
         found = {name: value / float(counts.tokens) for name, value in sums.items()}
         if "value_error" in found:
             found |= _critic_figures(found)
-        if "kl" in found:
-            found["kl"] *= float(counts.tokens / counts.answers)
+        for name in ("kl", "kl_audio"):
+            if name in found:
+                found[name] *= float(counts.tokens / counts.answers)
+        if "kl_audio" in found:
+            found["kl_text"] = found["kl"] - found["kl_audio"]
         return found
 
 

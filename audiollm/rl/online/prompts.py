@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from audiollm.data.records.mixture import Mixture
-from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.evaluate.listening.stage import choices_of, question_of
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.preference.held_out_pairs import described_messages
 from audiollm.supervised.corpus.batches import evenly
 
 WINDOW_RUNS = 64
@@ -36,6 +37,10 @@ class Prompt:
     """With the right answer as its last message, and the options of its question in `metadata.choices`."""
     prompted: Any
     """What the policy's `take` made of the messages before the right answer."""
+    messages: list[dict[str, Any]]
+    """Those of the sample as plain data, with the addresses of their recordings."""
+    asked: LoadedSample
+    """The messages before the right answer with their sound, for rewards that hear it."""
 
 
 class PromptMaker:
@@ -147,9 +152,20 @@ class PromptMaker:
         loaded = self._sources[source][index]
         asked = without_right_answer(loaded)
         prompted = self._policy.take(asked, [], self._name(place))
+        chunk_frames = loaded.sample.messages[-1].chunk_frames
+        if chunk_frames is not None:
+            if not hasattr(prompted, "chunk_frames"):
+                raise BadSample(
+                    self._name(place), loaded.sample.id, "is a stream, which this model cannot hear"
+                )
+            prompted = replace(prompted, chunk_frames=chunk_frames)
         # rollouts are told apart by their prompt's id: records of two sources may share one
         return Prompt(
-            place, self._with_choices(loaded.sample), replace(prompted, id=f"{source}/{prompted.id}")
+            place,
+            self._with_choices(loaded.sample),
+            replace(prompted, id=f"{source}/{prompted.id}"),
+            described_messages(loaded),
+            asked,
         )
 
     def _with_choices(self, sample: Sample) -> Sample:
@@ -169,7 +185,8 @@ class PromptMaker:
 
 
 def check_question(sample: Sample, place: str) -> None:
-    """Raises: BadSample: nothing stands before the assistant's last message."""
+    """Raises: BadSample: nothing stands before the assistant's last message, or there is a video part."""
+    check_without_video(sample, place)
     asked = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
     if not any(message.role == "user" for message in asked):
         raise BadSample(place, sample.id, "has no question", "no question")

@@ -46,6 +46,9 @@ class SamplesSteps(Protocol):
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Answer each prompt once, greedily, and reward the answers."""
 
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """See `RolloutMaker.start`."""
+
 
 class RefillingMaker:
     """Samples steps, and fresh prompts for groups that teach nothing, until the step is full.
@@ -69,6 +72,10 @@ class RefillingMaker:
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """See `RolloutMaker.greedy`: nothing is refilled."""
         return self._maker.greedy(prompts, step)
+
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """See `RolloutMaker.start`; which prompts refill the step is found out later."""
+        self._maker.start(prompts, step)
 
     def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Sample and reward a step. Called on every rank."""

@@ -1,4 +1,4 @@
-"""The fresh answers of a step: sampled from the weights of now, rewarded, and written down.
+"""The fresh answers of a step: sampled from the weights of now, and rewarded.
 
 Shapes: A answers of this rank, group after group; G prompts; F reward functions.
 """
@@ -6,11 +6,10 @@ Shapes: A answers of this rank, group after group; G prompts; F reward functions
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +18,11 @@ from torch import Tensor
 from audiollm.audio.samples import Waveform
 from audiollm.codec import Codec
 from audiollm.errors import BadSample
-from audiollm.files.atomic import write_jsonl
-from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.steps import StepReward, StepRewarder
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.scoring import RewardScores, RewardSuite
+from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
 
 
@@ -128,6 +126,15 @@ class RolloutMaker:
         made = RolloutStep(groups, scores, baseline, [*bad, *_missing(scores)], seconds)
         return made if self._steps is None else replace(made, steps=self._steps(made.rollouts, scores))
 
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """Ask an engine that works beside this process for the answers of a step; `__call__` takes them."""
+        assert isinstance(self._engine, ProcessRollouts)
+        prompted = [each.prompted for each in prompts]
+        group = list(range(self._group_size))
+        self._engine.start(prompted, [group] * len(prompts), self._at(step, self._settings.temperature))
+        if self._needs_greedy:
+            self._engine.start(prompted, [[0]] * len(prompts), self._at(step, 0.0))
+
     def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
         """Answer each prompt once, greedily, and reward the answers."""
         groups, bad = self._sampled(prompts, [0], self._at(step, 0.0))
@@ -175,6 +182,7 @@ def sampled_answers(groups: Sequence[RolloutGroup], codec: Codec | None) -> Rewa
                 codes_KT := (torch.cat(rollout.tokens.codes, 1) if rollout.tokens.codes else None),
                 None if codes_KT is None or codec is None else spoken(codes_KT, codec),
                 rollout.number,
+                group.prompt.asked,
             )
             for group in groups
             for rollout in group.rollouts
@@ -198,63 +206,6 @@ def total_rewards(scores: RewardScores) -> Tensor:
 def _missing(scores: RewardScores) -> list[BadSample]:
     return [BadSample(f"reward {each.reward}", each.sample, f"answer {each.number}: {each.reason}", "no reward")
             for each in scores.problems]  # fmt: skip
-
-
-class RolloutFiles:
-    """`rollouts/000012.jsonl`: the answers of step 12, by the first rank. A step done again replaces its file."""
-
-    def __init__(self, folder: Path, ranks: Ranks) -> None:
-        self._folder, self._ranks = folder, ranks
-
-    def write(
-        self,
-        step: int,
-        made: RolloutStep,
-        figures: Sequence[Mapping[str, Sequence[float]]],
-    ) -> None:
-        """Write a row for each answer. Called on every rank.
-
-        Args:
-            figures: of each answer's tokens, by name: the advantage, the log-probability before the updates, ...
-        """
-        rows = _rows(step, made, figures)
-        if made.replaced is not None:
-            none: list[dict[str, list[float]]] = [
-                {"advantages": [], "old": []} for _ in made.replaced.rollouts
-            ]
-            rows += [{**row, "replaced": True} for row in _rows(step, made.replaced, none)]
-        every = [row for part in self._ranks.gather(rows) for row in part]
-        if self._ranks.first:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_jsonl(self._folder / f"{step:06d}.jsonl", every)
-
-
-def _rows(
-    step: int, made: RolloutStep, figures: Sequence[Mapping[str, Sequence[float]]]
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "step": step,
-            "id": group.prompt.sample.id,
-            "messages": [message.model_dump(mode="json") for message in group.prompt.sample.messages],
-            "number": rollout.number,
-            "answer": rollout.text,
-            "tokens": rollout.tokens.num_actions,
-            "truncated": rollout.truncated,
-        }
-        for group in made.groups
-        for rollout in group.rollouts
-    ]
-    scores = made.scores
-    for place, (row, rollout) in enumerate(zip(rows, made.rollouts, strict=True)):
-        if made.steps:
-            row["steps"] = [vars(each) for each in made.steps[place]]
-        row["rewards"] = {name: values[place] for name, values in scores.by_name.items()}
-        row["reward"] = scores.total_A[place] if scores.kept_A[place] else None
-        row |= {name: [round(value, 4) for value in own] for name, own in figures[place].items()}
-        behaviour = rollout.tokens.logprob_A
-        row["behaviour"] = [] if behaviour is None else [round(v, 4) for v in behaviour.tolist()]
-    return rows
 
 
 def selected_groups(made: RolloutStep, chosen: Sequence[bool]) -> RolloutStep:
@@ -304,6 +255,7 @@ def _selected_scores(scores: RewardScores, chosen: Sequence[bool]) -> RewardScor
         list(compress(scores.kept_A, chosen)),
         {name: list(compress(values, chosen)) for name, values in scores.by_name.items()},
         steps_by_name={name: list(compress(own, chosen)) for name, own in scores.steps_by_name.items()},
+        raw_A=None if scores.raw_A is None else list(compress(scores.raw_A, chosen)),
     )
 
 
@@ -313,6 +265,7 @@ def _joined_scores(parts: Sequence[RewardScores]) -> RewardScores:
         [kept for part in parts for kept in part.kept_A],
         {name: [value for part in parts for value in part.by_name[name]] for name in parts[0].by_name},
         [problem for part in parts for problem in part.problems],
+        raw_A=[value for part in parts for value in part.told_A] if parts[0].raw_A is not None else None,
     )
 
 

@@ -2,67 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from audiollm.data.records.opening import open_source
 from audiollm.devices import default_device
 from audiollm.errors import StageError
-from audiollm.files.set_aside import SetAside
 from audiollm.generation.speaking.generator import Generator
+from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.rl.online.critic import ActorCritic, CriticModel
+from audiollm.rl.lagged.ahead import SamplesAhead
+from audiollm.rl.lagged.refresh import ReferenceRefresh
 from audiollm.rl.online.prompts import PromptMaker
-from audiollm.rl.online.ptx import SupervisedMaker
-from audiollm.rl.online.refill import maker_of
-from audiollm.rl.online.rollout_step import RolloutFiles
-from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig, weights_of
+from audiollm.rl.online.refill import SamplesSteps, maker_of
+from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
+from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyTask
+from audiollm.rl.placement.joining import Joined, joined_cluster
+from audiollm.rl.placement.reference_actors import ReferenceActors, ReferenceModel
+from audiollm.rl.placement.reward_actors import placed_rewards
+from audiollm.rl.placement.rollout_actors import RolloutActors, SampledModel
+from audiollm.rl.policy.critic import ActorCritic
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.protocol import Policy
-from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.policy_gradient.controllers import kl_controller
+from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.policies import load_policy, plain_model, untrained_copy
+from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.run import errors_of_stage
 from audiollm.rl.rewards.checks import check_rewards
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
-from audiollm.rl.rollouts.by_transformers import TransformersRollouts
-from audiollm.rl.rollouts.own import OwnRollouts
+from audiollm.rl.rollouts.engines import import_engine, load_engine
+from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
+from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.supervised.corpus.sources import set_aside_of
 from audiollm.supervised.eval_audio import SHARDING
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
-from audiollm.train.loop.whole import WholeCopy
+from audiollm.train.loop.whole import WholeCopy, unmerged_tensors
 
 STAGE_NAME = "train_policy"
 
 
-def train_policy(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SamplingParts:
+    """What samples and rewards the steps of a training are made from, beside an engine."""
+
+    sampler: Policy[Any, Any, Any]
+    """The policy of the engine's model."""
+    settings: RolloutSettings
+    prompts: PromptMaker
+    ranks: Ranks
+
+
+MakesSamplers = Callable[[RolloutEngine[Any], SamplingParts], SamplesSteps]
+"""Makes what samples and rewards the steps of a training with an engine."""
+
+
+def train_policy(
+    config: PolicyTrainingConfig, context: Context, make: MakesSamplers | None = None
+) -> dict[str, Any]:
     """Train a policy on its own answers to the prompts, and save it to `model` (and `adapter`, where one is trained).
 
     A critic is saved to `critic/model`.
+
+    Args:
+        make: what samples and rewards the steps; None: answers are rewarded by `config.rewards`.
 
     Raises:
         StageError: settings that do not fit the model, no prompt, or a bad one where `strict` is set.
     """
     with errors_of_stage():
-        return _train(config, context)
+        if config.rollouts is not None:
+            import_engine(config.rollouts)  # before any work
+        with joined_cluster(config.placement, context.ranks, context.say) as joined:
+            return _train(config, context, make, joined)
 
 
-def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
+def _train(
+    config: PolicyTrainingConfig, context: Context, make: MakesSamplers | None, joined: Joined | None
+) -> dict[str, Any]:
     ranks = context.ranks
+    roles = {} if joined is None else joined.choice.shares
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
         config.model,
         config.trained,
         config.lora,
         config.reference,
-        config.needs_reference,
+        config.needs_reference and "reference" not in roles,
         required(config.max_tokens),
     )
     critic = None
@@ -70,6 +108,8 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
         critic = CriticModel.begin(config, required(config.max_tokens))
         policy.check_reader(critic.policy, "critic")
         critic.root.to(default_device())
+    if config.refresh_reference is not None and config.trained == "adapter":
+        policy.hold_to(untrained_copy(policy, config.model, required(config.max_tokens)).root)
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
         frozen.to(default_device())
@@ -80,30 +120,45 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
             policy, sources, config.weights, required(config.batch_size), config.seed, set_aside, ranks.rank,
             ranks.world, lambda: bar.advance(bar.task_ids[0]),
         )  # fmt: skip
+    if isinstance(policy, DualFFNPolicy) and config.answer == "text" and config.ptx is None:
+        if config.trained == "all":
+            policy.freeze_unreached(any(sample.audio_parts() for sample in prompts.samples))
+        if ranks.world == 1 and config.refresh_reference is None:
+            policy.share_frozen()
     if not prompts.trained:
         raise StageError("no record of the train split can be asked", "see set_aside.jsonl", 2)
-    ptx = _supervised(config, policy, set_aside, context)
-    terms = config.reward_terms
+    ptx = supervised_maker(
+        config.ptx,
+        policy,
+        required(config.batch_size),
+        required(config.max_tokens),
+        config.seed,
+        set_aside,
+        context,
+    )
     if config.answer != "text" and not isinstance(policy, DualFFNPolicy):
         raise StageError(f"answer: {config.answer}, and this model answers in text", "set answer: text", 2)
-    check_rewards(terms, prompts.samples, config.answer != "text")
-    rewards = RewardSuite(terms, load_rewards(terms), config.reward_timeout_s, config.on_error)
+    make = make or _by_rewards(config, prompts, context, joined)
     settings = RolloutSettings(
         config.seed, 0, config.temperature, config.answer, config.max_answer_tokens, config.max_frames
     )
-    codec = (
-        Generator.from_pretrained(config.model, config.codec).codec if any(t.speech for t in terms) else None
-    )
     sampler, whole = policy, None
     if ranks.world > 1 and config.strategy in SHARDING:
-        sampler = untrained_copy(policy, config.model, required(config.max_tokens))
+        device = torch.device("cpu") if "rollout" in roles else None  # actors get it from there
+        sampler = untrained_copy(policy, config.model, required(config.max_tokens), device)
         whole = WholeCopy(plain_model(policy.root), plain_model(sampler.root))
-    maker = maker_of(config, engine_of(sampler), sampler, rewards, settings, prompts, ranks, codec)
-    files = RolloutFiles(context.folder / "rollouts", ranks)
+    parts = SamplingParts(sampler, settings, prompts, ranks)
+    engine = _engine(config, sampler, joined)
+    maker = make(engine, parts)
+    files = RolloutFiles(context.folder / "rollouts", ranks, policy.pieces)
+    answers = GreedyAnswerFiles(context.folder, ranks)
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
+    of_audio = None if kl.audio is None else kl_controller(kl.audio.name, kl.audio.values)
     own = None if critic is None else critic.root
-    task = PolicyTask(config, policy, prompts, maker, files, controller, set_aside, ranks, whole, own, ptx)
+    weights = SampledWeights(engine, whole)
+    reference = _reference_actors(config, policy, joined)
+    refresh = _refresh(config, policy)
     rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
         config.steps_for(prompts.trained / required(config.batch_size)),
@@ -111,7 +166,17 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
         log_every=1,
         rules=(*config.rules, *rules),
     )
-    figures = train(task, loop, context.folder, context, task.device)
+    with _engine_ahead(config, policy) as early_engine:
+        ahead, early = None, maker
+        if early_engine is not None:
+            early = make(early_engine, parts)
+            ahead = SamplesAhead(plain_model(policy.root), early_engine, prompts, early)
+        task = PolicyTask(
+            config, policy, prompts, early, files, controller, set_aside, ranks, weights, own, ptx, answers,
+            refresh, ahead, maker, reference, of_audio,
+        )  # fmt: skip
+        task.begin()
+        figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
         _save(config, context.folder)
     ranks.barrier()
@@ -119,19 +184,103 @@ def _train(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
     return {**figures, **counts, "set_aside": len(set_aside.rows)}
 
 
-def _supervised(
-    config: PolicyTrainingConfig, policy: Policy[Any, Any, Any], set_aside: SetAside, context: Context
-) -> SupervisedMaker | None:
-    """The samples of `ptx`, where it is set."""
-    if config.ptx is None:
+def _engine(
+    config: PolicyTrainingConfig, sampler: Policy[Any, Any, Any], joined: Joined | None
+) -> RolloutEngine[Any]:
+    """The engine that samples from a policy's weights, in this process or in actors."""
+    if joined is None or "rollout" not in joined.choice.shares:
+        return load_engine(sampler, config.model, config.rollouts)
+    model = SampledModel(config.model, required(config.max_tokens), config.rollouts, str(Path.cwd()))
+    return RolloutActors(joined, model, plain_model(sampler.root))
+
+
+def _reference_actors(
+    config: PolicyTrainingConfig, policy: Policy[Any, Any, Any], joined: Joined | None
+) -> ReferenceActors | None:
+    """The reference in actors, where it is placed there; a folder of its own must read the policy's batches."""
+    if joined is None or "reference" not in joined.choice.shares:
         return None
-    sources = [open_source(source.path) for source in config.ptx.samples]
-    size = config.ptx.batch_size or required(config.batch_size)
-    with context.progress("reading ptx", sum(map(len, sources))) as bar:
-        return SupervisedMaker(
-            policy, sources, weights_of(config.ptx.samples), size, required(config.max_tokens), config.seed, set_aside,
-            context.ranks, lambda: bar.advance(bar.task_ids[0]),
-        )  # fmt: skip
+    if config.reference is not None:
+        policy.check_reader(load_policy(config.reference), "reference")
+    model = ReferenceModel(
+        config.reference or config.model,
+        required(config.max_tokens),
+        config.temperature,
+        config.precision,
+        str(Path.cwd()),
+    )
+    return ReferenceActors(joined, model)
+
+
+def _by_rewards(
+    config: PolicyTrainingConfig, prompts: PromptMaker, context: Context, joined: Joined | None
+) -> MakesSamplers:
+    """Answers are rewarded by `config.rewards`, in this process or in actors."""
+    terms = config.reward_terms
+    check_rewards(terms, prompts.samples, config.answer != "text")
+    place = (terms, context.folder, context.ranks.rank)
+    if joined is None or "reward" not in joined.choice.shares:
+        functions = load_rewards(*place)
+    else:
+        functions = placed_rewards(joined, *place)
+    rewards = RewardSuite(terms, functions, config.reward_timeout_s, config.on_error)
+    codec = (
+        Generator.from_pretrained(config.model, config.codec).codec if any(t.speech for t in terms) else None
+    )
+
+    def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
+        return maker_of(
+            config, engine, parts.sampler, rewards, parts.settings, parts.prompts, parts.ranks, codec
+        )
+
+    return make
+
+
+def _refresh(config: PolicyTrainingConfig, policy: Policy[Any, Any, Any]) -> ReferenceRefresh | None:
+    """What refreshes the reference, where it is asked for."""
+    choice = config.refresh_reference
+    if choice is None:
+        return None
+    reference = plain_model(policy.frozen["reference"])
+    return ReferenceRefresh(plain_model(policy.root), reference, choice.every, choice.mix)
+
+
+@contextmanager
+def _engine_ahead(
+    config: PolicyTrainingConfig, policy: Policy[Any, Any, Any]
+) -> Iterator[ProcessRollouts[Any] | None]:
+    """The engine of `ahead: 1`, in a process of its own; on a CPU, each process has half of the threads."""
+    if not config.ahead:
+        yield None
+        return
+    threads = torch.get_num_threads()
+    beside = max(1, threads // 2)
+    on_cpu = default_device().type == "cpu"
+    gpu = None if on_cpu else torch.cuda.current_device()
+    load = partial(load_sampling, config.model, required(config.max_tokens), config.rollouts)
+    engine = ProcessRollouts[Any](
+        load, unmerged_tensors(plain_model(policy.root)), beside if on_cpu else threads, gpu
+    )
+    try:
+        if on_cpu:
+            torch.set_num_threads(max(1, threads - beside))
+        yield engine
+    finally:
+        torch.set_num_threads(threads)
+        engine.close()
+
+
+def load_sampling(
+    model: Path, max_tokens: int, rollouts: str | None = None
+) -> tuple[nn.Module, RolloutEngine[Any]]:
+    """Load a model that samples and is not trained, on its device; return it, and its engine.
+
+    Args:
+        rollouts: import path of a user's engine; None: this project's.
+    """
+    policy = load_policy(model, max_tokens=max_tokens)
+    policy.root.requires_grad_(False).to(default_device())
+    return plain_model(policy.root), load_engine(policy, model, rollouts)
 
 
 def _save(config: PolicyTrainingConfig, folder: Path) -> None:
@@ -145,11 +294,3 @@ def _save(config: PolicyTrainingConfig, folder: Path) -> None:
         ActorCritic(policy.root, critic.root).load_state_dict(weights)
         critic.save(folder / "critic")
     policy.save(folder)
-
-
-def engine_of(policy: Policy[Any, Any, Any]) -> RolloutEngine[Any]:
-    """The engine that samples from a policy's own weights."""
-    if isinstance(policy, DualFFNPolicy):
-        return OwnRollouts(policy.root.model, policy.template)
-    assert isinstance(policy, TransformersPolicy)
-    return TransformersRollouts(policy.root.model, policy.processor, policy.ends)

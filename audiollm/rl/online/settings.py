@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.errors import ConfigError
-from audiollm.recipe.stages import InputPath, Size
+from audiollm.recipe.plug_ins import is_import_path, source_digest
+from audiollm.recipe.stages import InputPath, Size, required
 from audiollm.rl.online.critic_settings import CriticChoice
 from audiollm.rl.online.objectives import SELECTIONS, FreshObjective, fresh_objective
+from audiollm.rl.placement.settings import PlacementChoice
 from audiollm.rl.policy_gradient.catalog import (
     AdvantageTerm,
     PolicyTerm,
@@ -25,8 +27,8 @@ from audiollm.rl.policy_gradient.settings import (
     ProcessAdvantageSettings,
     ReinforceSettings,
 )
+from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
-from audiollm.supervised.settings import ShardsConfig
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -66,16 +68,24 @@ class KLChoice(KLSettings):
 
     controller: NamedChoice = NamedChoice(name="fixed")
     """`fixed` (`coefficient`), `proportional`, `exponential` or `horizon` (`coefficient`, `target`, ...)."""
+    audio: NamedChoice | None = Field(None, exclude_if=lambda value: value is None)
+    """Controller of the KL of codes of speech, as `controller`, which then is that of text tokens; None: both have one
+    KL and one coefficient."""
 
-    @field_validator("controller", mode="before")
+    @field_validator("controller", "audio", mode="before")
     @classmethod
     def _name_or_settings(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _is_known(self) -> KLChoice:
-        _told(lambda: kl_controller_settings(self.controller.name, self.controller.values))
+        for choice in (self.controller, self.audio):
+            if choice is not None:
+                self._check_controller(choice)
         return self
+
+    def _check_controller(self, choice: NamedChoice) -> None:
+        _told(lambda: kl_controller_settings(choice.name, choice.values))
 
 
 class RefillChoice(BaseModel):
@@ -96,26 +106,14 @@ class OverlongChoice(BaseModel):
     """Weight of the penalty beside the rewards."""
 
 
-class PTXChoice(BaseModel):
-    """Supervised samples beside the rollouts: a cross entropy term in every update (PTX)."""
+class RefreshChoice(BaseModel):
+    """The reference follows the policy (TRL's `sync_ref_model`: every 512 steps, mixed by 0.6)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-    samples: list[ShardsConfig] = Field(min_length=1)
-    """Samples whose last message is the answer to learn; as `samples` of the stage."""
-    weight: float = Field(1.0, gt=0)
-    """Weight of the mean cross entropy per token beside the loss of the rollouts (InstructGPT: 27.8)."""
-    batch_size: int | None = Field(None, ge=1)
-    """Samples of a step, over all ranks; None: as many as prompts."""
-
-    @field_validator("samples", mode="before")
-    @classmethod
-    def _one_or_many_sources(cls, given: Any) -> Any:
-        return _sources(given)
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> PTXChoice:
-        _check_weights(self.samples)
-        return self
+    every: int = Field(512, ge=1)
+    """Steps from one refresh to the next."""
+    mix: float = Field(1.0, gt=0, le=1)
+    """Share of the policy's weights in the new reference; 1: the policy itself."""
 
 
 class PolicyTrainingConfig(ModelTrainingConfig):
@@ -124,9 +122,10 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
         "reward_timeout_s",
         "eval_prompts",
+        "placement",
     }
 
-    samples: list[ShardsConfig] = Field(min_length=1)
+    samples: SourceList
     """Prompts with their right answers (the last message of each): a .jsonl or a folder of shards, or a list of these
     and of `{path, weight}`."""
     model: InputPath
@@ -141,12 +140,20 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     objective: NamedChoice = NamedChoice(name="grpo")
     """The loss of the sampled tokens, with its settings (`{name: dapo, epsilon_high: 0.3}`), or an objective on the
     best and worst answers (`{name: online_dpo, beta: 0.1}`) or on the best (`{name: online_rft, least: 1.0}`)."""
+    rollouts: str | None = None
+    """An engine of one's own that samples the answers (`package.module:Engine`); None: ours, or transformers'."""
+    placement: PlacementChoice | None = None
+    """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
+    the training ranks."""
     codec: InputPath | None = None
     """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run."""
     kl: KLChoice | None = None
     """The KL from the reference; None: there is no reference."""
     reference: InputPath | None = None
     """The model that the policy is held to; None: the one that it begins from."""
+    refresh_reference: RefreshChoice | None = Field(None, exclude_if=lambda value: value is None)
+    """When the reference is refreshed with the policy; `{}`: every 512 steps; None: never. An adapter's reference is
+    then a second model, with the adapter merged into it at each refresh."""
     critic: CriticChoice | None = None
     """The critic, whose values GAE reads: its settings, or the folder that it begins from; `{}`: the policy's model;
     None: there is none."""
@@ -154,6 +161,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Supervised samples that are trained on in every update, too; None: there are none."""
     correction: CorrectionSettings | None = None
     """Importance weights for the mismatch between sampling and training; None: it is measured, and not corrected."""
+    ahead: Literal[0, 1] = Field(0, exclude_if=lambda value: not value)
+    """Steps that sampling is ahead of training: with 1, a second process samples the answers of the next step, from
+    the weights before the updates of this one, while this one trains. Policy gradients then need `correction`."""
     group_size: int = Field(8, ge=1)
     """Answers to each prompt."""
     answer: Literal["text", "audio", "any"] = "text"
@@ -193,11 +203,6 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     weight_decay: float = Field(0.0, ge=0)
 
-    @field_validator("samples", mode="before")
-    @classmethod
-    def _one_or_many_sources(cls, given: Any) -> Any:
-        return _sources(given)
-
     @field_validator("advantage", "objective", mode="before")
     @classmethod
     def _name_or_settings(cls, given: Any) -> Any:
@@ -207,6 +212,13 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     @classmethod
     def _folder_or_settings(cls, given: Any) -> Any:
         return {"model": given} if isinstance(given, str | Path) else given
+
+    @field_validator("rollouts")
+    @classmethod
+    def _is_import_path(cls, given: str | None) -> str | None:
+        if given is not None and not is_import_path(given):
+            raise ValueError(f"{given!r} is no import path: give package.module:Engine")
+        return given
 
     @field_validator("rewards")
     @classmethod
@@ -226,11 +238,15 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         self._check_steps()
         self._check_overlong_and_refill()
         self._check_critic()
+        self._check_placement()
+        self._check_lagged()
         speech = [term.name for term in self.reward_terms if term.speech]
         if speech and self.answer == "text":
             raise ValueError(
                 f"rewards.{speech[0]}: scores speech, and answer is text: leave it out, or set answer: audio"
             )
+        if self.kl is not None and self.kl.audio is not None and self.answer == "text":
+            raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
         if self.codec is not None and not speech:
             raise ValueError("codec is set, but no reward hears speech: leave it out")
         if self.reference is not None and not self.needs_reference:
@@ -239,7 +255,6 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError(
                 f"advantage: {self.advantage.name} compares the answers of a group: group_size is 1"
             )
-        _check_weights(self.samples)
         return self
 
     def _check_fresh_objective(self) -> None:
@@ -278,6 +293,42 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             )
         if self.critic.lora is not None and (self.critic.trained or self.trained) != "adapter":
             raise ValueError("critic.lora is set, but no adapter of the critic is trained: leave it out")
+
+    def _check_placement(self) -> None:
+        shares = {} if self.placement is None else self.placement.shares
+        most = {"rollout": required(self.batch_size), "reward": len(self.reward_terms)}
+        of_what = {"rollout": "prompts", "reward": "rewards"}
+        for role, count in most.items():
+            if role in shares and shares[role].actors > count:
+                raise ValueError(
+                    f"placement.{role}.actors: {shares[role].actors} actors for {count} {of_what[role]} of a step"
+                )
+        if "reference" in shares and not self.needs_reference:
+            raise ValueError("placement.reference is set, but there is no reference: leave it out, or set kl")
+        fresh = self.fresh_objective
+        if "reference" in shares and fresh is not None and "kl_T" in fresh.term.needs.fields:
+            raise ValueError(
+                f"placement.reference: {fresh.term.name} reads the reference's whole distributions in every update, "
+                "which do not travel: leave it with the ranks"
+            )
+        if "reference" in shares and self.refresh_reference is not None:
+            raise ValueError(
+                "placement.reference: a reference that is refreshed is with the ranks: leave it out"
+            )
+        if "rollout" in shares and self.ahead:
+            raise ValueError(
+                "placement.rollout: ahead: 1 samples in a process of its own: leave one of them out"
+            )
+
+    def _check_lagged(self) -> None:
+        if self.refresh_reference is not None and not self.needs_reference:
+            raise ValueError(
+                "refresh_reference is set, but kl is not, and the objective reads no reference: leave it out"
+            )
+        if self.ahead and self.fresh_objective is None and self.correction is None:
+            raise ValueError(
+                "ahead: 1 trains on answers of earlier weights: set correction, as {level: token, mode: truncate}"
+            )
 
     def _check_steps(self) -> None:
         if not self.reads_steps:
@@ -352,25 +403,14 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         settings = self.advantage_term.settings
         return not isinstance(settings, ProcessAdvantageSettings) or settings.outcome
 
+    def engine_facts(self) -> list[str]:
+        """Return a user's engine with the digest of its source, for the fingerprint of a stage (`Stage.facts`)."""
+        return [] if self.rollouts is None else [f"{self.rollouts}={source_digest(self.rollouts)}"]
+
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
         return weights_of(self.samples)
-
-
-def weights_of(samples: list[ShardsConfig]) -> list[float] | None:
-    """Return the weights of sources; None: they follow from their sizes."""
-    return [source.weight for source in samples if source.weight is not None] or None
-
-
-def _sources(given: Any) -> Any:
-    each = given if isinstance(given, list) else [given]
-    return [{"path": one} if not isinstance(one, dict) else one for one in each]
-
-
-def _check_weights(samples: list[ShardsConfig]) -> None:
-    if 0 < sum(source.weight is not None for source in samples) < len(samples):
-        raise ValueError("give every one of the samples a weight, or none")
 
 
 def _told(check: Any) -> None:

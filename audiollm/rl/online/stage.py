@@ -8,7 +8,9 @@ from typing import Any
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
 from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.preference.critic_settings import CRITIC_ARTIFACT
 from audiollm.rl.rewards.catalog import source_facts
+from audiollm.rl.rewards.settings import VERDICTS
 
 
 def _run(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
@@ -18,13 +20,17 @@ def _run(config: PolicyTrainingConfig, context: Context) -> dict[str, Any]:
 
 
 def _plan(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    answers = (config.batch_size or 0) * config.group_size
-    note = f"{config.budget_text()}, {config.batch_size} prompts a step, {answers} answers"
-    return StagePlan(seconds=config.minutes * 60 if config.minutes else None, note=note)
+    from audiollm.rl.online.planning import plan_policy_training  # here: it reads the model's folder
+
+    return plan_policy_training(config, plans)
 
 
 def _facts(config: PolicyTrainingConfig) -> list[str]:
-    return source_facts(config.reward_terms)
+    return [*source_facts(config.reward_terms), *config.engine_facts()]
+
+
+def _critic(config: PolicyTrainingConfig) -> Mapping[str, str]:
+    return {} if config.critic is None else CRITIC_ARTIFACT
 
 
 STAGE = Stage(
@@ -35,5 +41,7 @@ STAGE = Stage(
     help="train a model on its own fresh answers, by their rewards (GRPO, RLOO, PPO, ...)",
     plan=_plan,
     all_ranks=True,
+    more_artifacts=_critic,
     facts=_facts,
+    keeps=(VERDICTS,),
 )

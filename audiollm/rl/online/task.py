@@ -9,34 +9,40 @@ Shapes: T tokens of a pack, flat; A answers of a pack.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.rl.lagged.ahead import SamplesAhead
+from audiollm.rl.lagged.refresh import ReferenceRefresh
 from audiollm.rl.objectives.answers import AnswerLogprobs, sum_by_index
-from audiollm.rl.online.critic import ActorCritic, Critic
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
 from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers, PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.prompts import PromptMaker
-from audiollm.rl.online.ptx import SupervisedMaker, SupervisedPacks
 from audiollm.rl.online.refill import SamplesSteps
-from audiollm.rl.online.rollout_step import RolloutFiles, RolloutStep, group_numbers, selected_answers
+from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
+from audiollm.rl.online.rollout_step import RolloutStep, group_numbers, selected_answers
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.skips import SkippedSteps
 from audiollm.rl.online.steps import StepReward, placed_steps
+from audiollm.rl.placement.reference_actors import ReferenceActors
+from audiollm.rl.policy.critic import ActorCritic, Critic
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy_gradient.advantages import RawAdvantages, raw_advantages, scaled_advantages
 from audiollm.rl.policy_gradient.controllers import KLController
 from audiollm.rl.policy_gradient.corrections import ImportanceWeights, MismatchFigures, importance_weights
 from audiollm.rl.policy_gradient.kl import kl_estimates
-from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts, ptx_loss
+from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
 from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.policy_gradient.reward_shaping import (
     groups_without_variance,
@@ -50,8 +56,9 @@ from audiollm.rl.policy_gradient.settings import (
     ReinforceSettings,
     TokenRewardSettings,
 )
+from audiollm.rl.preference.ptx import SupervisedMaker, SupervisedPacks
+from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.train.loop.task import PHASE_PREFIX, Update
-from audiollm.train.loop.whole import WholeCopy
 
 MEASURED_ONLY = CorrectionSettings(level="token", mode="truncate", cap=None)
 """Weights that are looked at and not used: the mismatch is told in every run."""
@@ -107,9 +114,16 @@ class PolicyTask:
         prompts: step -> this rank's prompts.
         files: where the answers of each step are written.
         controller: the weight of the KL; its buffers are the state of the task.
-        whole: the copy of the weights that `maker` samples from, where a strategy spreads them over ranks.
+        audio_controller: that of codes of speech; None: `controller` has all tokens.
+        weights: those that `maker` samples from; None: those of the policy itself.
         critic: trained beside the policy, in one root with it; None: the policy alone is trained.
         ptx: the supervised samples of each step; None: there are none.
+        answers: where the answers to held-out prompts are written at every evaluation; None: nowhere.
+        refresh: refreshes the reference; None: it stays as it is.
+        ahead: keeps the weights that `maker` samples from, and has it sample the next step; None: `maker` samples from
+            the weights of now.
+        greedy: samples from the weights of now in evaluations; None: `maker` does.
+        reference: computes the reference's log-probabilities; None: the policy does, where they are needed.
     """
 
     def __init__(
@@ -122,13 +136,21 @@ class PolicyTask:
         controller: KLController,
         set_aside: SetAside,
         ranks: Ranks = ALONE,
-        whole: WholeCopy | None = None,
+        weights: SampledWeights | None = None,
         critic: Critic | None = None,
         ptx: SupervisedMaker | None = None,
+        answers: GreedyAnswerFiles | None = None,
+        refresh: ReferenceRefresh | None = None,
+        ahead: SamplesAhead | None = None,
+        greedy: SamplesSteps | None = None,
+        reference: ReferenceActors | None = None,
+        audio_controller: KLController | None = None,
     ) -> None:
-        self._whole, self._ptx = whole, ptx
+        self._weights, self._ptx, self._answers = weights, ptx, answers
+        self._refresh, self._ahead, self._greedy = refresh, ahead, greedy or maker
+        self._reference = reference
         self._config, self._policy, self._prompts, self._maker = config, policy, prompts, maker
-        self._files, self._controller = files, controller
+        self._files, self._controller, self._audio_controller = files, controller, audio_controller
         self._rewards = {term.name: term.weight for term in config.reward_terms}
         self._set_aside, self._ranks = set_aside, ranks
         self._trained: nn.Module = policy.root if critic is None else ActorCritic(policy.root, critic)
@@ -140,24 +162,36 @@ class PolicyTask:
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        own = {"policy": self._trained, "controller": self._controller, "skips": self._skips}
+        own: dict[str, nn.Module] = {
+            "policy": self._trained,
+            "controller": self._controller,
+            "skips": self._skips,
+        }
+        if self._audio_controller is not None:
+            own["audio_controller"] = self._audio_controller
+        if self._refresh is not None:
+            own["reference"] = self._refresh.saved
+        if self._ahead is not None:
+            own["ahead"] = self._ahead.saved
         return {**own, **self._loss.modules()}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._root = modules["policy"]
 
     def read_by(self, read: Callable[[Tensor], Tensor]) -> None:
-        """See `ReadsWeights`: the copy that samples is filled before every step."""
-        if self._whole is not None:
-            self._whole.read_by(read)
+        """See `ReadsWeights`: engines and the reference get the policy's weights."""
+        for copy in (self._weights, self._refresh, self._ahead):
+            if copy is not None:
+                copy.read_by(read)
 
     def optimizers(self) -> dict[str, list[str]]:
         return {"main": ["policy"]}
 
     def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> PackedStep:
-        prompts, bad = self._prompts(step)
+        prompts, bad = self._prompts(step) if self._ahead is None else self._ahead.prompts(step)
         began = time.monotonic()
-        self._fill()
+        if self._ahead is None:
+            self._fill()
         filled = time.monotonic() - began
         made = self._maker(prompts, step)
         made.seconds["weights"] = filled
@@ -166,12 +200,26 @@ class PolicyTask:
         return PackedStep(made, self._packs(made), supervised)
 
     def updates(self, batch: PackedStep, step: int, steps: int) -> Iterator[Update]:
-        """As many optimizer steps as `updates` says, on the same answers."""
+        """As many optimizer steps as `updates` says, on the same answers; then the reference is refreshed."""
+        if self._ahead is not None:
+            began = time.monotonic()
+            self._ahead.go_on(step, step + 1 >= steps)
+            batch.made.seconds["weights"] += time.monotonic() - began
+        yield from self._updates(batch, step)
+        if self._refresh is not None:
+            self._refresh.after(step)
+
+    def _updates(self, batch: PackedStep, step: int) -> Iterator[Update]:
         began = time.monotonic()
         made, packs, supervised = batch
         beside = [] if supervised is None else supervised.batches
-        first = [self._first_pass(pack) for pack in packs]
-        scored, figures = self._scored(packs, first)
+        # the graph of a pack that is alone serves the first update, which would make it once more
+        kept = len(packs) == 1 and self._ranks.world == 1 and self._config.fresh_objective is None
+        with torch.set_grad_enabled(kept):
+            passes = self._first_passes(packs)
+        scored, figures = self._scored(packs, [_without_gradient(each) for each in passes])
+        first = passes if kept else []
+        del passes
         self._files.write(step, made, self._per_answer(scored, len(made.rollouts)))
         counts = self._counts(scored)
         loss = self._loss.of_step([_fresh_answers(each) for each in scored], counts)
@@ -187,25 +235,37 @@ class PolicyTask:
         for number in range(self._config.updates):
             found: dict[str, float | Tensor] = {}
             losses = self._losses(
-                scored, supervised, counts, loss, found, figures if not number else {}, not number
+                scored, supervised, counts, loss, found, figures if not number else {}, not number, first
             )
+            first = []
             yield Update(losses, found, losses=len(beside) + len(scored))
             if not number and self._kl is not None and "kl" in found:
-                self._controller.update(float(found["kl"]), int(self._total(len(made.rollouts))))
+                self._update_controllers(found, int(self._total(len(made.rollouts))))
+
+    def begin(self) -> None:
+        """Answer the held-out prompts with the model that the training begins from, as step 0.
+
+        A resumed run has done so. Called on every rank, before the loop.
+        """
+        if self._answers is not None and not self._answers.has_begun:
+            self.evaluate(0)
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Mean rewards of greedy answers to the held-out prompts, and their length."""
         prompts, bad = self._prompts.held_out_prompts(self._config.eval_prompts)
         self._fill()
-        made = self._maker.greedy(prompts, step)
+        made = self._greedy.greedy(prompts, step)
         self._set_aside.add([*bad, *made.bad])
+        if self._answers is not None:
+            self._answers.write(step, made)
         return self._means(self._rows_of(made))
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Tell of steps that teach nothing, and of answers that are sampled from another distribution."""
         found = {}
-        if figures.get("groups_without_variance", 0.0) >= 1.0:
+        compares = "group_A" in self._advantage.reads
+        if compares and figures.get("groups_without_variance", 0.0) >= 1.0:
             found["no variance"] = (
                 "in every group all answers have the same reward, so the step changes nothing: take harder or easier "
                 "prompts, a higher temperature, or larger groups"
@@ -215,7 +275,7 @@ class PolicyTask:
                 "a step had nothing to train on, and was skipped: no answer has a reward and is kept, or the rewards "
                 f"of every group are equal; {self._config.max_skipped_steps} such steps in a row end the run"
             )
-        if figures.get("mismatch_kl", 0.0) > 0.01:
+        if figures.get("mismatch_kl", 0.0) > 0.01 and not self._config.ahead:
             found["mismatch"] = (
                 f"answers are sampled from another distribution than the one that is trained (KL "
                 f"{figures['mismatch_kl']:.3f} a token): set `precision: fp32`, or `correction`"
@@ -224,24 +284,39 @@ class PolicyTask:
             found["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
         return found
 
+    def _update_controllers(self, found: Mapping[str, float | Tensor], answers: int) -> None:
+        """Let the controllers follow the KL of the step: of all tokens, or of text and of speech."""
+        if self._audio_controller is None:
+            self._controller.update(float(found["kl"]), answers)
+            return
+        self._controller.update(float(found["kl_text"]), answers)
+        self._audio_controller.update(float(found["kl_audio"]), answers)
+
+    def _kl_weight(self, is_code_T: Tensor | None) -> float | Tensor:
+        """The weight of the KL: of all tokens, or `[T]` where speech has one of its own."""
+        weight = float(self._controller.coefficient)
+        if self._audio_controller is None or is_code_T is None:
+            return weight
+        of_audio = float(self._audio_controller.coefficient)
+        return weight + (of_audio - weight) * is_code_T.double()
+
     def _fill(self) -> None:
-        if self._whole is not None:
-            self._whole.fill()
+        if self._weights is not None:
+            self._weights.fill()
 
     # ------------------------------------------------------------------------------------------- parts of a step
 
     def _packs(self, made: RolloutStep) -> list[RolloutPack]:
         """Packs of whole groups; as many as the rank with the most has, at least one.
 
-        Answers without a part in the loss are in none.
+        Answers without a part in the loss are in none, nor those of groups that the policy cannot take: these are set
+        aside.
         """
         trained = self._loss.trained_answers(made)
         chosen = set(trained)
         made = selected_answers(made, [place in chosen for place in range(len(made.rollouts))])
-        groups = [
-            self._policy.encode_sampled(group.prompt.prompted, [each.tokens for each in group.rollouts])
-            for group in made.groups
-        ]
+        groups, fits = self._encoded(made)
+        made, trained = selected_answers(made, fits), list(compress(trained, fits))
         max_tokens = self._config.max_tokens
         assert max_tokens is not None
         plans = self._policy.plan(groups, max_tokens) if groups else []
@@ -252,6 +327,20 @@ class PolicyTask:
         most = max(1, *self._ranks.gather(len(packs)))
         packs += [self._pack(made, [], groups, firsts) for _ in range(most - len(packs))]
         return [replace(pack, places=[trained[place] for place in pack.places]) for pack in packs]
+
+    def _encoded(self, made: RolloutStep) -> tuple[list[Sequence[Any]], list[bool]]:
+        """The encoded answers of the groups that the policy can take, and which of all answers are among them."""
+        groups: list[Sequence[Any]] = []
+        fits: list[bool] = []
+        for group in made.groups:
+            sampled = [each.tokens for each in group.rollouts]
+            try:
+                groups.append(self._policy.encode_sampled(group.prompt.prompted, sampled))
+                fits += [True] * len(sampled)
+            except BadSample as error:
+                self._set_aside.add([error.with_traceback(None)])
+                fits += [False] * len(sampled)
+        return groups, fits
 
     def _pack(
         self, made: RolloutStep, plan: Sequence[int], groups: Sequence[Sequence[Any]], firsts: Sequence[int]
@@ -276,11 +365,21 @@ class PolicyTask:
             [made.steps[place] for place in places] if made.steps else [],
         )
 
-    @torch.no_grad()
+    def _first_passes(self, packs: Sequence[RolloutPack]) -> list[AnswerLogprobs]:
+        """Every pack before the updates on it; reference actors compute meanwhile."""
+        if self._reference is None:
+            return [self._first_pass(pack) for pack in packs]
+        asked = self._reference.ask([pack.batch.to(torch.device("cpu")) for pack in packs])
+        found = [self._first_pass(pack) for pack in packs]
+        return [
+            replace(answers, reference_T=value_T.to(answers.policy_T))
+            for answers, value_T in zip(found, self._reference.answers(asked), strict=True)
+        ]
+
     def _first_pass(self, pack: RolloutPack) -> AnswerLogprobs:
         """Old, the reference, and the critic's values."""
         request = TokenRequest(
-            self._config.needs_reference,
+            self._config.needs_reference and self._reference is None,
             self._config.temperature,
             entropy=True,
             value=self._config.reads_values,
@@ -323,10 +422,11 @@ class PolicyTask:
     def _raw(self, pack: RolloutPack, answers: AnswerLogprobs) -> RawAdvantages:
         """The advantages of a pack's own groups, from rewards with the KL in them where it is asked for."""
         answer_T, count = answers.answer_T.cpu(), len(pack.places)
-        kl_T, coefficient = None, float(self._controller.coefficient)
+        kl_T = None
         if self._kl is not None and self._kl.place == "reward":
             assert answers.reference_T is not None
             kl_T = kl_estimates(answers.policy_T, answers.reference_T, self._kl.estimator).cpu().double()
+            kl_T = kl_T * self._kl_weight(None if answers.is_code_T is None else answers.is_code_T.cpu())
         reward_A = pack.reward_A
         reads = self._advantage.reads
         reward_T = None
@@ -337,11 +437,11 @@ class PolicyTask:
             assert isinstance(self._advantage.settings, ReinforceSettings)  # GAE's are, too
             settings = TokenRewardSettings(score_clip=self._advantage.settings.score_clip)
             score_A = reward_A if step_S is None else 0 * reward_A
-            reward_T = token_rewards(score_A, kl_T, answer_T, coefficient, settings)
+            reward_T = token_rewards(score_A, kl_T, answer_T, 1.0, settings)
             if step_S is not None and end_S is not None:
                 reward_T = reward_T + sum_by_index(step_S, end_S, len(answer_T))
         elif kl_T is not None:
-            reward_A = penalized_rewards(reward_A, kl_T, answer_T, coefficient)
+            reward_A = penalized_rewards(reward_A, kl_T, answer_T, 1.0)
         value_T = None if answers.value_T is None else answers.value_T.cpu().double()
         rewards = RolloutRewards(
             answer_T, count, pack.group_A, pack.num_groups, reward_A, pack.reward_AF,
@@ -380,34 +480,39 @@ class PolicyTask:
         found: dict[str, float | Tensor],
         figures: Mapping[str, float | Tensor],
         is_first: bool,
+        first: list[AnswerLogprobs],
     ) -> Iterator[Tensor]:
         """The loss of each pack; when the last is drawn, `found` has the figures of the whole step.
 
-        In the first update, old is current: its ratios are exactly 1. Supervised packs come first: a critic has no
+        In the first update, old is current: its ratios are exactly 1. `first` are the packs' log-probabilities where
+        their gradient is at hand, which the call takes out. Supervised packs come first: a critic has no
         part in their loss, and ranks meet in the last backward pass, which must reach every trained weight.
         """
         began = time.monotonic()
         if supervised is not None:
-            yield from self._supervised_losses(supervised, found)
+            yield from supervised.losses(self._policy, self._root, self._ranks, found)
         in_loss = self._kl is not None and self._kl.place == "loss"
-        regularizers = Regularizers(
-            self._kl if in_loss else None, float(self._controller.coefficient), self._config.entropy_weight
-        )
         request = self._loss.request(self._config.temperature)
         sums: dict[str, Tensor] = {}
         on_device = replace(counts, sums=counts.sums.to(self.device))
         for number, each in enumerate(scored):
-            answers = self._policy.answer_logprobs(self._root, each.pack.batch, request)
+            answers = (
+                first.pop() if first else self._policy.answer_logprobs(self._root, each.pack.batch, request)
+            )
             tokens = RolloutLogprobs(
                 answers.policy_T,
                 answers.answer_T,
                 len(each.pack.places),
                 each.advantage_T.to(self.device),
-                None if is_first else each.old_T.to(self.device),
-                None if each.reference_T is None else each.reference_T.to(self.device),
-                answers.entropy_T,
-                each.kept_T.to(self.device),
-                _on(each.correction, self.device) if self._config.correction else None,
+                old_T=None if is_first else each.old_T.to(self.device),
+                reference_T=None if each.reference_T is None else each.reference_T.to(self.device),
+                entropy_T=answers.entropy_T,
+                kept_T=each.kept_T.to(self.device),
+                correction=_on(each.correction, self.device) if self._config.correction else None,
+                is_code_T=answers.is_code_T if self._config.answer != "text" else None,
+            )
+            regularizers = Regularizers(
+                self._kl if in_loss else None, self._kl_weight(answers.is_code_T), self._config.entropy_weight
             )
             values = None if each.values is None else each.values.to(self.device)
             made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers, values))
@@ -419,21 +524,9 @@ class PolicyTask:
         means = loss.means(dict(zip(names, total.tolist(), strict=True)), counts)
         if "kl" in means:
             means["kl_weight"] = float(self._controller.coefficient)
+            if self._audio_controller is not None:
+                means["kl_weight_audio"] = float(self._audio_controller.coefficient)
         found.update({**figures, **means, f"{PHASE_PREFIX}update": time.monotonic() - began})
-
-    def _supervised_losses(
-        self, packs: SupervisedPacks, found: dict[str, float | Tensor]
-    ) -> Iterator[Tensor]:
-        """The loss of each supervised pack; when the last is drawn, `found` has their mean cross entropy."""
-        assert self._config.ptx is not None
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in packs.batches:
-            answers = self._policy.answer_logprobs(
-                self._root, batch.to(self.device), TokenRequest(reference=False)
-            )
-            total -= answers.policy_T.detach().double().sum().cpu()
-            yield ptx_loss(answers.policy_T, max(1, packs.tokens), self._config.ptx.weight)
-        found["ptx_loss"] = float(self._ranks.sum(total)) / max(1, packs.tokens)
 
     # ------------------------------------------------------------------------------------------------- figures
 
@@ -445,11 +538,12 @@ class PolicyTask:
 
     def _rows_of(self, made: RolloutStep) -> list[dict[str, float]]:
         rows = []
-        reward_AF, reward_A = made.reward_AF, made.reward_A
+        reward_AF, scores = made.reward_AF, made.scores
         for place, rollout in enumerate(made.rollouts):
             own = dict(zip(self._rewards, reward_AF[place].tolist(), strict=True))
             row = {f"reward/{name}": value for name, value in own.items()}
-            row |= {"reward": float(reward_A[place]), "truncated": float(rollout.truncated)}
+            reward = scores.told_A[place] if scores.kept_A[place] else math.nan
+            row |= {"reward": reward, "truncated": float(rollout.truncated)}
             rows.append({**row, "answer_length": float(rollout.tokens.num_actions)})
         return rows
 
@@ -473,7 +567,7 @@ class PolicyTask:
         for each in scored:
             columns = {"old": each.old_T}
             if has_advantages:
-                columns["advantages"] = each.advantage_T
+                columns["advantages"] = each.advantage_T.masked_fill(~each.kept_T, 0.0)
             if each.reference_T is not None:
                 columns["reference"] = each.reference_T
             if each.values is not None:
@@ -520,6 +614,20 @@ def _fresh_answers(each: ScoredPack) -> FreshAnswers:
         each.pack.reward_A.masked_fill(~kept_A, torch.nan),
         each.pack.group_A,
         each.advantage_T.masked_fill(~each.kept_T, 0.0),
+    )
+
+
+def _without_gradient(answers: AnswerLogprobs) -> AnswerLogprobs:
+    """Return the log-probabilities, entropies and values without their graph."""
+    entropy_T, value_T = answers.entropy_T, answers.value_T
+    return AnswerLogprobs(
+        answers.policy_T.detach(),
+        answers.answer_T,
+        answers.num_answers,
+        answers.reference_T,
+        entropy_T=None if entropy_T is None else entropy_T.detach(),
+        value_T=None if value_T is None else value_T.detach(),
+        is_code_T=answers.is_code_T,
     )
 
 

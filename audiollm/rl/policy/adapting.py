@@ -13,13 +13,19 @@ from audiollm.train.options import LoRASettings
 
 TrainedPart = Literal["all", "adapter"] | Sequence[str]
 """All parameters, an adapter alone, or the parameters whose names fit one of these patterns (`*`, `?`)."""
-UNREACHED = ("*visual.*", "*vision_tower.*", "*audio_bos_eos_token.*")
-"""Parameters that text answers about recordings never reach: towers for images, and a table of Qwen2.5-Omni's encoder
-that its forward pass does not read."""
+UNREACHED = ("*audio_bos_eos_token.*",)
+"""Parameters that no answer reaches: a table of Qwen2.5-Omni's encoder that its forward pass does not read."""
+VISION = ("*visual.*", "*vision_tower.*")
+"""Parameters that only pictures reach."""
 
 
-def adapt_model(model: nn.Module, trained: TrainedPart, lora: LoRASettings | None = None) -> nn.Module:
-    """Leave trainable what is asked for, without the parameters in `UNREACHED`, and freeze the rest.
+def adapt_model(
+    model: nn.Module, trained: TrainedPart, lora: LoRASettings | None = None, sees: bool = False
+) -> nn.Module:
+    """Leave trainable what is asked for and reached, and freeze the rest.
+
+    Args:
+        sees: whether prompts have pictures; otherwise encoders of pictures are frozen.
 
     Returns:
         The model; with `adapter`, the `PeftModel` around it.
@@ -28,8 +34,9 @@ def adapt_model(model: nn.Module, trained: TrainedPart, lora: LoRASettings | Non
         ConfigError: another word than `all` and `adapter`, a pattern that fits no parameter, or an adapter for layers
             that the model lacks.
     """
+    unreached = UNREACHED if sees else (*UNREACHED, *VISION)
     if trained == "adapter":
-        return _with_adapter(model, lora or LoRASettings())
+        return _with_adapter(model, lora or LoRASettings(), unreached)
     if isinstance(trained, str) and trained != "all":
         raise ConfigError(
             f"trained: {trained!r}", "", f"{suggestion(trained, ['all', 'adapter'])} Or list patterns"
@@ -45,7 +52,7 @@ def adapt_model(model: nn.Module, trained: TrainedPart, lora: LoRASettings | Non
         kept = (
             trained == "all" and not parameter.requires_grad
         )  # constants of the model: positions of encoders
-        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, UNREACHED))
+        parameter.requires_grad_(_fits(name, patterns) and not kept and not _fits(name, unreached))
     return model
 
 
@@ -72,7 +79,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     return weights
 
 
-def _with_adapter(model: nn.Module, settings: LoRASettings) -> nn.Module:
+def _with_adapter(model: nn.Module, settings: LoRASettings, unreached: Sequence[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -81,7 +88,7 @@ def _with_adapter(model: nn.Module, settings: LoRASettings) -> nn.Module:
         lora_dropout=settings.dropout,
         target_modules=list(settings.target_modules),
         modules_to_save=list(settings.trained_beside) or None,
-        exclude_modules=list(_outside_answers(model)) or None,
+        exclude_modules=_modules_of(model, unreached) or None,
     )
     try:
         return get_peft_model(model, config)
@@ -92,9 +99,9 @@ def _with_adapter(model: nn.Module, settings: LoRASettings) -> nn.Module:
         ) from error
 
 
-def _outside_answers(model: nn.Module) -> list[str]:
-    """Return the names of the modules whose parameters are in `UNREACHED`."""
-    return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", UNREACHED)]
+def _modules_of(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the names of the modules whose parameters fit one of the patterns."""
+    return [name for name, _ in model.named_modules() if _fits(f"{name}.weight", patterns)]
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,14 @@ from audiollm.data.records.source import LoadedSample
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.errors import ConfigError
 from audiollm.generation.engine.request import SampledTokens
+from audiollm.models.decoder import DualFFNLayer
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.model_card import ModelCard
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.adapting import merged_weights
 from audiollm.rl.policy.packed_scorer import PackedScorer, TargetRows, figures_of_rows
+from audiollm.rl.policy.prompt_tokens import logprobs_of_figures, prompt_lengths, scored_batch
 from audiollm.rl.policy.protocol import OTHER_INPUTS, Policy
 from audiollm.rl.policy.sampled_streams import SampledStream, encode_sampled_contents, pack_sampled
 from audiollm.rl.policy.streams import (
@@ -36,7 +39,7 @@ from audiollm.rl.policy.streams import (
     encode_contents,
     part_ends_in_stream,
 )
-from audiollm.rl.policy.text_places import actions_at
+from audiollm.rl.policy.text_places import actions_at, pieces_of
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest
 from audiollm.supervised.decoder.adapt import adapt, save_adapter
 from audiollm.supervised.decoder.start import start_codec, start_model, start_template
@@ -144,6 +147,36 @@ class DualFFNPolicy:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}
 
+    def hold_to(self, reference: nn.Module) -> None:
+        """See `Policy.hold_to`."""
+        assert isinstance(reference, PackedScorer)
+        self._reference = reference.eval()
+
+    def freeze_unreached(self, heard: bool) -> None:
+        """Freeze what no answer in text depends on, which gradients of 0 and the optimizer would keep memory for.
+
+        Args:
+            heard: whether prompts have recordings.
+        """
+        model = self._root.model
+        unreached: list[nn.Module] = [model.audio_lm_head]
+        if self.encoder is not None or not heard:  # features take the branch of text
+            unreached.append(model.model.embed_audio_tokens)
+            for layer in model.model.layers:
+                if isinstance(layer, DualFFNLayer) and layer.has_audio_ffn:
+                    norms = layer.audio_input_layernorm, layer.audio_post_attention_layernorm
+                    unreached += [layer.audio_mlp, *norms]
+        for module in unreached:
+            module.requires_grad_(False)
+
+    def share_frozen(self) -> None:
+        """Have the reference hold the weights that are not trained, where it has the same, in the policy's memory."""
+        known = dict(self._root.named_parameters())
+        for name, own in [] if self._reference is None else list(self._reference.named_parameters()):
+            other = known.get(name)
+            if other is not None and not other.requires_grad and torch.equal(own, other):
+                own.data = other.data
+
     def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedContents:
         """See `Policy.take`; codes are those of the sample's first encoding."""
         return self.take_beside(loaded, loaded, answers, place)
@@ -190,6 +223,12 @@ class DualFFNPolicy:
         tokenizer = self._template.tokenizer
         return actions_at(sampled, text, ends, tokenizer.decode, tokenizer.token_to_id(AUDIO_OUT_BOS))
 
+    def pieces(self, sampled: SampledTokens) -> list[str | int]:
+        """See `text_places.pieces_of`."""
+        tokenizer = self._template.tokenizer
+        opens_speech = tokenizer.token_to_id(AUDIO_OUT_BOS)
+        return pieces_of(sampled, tokenizer.decode, tokenizer.id_to_token, opens_speech)
+
     def batch(self, encoded: Sequence[TokenStream]) -> PackedAnswers:
         """Pack answers; of none, an idle pack, for a rank that has none left while others have.
 
@@ -218,30 +257,25 @@ class DualFFNPolicy:
         Raises:
             ValueError: the request needs a reference, and none was loaded.
         """
+        scored, draw_T = scored_batch(batch, request, draw_T)
         reference_T = rows = None
         if request.kl:
-            rows = self._of_reference(root, batch, None)
+            rows = self._of_reference(root, scored, None)
             assert isinstance(rows, TargetRows)
             plain = TokenRequest(temperature=request.temperature)
-            reference_T = figures_of_rows(batch, rows, plain).logprob_T
+            reference_T = figures_of_rows(scored, rows, plain).logprob_T
         elif request.reference:
-            found = self._of_reference(root, batch, TokenRequest(temperature=request.temperature))
+            found = self._of_reference(root, scored, TokenRequest(temperature=request.temperature))
             assert isinstance(found, TokenFigures)
             reference_T = found.logprob_T
-        figures = root(batch, request, reference=rows, draw_T=draw_T)
+        figures = root(scored, request, reference=rows, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
-        return AnswerLogprobs(
-            figures.logprob_T,
-            batch.answer_T,
-            batch.num_answers,
-            reference_T,
-            kl_T=figures.kl_T,
-            contrast_T=figures.contrast_T,
-            log_collision_T=figures.log_collision_T,
-            entropy_T=figures.entropy_T,
-            value_T=figures.value_T,
-            draw_T=draw_T,
-        )
+        answers = logprobs_of_figures(batch, figures, reference_T, draw_T, request)
+        return replace(answers, is_code_T=batch.entry_T >= len(batch.pack.text_targets))
+
+    def prompt_lengths(self, batch: PackedAnswers) -> Tensor:
+        """See `prompt_tokens.prompt_lengths`."""
+        return prompt_lengths(batch)
 
     def save(self, folder: Path, card: ModelCard | None = None) -> None:
         """Write the whole model to `folder/model`, as `train` does, and an adapter alone to `folder/adapter`.

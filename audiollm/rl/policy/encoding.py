@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,14 +22,17 @@ from audiollm.errors import BadSample
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.models.audio_llms.inputs import (
     InputsError,
+    Pictures,
     Turn,
+    TurnPart,
     processor_inputs,
     sampling_rate,
+    takes_recordings,
     template_text,
     writes_mistral_turns,
 )
 from audiollm.rl.policy.protocol import PromptedAnswers
-from audiollm.rl.policy.shared_recordings import SharedRecordings, shared_recordings
+from audiollm.rl.policy.shared_recordings import SharedRecordings, is_of_pictures, shared_recordings
 from audiollm.rl.policy.token_figures import ForbiddenTargets
 
 
@@ -39,8 +43,8 @@ class EncodedAnswer:
     tokens: Mapping[str, Tensor]
     """`[tokens]` each, by the processor's keys: `input_ids`, `attention_mask`, ..."""
     features: Mapping[str, Tensor]
-    """What the processor makes of the recordings, by its keys; the first dimension goes over recordings or windows.
-    The answers to one prompt share the tensors."""
+    """Tensors that the processor makes of recordings and pictures, by its keys; the first dimension goes over
+    recordings, windows, videos or patches. The answers to one prompt share the tensors."""
     num_answer_tokens: int
     """Tokens at the end of `tokens` that are the answer's, with the end of the turn."""
     is_sampled: bool = False
@@ -56,8 +60,8 @@ class PaddedAnswers:
     """A batch of answers, padded behind: positions are those of a single sample."""
 
     inputs: Mapping[str, Tensor]
-    """Every key of the processor; tokens are `[A, L]` (and a row for silence, if any), features go over the recordings
-    of all answers in order."""
+    """Every key of the processor; tokens are `[A, L]` (and a filler's row, if any), features go over the recordings
+    and videos of all answers in order."""
     row_T: Tensor
     """int64: the place, in the flattened `[A * L]`, whose logits predict each answer token."""
     target_T: Tensor
@@ -79,6 +83,24 @@ class PaddedAnswers:
         mask_MKV = torch.zeros(2, 1, num_words, dtype=torch.bool, device=self.row_T.device)
         mask_MKV[1, :, list(self.never_drawn)] = True
         return ForbiddenTargets(mask_MKV, self.sampled_A.long()[self.answer_T])
+
+    def with_prompts(self) -> PaddedAnswers:
+        """See `prompt_tokens.ScoredAnswers`."""
+        ids_AL, count = self.inputs["input_ids"], self.num_answers
+        longest = ids_AL.shape[1]
+        first_A = torch.full((count,), longest, device=ids_AL.device)  # of each answer's own tokens
+        first_A = first_A.scatter_reduce(0, self.answer_T, self.row_T % longest + 1, "amin")
+        place_L = torch.arange(longest, device=ids_AL.device)
+        stands_AL = torch.isin(ids_AL[:count], ids_AL.new_tensor(self.never_drawn))
+        owner_U, place_U = ((place_L > 0) & (place_L < first_A[:, None]) & ~stands_AL).nonzero(as_tuple=True)
+        return replace(
+            self,
+            row_T=torch.cat([self.row_T, owner_U * longest + place_U - 1]),
+            target_T=torch.cat([self.target_T, ids_AL[owner_U, place_U]]),
+            answer_T=torch.cat([self.answer_T, owner_U + count]),
+            num_answers=2 * count,
+            sampled_A=torch.cat([self.sampled_A, torch.zeros_like(self.sampled_A)]),
+        )
 
     def to(self, device: torch.device) -> PaddedAnswers:
         """Return the batch on a device."""
@@ -166,11 +188,18 @@ def part_ends_in_tokens(
         raise BadSample(prompted.place, prompted.id, error.reason, error.kind) from error
 
 
-def encode_silence(processor: Any) -> EncodedAnswer:
-    """Encode a second of silence without an answer: see `filler` of `pad_answers`."""
-    rate = sampling_rate(processor)
-    inputs = processor_inputs(processor, [("user", [Waveform(torch.zeros(1, rate), rate)])], True)
-    return _split(inputs)
+def encode_filler(processor: Any, with_pictures: bool = False) -> EncodedAnswer:
+    """Encode a second of silence, and two dark pictures, without an answer: see `filler` of `pad_answers`.
+
+    A model that sees alone has no silence.
+    """
+    parts: list[TurnPart] = []
+    if with_pictures:
+        parts.append(Pictures((np.zeros((28, 28, 3), np.uint8),) * 2, (0.25, 0.75)))
+    if takes_recordings(processor):
+        rate = sampling_rate(processor)
+        parts.append(Waveform(torch.zeros(1, rate), rate))
+    return _split(processor_inputs(processor, [("user", parts or ["."])], True))
 
 
 def pad_answers(
@@ -185,8 +214,9 @@ def pad_answers(
     the longest recording of a prompt) are padded with 0, which their masks leave out.
 
     Args:
-        filler: a row without answer tokens that is added where no answer has a recording. The audio encoder then runs
-            on every rank and has a gradient, of exactly 0: DDP and FSDP2 wait for ranks whose encoder does not run.
+        filler: a row without answer tokens that is added where no answer has a recording, or none has pictures and
+            the filler has. The encoders then run on every rank and have a gradient, of exactly 0: DDP and FSDP2 wait
+            for ranks whose encoder does not run.
         never_drawn: ids that have no probability in sampled answers.
 
     Raises:
@@ -194,8 +224,9 @@ def pad_answers(
     """
     if not encoded:
         raise ValueError("a batch needs at least one answer")
-    silent = filler is not None and not any(answer.features for answer in encoded)
-    padded = [*encoded, filler] if filler is not None and silent else encoded
+    padded = list(encoded)
+    if filler is not None and not _kinds([filler]) <= _kinds(encoded):
+        padded.append(filler)
     longest = max(answer.num_tokens for answer in padded)
     inputs = {
         key: _pad_tokens([a.tokens[key] for a in padded], longest, key, pad_id) for key in encoded[0].tokens
@@ -338,13 +369,20 @@ def _ends_of(
 
 
 def _split(inputs: Mapping[str, Tensor]) -> EncodedAnswer:
-    """Part a prompt's inputs into those per token and the features of its recordings."""
-    per_token = [key for key, value in inputs.items() if value.shape == inputs["input_ids"].shape]
+    """Part a prompt's inputs into those per token and the features of its recordings and pictures."""
+    shape = inputs["input_ids"].shape
+    # a mask over frames may have as many frames as there are tokens
+    per_token = [key for key, value in inputs.items() if value.shape == shape and "feature" not in key]
     return EncodedAnswer(
         {key: inputs[key][0] for key in per_token},
         {key: value for key, value in inputs.items() if key not in per_token},
         0,
     )
+
+
+def _kinds(encoded: Sequence[EncodedAnswer]) -> set[bool]:
+    """Which features there are: True stands for pictures, False for sound."""
+    return {is_of_pictures(key) for answer in encoded for key in answer.features}
 
 
 def _pad_tokens(

@@ -18,7 +18,7 @@ from audiollm.data.records.sample import AudioPart, Part, Sample, TextPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.models.audio_llms.inputs import Turn, turns_of
+from audiollm.models.audio_llms.inputs import Pictures, Turn, turns_of
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.token_figures import TokenRequest
 
@@ -37,7 +37,7 @@ class PromptedAnswers:
     id: str
     """Of the sample, for errors."""
     prompt: Sequence[Turn]
-    """All turns before the assistant's answer: roles, texts and recordings."""
+    """All turns before the assistant's answer: roles, texts, recordings and pictures."""
     answers: Sequence[str]
     recordings: Sequence[str] = ()
     """Names of the recordings in their order, for errors (paths)."""
@@ -53,6 +53,7 @@ class PromptedAnswers:
         recordings: Sequence[Waveform],
         answers: Sequence[Sequence[Part]],
         place: str = "",
+        videos: Sequence[Pictures] = (),
     ) -> PromptedAnswers:
         """Make it of a conversation that is to be answered.
 
@@ -61,10 +62,11 @@ class PromptedAnswers:
             recordings: those of its audio parts, in order.
             answers: contents of the answers, in text.
             place: where the sample was read.
+            videos: pictures of its video parts, in order.
 
         Raises:
             BadSample: an answer with sound.
-            ValueError: another number of recordings than of audio parts.
+            ValueError: another number of recordings than of audio parts, or of videos than of video parts.
         """
         parts = []
         for answer in answers:
@@ -80,7 +82,7 @@ class PromptedAnswers:
             if isinstance(part, AudioPart)
         ]
         texts = ["".join(each) for each in parts]
-        return cls(sample.id, turns_of(sample.messages, recordings), texts, names, place, parts)
+        return cls(sample.id, turns_of(sample.messages, recordings, videos), texts, names, place, parts)
 
 
 class Policy(Protocol[Prompted, Encoded, Batch]):
@@ -99,6 +101,9 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
     @property
     def frozen(self) -> Mapping[str, nn.Module]:
         """Models beside the root that are not trained, by name; the training places them on its device."""
+
+    def hold_to(self, reference: nn.Module) -> None:
+        """Take another policy's root as the reference, in place of the one that the policy was loaded with."""
 
     def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> Prompted:
         """Make what `encode` takes of a record.
@@ -141,6 +146,12 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
         """Return the numbers of the actions that complete so many characters of a sampled answer's text.
 
         See `text_places.actions_at`.
+        """
+
+    def pieces(self, sampled: SampledTokens) -> list[str | int]:
+        """Return the text of each drawn token, and the number of actions of each stretch of speech, in order.
+
+        See `text_places.pieces_of`.
         """
 
     def part_ends(self, prompted: Prompted, encoded: Sequence[Encoded]) -> list[list[int]]:
@@ -190,6 +201,9 @@ class Policy(Protocol[Prompted, Encoded, Batch]):
             request: which figures per token are computed.
             draw_T: a random number per token (`length.answer_draws`), for SamPO and for `contrast_T`.
         """
+
+    def prompt_lengths(self, batch: Batch) -> Tensor:
+        """Return the number `[A]` of prompt tokens that `TokenRequest.prompts` scores before each answer."""
 
     def save(self, folder: Path) -> None:
         """Write the policy in the layout that its own classes load."""

@@ -55,7 +55,11 @@ def encode_sampled_contents(
     """
     check_prompt(template, prompted, encoder)
     try:
-        prompt = template.text_prompt(prompted.prompt, prompted.audio)
+        if prompted.chunk_frames is None:
+            prompt = template.text_prompt(prompted.prompt, prompted.audio)
+        else:
+            before = prompted.before_stream
+            prompt = template.stream_prompt(before.prompt, before.audio)
         for answer in sampled:
             for codes in answer.codes:
                 template.check_codes(codes)
@@ -94,14 +98,24 @@ def pack_sampled(
 
 
 def _answer_rows(template: Template, answer: SampledTokens) -> TokenStream:
-    """Lay out the rows of an answer: its text tokens, and the delayed codes behind each `<|audio_out_bos|>`."""
+    """Lay out the rows of an answer: its text tokens, and the delayed codes behind each `<|audio_out_bos|>`.
+
+    Frames that an open request heard stand between, as they are.
+    """
     opens = template.tokenizer.token_to_id(tokens.AUDIO_OUT_BOS)
     stretches = iter(zip(answer.codes, answer.ended, strict=True))
     pieces = [_text_rows(template, [], [])]
     ids, is_action = answer.ids_N.tolist(), answer.is_action_N.tolist()
     first = 0
-    for place, token in enumerate(ids):
-        if token == opens:
+    heard: dict[int, list[Tensor]] = {}
+    for place, codes_KT in answer.heard:
+        heard.setdefault(place, []).append(codes_KT)
+    for place in range(len(ids) + 1):
+        for codes_KT in heard.get(place, ()):
+            pieces.append(_text_rows(template, ids[first:place], is_action[first:place]))
+            pieces.append(_heard_rows(template, codes_KT))
+            first = place
+        if place < len(ids) and ids[place] == opens:
             pieces.append(_text_rows(template, ids[first : place + 1], is_action[first : place + 1]))
             pieces.append(_speech_rows(template, *next(stretches)))
             first = place + 1
@@ -114,6 +128,15 @@ def _text_rows(template: Template, ids: list[int], is_action: list[bool]) -> Tok
     targets_S = torch.where(torch.tensor(is_action, dtype=torch.bool), ids_S, IGNORE)
     codes_SK = torch.zeros(len(ids), template.num_codebooks, dtype=torch.long)
     return TokenStream(ids_S, codes_SK, torch.full_like(ids_S, Kind.TEXT), targets_S, codes_SK + IGNORE)
+
+
+def _heard_rows(template: Template, codes_KT: Tensor) -> TokenStream:
+    placeholder = template.tokenizer.token_to_id(tokens.AUDIO_IN)
+    assert placeholder is not None  # a template has it
+    ids_S = torch.full((codes_KT.shape[1],), placeholder, dtype=torch.long)
+    none_S = torch.full_like(ids_S, IGNORE)
+    kinds_S = torch.full_like(ids_S, Kind.AUDIO_IN)
+    return TokenStream(ids_S, codes_KT.T.contiguous(), kinds_S, none_S, codes_KT.T * 0 + IGNORE)
 
 
 def _speech_rows(template: Template, codes_KT: Tensor, ended: bool) -> TokenStream:
@@ -147,7 +170,8 @@ def _joined(pieces: Sequence[TokenStream]) -> TokenStream:
 def _behind(prompt: TokenStream, answer: TokenStream, kind: AnswerKind) -> SampledStream:
     none_S, none_SK = torch.full_like(prompt.text_ids_S, IGNORE), torch.full_like(prompt.codes_SK, IGNORE)
     asked = replace(prompt, text_targets_S=none_S, audio_targets_SK=none_SK, features=())
-    return SampledStream(**_joined([asked, answer]).__dict__ | {"features": prompt.features}, kind=kind)
+    both = {**_joined([asked, answer]).__dict__, "features": prompt.features, "kept": prompt.kept}
+    return SampledStream(**both, kind=kind)
 
 
 def _forbidden_words(

@@ -32,13 +32,17 @@ class SharedRecordings:
         return sorted(set(self.source_G))
 
 
+def is_of_pictures(key: str) -> bool:
+    """Whether a processor's key holds pictures or what describes them (`pixel_values_videos`, `video_grid_thw`)."""
+    return any(word in key for word in ("pixel", "video", "image", "grid"))
+
+
 def shared_recordings(features: Sequence[Mapping[str, Tensor]]) -> SharedRecordings:
-    """Find the rows that share one mapping of features; rows without any are left out."""
-    heard = [row for row in features if row]
-    places = {id(row): place for place, row in reversed(list(enumerate(heard)))}
-    return SharedRecordings(
-        tuple(places[id(row)] for row in heard), tuple(len(next(iter(row.values()))) for row in heard)
-    )
+    """Find the rows that share one mapping of features; rows without recordings are left out."""
+    counts = [[len(value) for key, value in row.items() if not is_of_pictures(key)] for row in features]
+    heard = [(id(row), own[0]) for row, own in zip(features, counts, strict=True) if own]
+    places = {row: place for place, (row, _) in reversed(list(enumerate(heard)))}
+    return SharedRecordings(tuple(places[row] for row, _ in heard), tuple(count for _, count in heard))
 
 
 @contextmanager

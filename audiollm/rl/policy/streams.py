@@ -52,6 +52,13 @@ class PromptedContents:
     """How the prompt is shown, to all answers alike. Text and speaker are hidden only where all answers are spoken."""
     seed: int = 0
     """Of the codes that are corrupted in the prompt; those of answers never are."""
+    chunk_frames: int | None = None
+    """Code frames of a chunk, where the last message is a recording that is heard as a stream; None: it is none."""
+
+    @property
+    def before_stream(self) -> PromptedContents:
+        """The messages before the recording of a stream."""
+        return replace(self, prompt=self.prompt[:-1], audio=self.audio[:-1])
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,48 @@ class PackedAnswers:
     """Text tokens that could not be drawn, by text target, where answers were sampled (`sampled_streams`) ..."""
     forbidden_codes: ForbiddenTargets | None = None
     """... and codes, by row of audio targets. They have no probability in any pass over the batch."""
+
+    def with_prompts(self) -> PackedAnswers:
+        """See `prompt_tokens.ScoredAnswers`."""
+        packed, count = self.pack, self.num_answers
+        ends_B = packed.layout.cumulative_lengths.long()
+        position_T = torch.cat(
+            [
+                packed.text_target_position,
+                packed.audio_target_position.repeat_interleave(packed.audio_targets_XK.shape[1]),
+            ]
+        )[self.entry_T]
+        # the last position of each prompt, whose logits are those of the answer's first token
+        last_A = ends_B[:count].scatter_reduce(0, self.answer_T, position_T, "amin", include_self=False)
+        position_P = torch.arange(len(packed.row_of_S), device=ends_B.device)
+        owner_P = torch.repeat_interleave(ends_B.diff())[: len(position_P)]
+        is_prompt_P = owner_P < count
+        is_prompt_P &= (position_P > ends_B[owner_P]) & (position_P <= torch.cat([last_A, ends_B])[owner_P])
+        is_prompt_P &= packed.row_of_S < len(packed.text_ids_X)
+        position_U = position_P[is_prompt_P]
+        owner_U, before_U = owner_P[position_U], position_U - 1
+        texts = len(packed.text_targets)
+        entry_T = torch.where(self.entry_T < texts, self.entry_T, self.entry_T + len(position_U))
+        pack_both = replace(
+            packed,
+            text_target_index=torch.cat([packed.text_target_index, packed.row_of_S[before_U]]),
+            text_target_position=torch.cat([packed.text_target_position, before_U]),
+            text_targets=torch.cat([packed.text_targets, packed.text_ids_X[packed.row_of_S[position_U]]]),
+            text_weights=torch.cat([packed.text_weights, packed.text_weights.new_zeros(len(position_U))]),
+            text_sequence=torch.cat([packed.text_sequence, owner_U]),
+        )
+        forbidden = self.forbidden_words
+        if forbidden is not None:
+            mask_X = torch.cat([forbidden.mask_X, torch.zeros_like(owner_U)])
+            forbidden = forbidden._replace(mask_X=mask_X)
+        return PackedAnswers(
+            pack_both,
+            torch.cat([entry_T, texts + torch.arange(len(position_U), device=entry_T.device)]),
+            torch.cat([self.answer_T, owner_U + count]),
+            2 * count,
+            forbidden,
+            self.forbidden_codes,
+        )
 
     def to(self, device: torch.device) -> PackedAnswers:
         """Return the batch on a device."""

@@ -1,4 +1,4 @@
-"""Finds the sampled tokens with which an answer's text reaches given places. Nothing is encoded again."""
+"""Texts of sampled tokens, and the tokens that complete given parts of a text. Nothing is encoded again."""
 
 from __future__ import annotations
 
@@ -44,6 +44,42 @@ def actions_at(
 
     counts = [bisect_left(range(len(ids)), offset + end, lo=1, key=length) for end in ends]
     return [last_actions[min(count, len(ids)) - 1] for count in counts]
+
+
+def pieces_of(
+    sampled: SampledTokens,
+    decode: Callable[[list[int]], str],
+    name: Callable[[int], str | None],
+    opens_speech: int | None = None,
+) -> list[str | int]:
+    """Return the text of each drawn token, and for each stretch of speech the number of its actions, in order.
+
+    Strings count 1 each, so that they and the numbers add up to `num_actions`. A character of several tokens stands
+    with the last of them; a control token is shown by its name.
+
+    Args:
+        decode: ids -> words, without control tokens.
+        name: id -> the token as the vocabulary writes it.
+        opens_speech: id of the token behind which a stretch of speech stands.
+    """
+    ids = sampled.ids_N.tolist()
+    speech = [codes.numel() + ended for codes, ended in zip(sampled.codes, sampled.ended, strict=True)]
+    pieces: list[str | int] = []
+    # first tokens of the last whole piece, from which words are decoded for the space between, and of the next one
+    start = first = 0
+    for number, (token, is_action) in enumerate(zip(ids, sampled.is_action_N.tolist(), strict=True)):
+        if decode([token]):
+            before, text = decode(ids[start:number]), decode(ids[start : number + 1])
+            piece = "" if text.endswith(REPLACEMENT) else text[len(before.rstrip(REPLACEMENT)) :]
+            if not text.endswith(REPLACEMENT):
+                start, first = first, number + 1
+        else:
+            piece, first = name(token) or "", number + 1
+        if is_action:
+            pieces.append(piece)
+        if token == opens_speech and speech:
+            pieces.append(speech.pop(0))
+    return pieces + speech
 
 
 def _last_actions(sampled: SampledTokens, opens_speech: int | None) -> list[int]:

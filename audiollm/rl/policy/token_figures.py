@@ -46,6 +46,8 @@ class TokenRequest:
     """Entropy of the policy's distribution at each token, in nats."""
     value: bool = False
     """The value of a critic before each token is chosen, where the root has one (`ActorCritic`)."""
+    prompts: bool = False
+    """Log-probabilities of the text of the prompts, summed (ORPO over prompts)."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.data.records.sample import VideoPart, check_without_video
 from audiollm.data.records.source import LoadedSample
-from audiollm.errors import ConfigError
+from audiollm.data.records.video_clips import PictureReader, PictureSettings
+from audiollm.errors import BadSample, ConfigError
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.models.audio_llms.inputs import placeholder_ids
+from audiollm.models.audio_llms.inputs import Pictures, placeholder_ids
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
@@ -27,16 +29,18 @@ from audiollm.rl.policy.encoding import (
     PaddedAnswers,
     batches_by_length,
     encode_answers,
+    encode_filler,
     encode_sampled_answers,
-    encode_silence,
     pad_answers,
     part_ends_in_tokens,
 )
+from audiollm.rl.policy.prompt_tokens import logprobs_of_figures, prompt_lengths, scored_batch
 from audiollm.rl.policy.protocol import OTHER_INPUTS, Policy, PromptedAnswers
 from audiollm.rl.policy.scorer import AnswerScorer
-from audiollm.rl.policy.text_places import actions_at
+from audiollm.rl.policy.text_places import actions_at, pieces_of
 from audiollm.rl.policy.token_figures import TokenFigures, TokenRequest, token_figures
 from audiollm.train.options import LoRASettings
+from audiollm.video.frames import VideoError
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -60,8 +64,10 @@ class TransformersPolicy:
         root: AnswerScorer,
         ends: frozenset[int],
         reference: AnswerScorer | None = None,
+        pictures: PictureSettings | None = None,
     ) -> None:
         """Join loaded parts; `reference` is None where the root has an adapter, or no reference is needed."""
+        self._pictures = None if pictures is None else PictureReader(pictures)
         self._folder, self._processor, self._root = folder, processor, root
         self._ends, self._reference = ends, reference
 
@@ -74,6 +80,7 @@ class TransformersPolicy:
         dtype: torch.dtype = torch.float32,
         reference: Path | None = None,
         needs_reference: bool = True,
+        pictures: PictureSettings | None = None,
     ) -> TransformersPolicy:
         """Load the model that is trained, and its reference, on the CPU.
 
@@ -84,14 +91,22 @@ class TransformersPolicy:
             dtype: of the weights of both models: float32, bfloat16 or float64.
             reference: folder of another model to begin from; None: `folder`.
             needs_reference: False where no objective reads a reference; none is loaded then.
+            pictures: how the pictures of videos are shown; None: samples with videos are refused.
 
         Raises:
-            ConfigError: a folder that does not load, another reference beside an adapter, a reference with another
-                vocabulary, or `trained` and `lora` that do not fit the model.
+            ConfigError: a folder that does not load, one that takes no pictures where they are to be shown, another
+                reference beside an adapter, a reference with another vocabulary, or `trained` and `lora` that do not
+                fit the model.
         """
         folder = model_folder(folder)
         reference = None if reference is None else model_folder(reference)
         loaded = load_audio_llm(folder, dtype)
+        if pictures is not None and getattr(loaded.processor, "video_processor", None) is None:
+            raise ConfigError(
+                f"pictures: {type(loaded.processor).__name__} takes no pictures of videos",
+                str(folder),
+                "leave pictures out, or give a model that sees (Qwen2.5-Omni, Qwen3-Omni)",
+            )
         if trained == "adapter" and reference is not None and reference.resolve() != folder.resolve():
             raise ConfigError(
                 "reference: with trained: adapter, the reference is the model without its adapter",
@@ -105,8 +120,8 @@ class TransformersPolicy:
             other.model.requires_grad_(False)
             frozen = AnswerScorer(other.model)
         ends = _end_tokens(loaded, folder)
-        root = AnswerScorer(adapt_model(loaded.model, trained, lora))
-        return cls(folder, loaded.processor, root, ends, frozen)
+        root = AnswerScorer(adapt_model(loaded.model, trained, lora, pictures is not None))
+        return cls(folder, loaded.processor, root, ends, frozen, pictures)
 
     @property
     def root(self) -> AnswerScorer:
@@ -128,6 +143,11 @@ class TransformersPolicy:
         """The reference, where it is a model of its own."""
         return {} if self._reference is None else {"reference": self._reference}
 
+    def hold_to(self, reference: nn.Module) -> None:
+        """See `Policy.hold_to`."""
+        assert isinstance(reference, AnswerScorer)
+        self._reference = reference.eval()
+
     def take(self, loaded: LoadedSample, answers: Sequence[int], place: str = "") -> PromptedAnswers:
         """See `Policy.take`."""
         return self.take_beside(loaded, loaded, answers, place)
@@ -138,7 +158,8 @@ class TransformersPolicy:
         """See `Policy.take_beside`."""
         recordings = [clip.load() for clip in prompt.audio[: prompt.num_asked]]
         contents = [loaded.sample.answers[number].content for number in answers]
-        return PromptedAnswers.of(prompt.sample, recordings, contents, place)
+        shown = [self._shown(part, prompt.sample.id, place) for part in self._videos_of(prompt, place)]
+        return PromptedAnswers.of(prompt.sample, recordings, contents, place, shown)
 
     def encode(self, prompted: PromptedAnswers) -> list[EncodedAnswer]:
         """See `encode_answers`."""
@@ -155,6 +176,12 @@ class TransformersPolicy:
         decode = partial(self._processor.tokenizer.decode, skip_special_tokens=True)
         return actions_at(sampled, text, ends, decode)
 
+    def pieces(self, sampled: SampledTokens) -> list[str | int]:
+        """See `text_places.pieces_of`."""
+        tokenizer = self._processor.tokenizer
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        return pieces_of(sampled, decode, tokenizer.convert_ids_to_tokens)
+
     def part_ends(self, prompted: PromptedAnswers, encoded: Sequence[EncodedAnswer]) -> list[list[int]]:
         """See `encoding.part_ends_in_tokens`."""
         return part_ends_in_tokens(self._processor, prompted, encoded)
@@ -168,18 +195,18 @@ class TransformersPolicy:
         return batches_by_length(groups, max_tokens)
 
     def idle_batch(self) -> PaddedAnswers:
-        """A row of silence without answer tokens."""
-        return self.batch([self._silence])
+        """A row of silence, and of dark pictures where pictures are shown, without answer tokens."""
+        return self.batch([self._filler])
 
     def batch(self, encoded: Sequence[EncodedAnswer]) -> PaddedAnswers:
-        """Pad answers; in a batch without recordings, a row of silence keeps the audio encoder in the step.
+        """Pad answers; a filler row keeps encoders in the step that the answers give nothing to.
 
         Raises:
             ValueError: no answers.
         """
         pad_id = self._processor.tokenizer.pad_token_id
         pad_id = min(self._ends) if pad_id is None else pad_id
-        return pad_answers(encoded, pad_id, self._silence, placeholder_ids(self._root.model.config))
+        return pad_answers(encoded, pad_id, self._filler, placeholder_ids(self._root.model.config))
 
     def check_reader(self, other: Policy[Any, Any, Any], key: str) -> None:
         """See `Policy.check_reader`: the type of the model, vocabulary and features are the same."""
@@ -208,28 +235,22 @@ class TransformersPolicy:
         Raises:
             ValueError: the request needs a reference, and none was loaded.
         """
+        scored, draw_T = scored_batch(batch, request, draw_T)
         reference_T = reference_TV = None
         if request.reference or request.kl:
-            reference_TV = self._reference_logits(root, batch)
+            reference_TV = self._reference_logits(root, scored)
             plain = TokenRequest(temperature=request.temperature)
-            forbidden = batch.forbidden(reference_TV.shape[1])
-            found = token_figures(reference_TV, batch.target_T, plain, forbidden=forbidden)
+            forbidden = scored.forbidden(reference_TV.shape[1])
+            found = token_figures(reference_TV, scored.target_T, plain, forbidden=forbidden)
             reference_T = found.logprob_T
             reference_TV = reference_TV if request.kl else None  # not kept through the policy's pass
-        figures = root(batch, request, reference_TV=reference_TV, draw_T=draw_T)
+        figures = root(scored, request, reference_TV=reference_TV, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
-        return AnswerLogprobs(
-            figures.logprob_T,
-            batch.answer_T,
-            batch.num_answers,
-            reference_T,
-            kl_T=figures.kl_T,
-            contrast_T=figures.contrast_T,
-            log_collision_T=figures.log_collision_T,
-            entropy_T=figures.entropy_T,
-            value_T=figures.value_T,
-            draw_T=draw_T,
-        )
+        return logprobs_of_figures(batch, figures, reference_T, draw_T, request)
+
+    def prompt_lengths(self, batch: PaddedAnswers) -> Tensor:
+        """See `prompt_tokens.prompt_lengths`."""
+        return prompt_lengths(batch)
 
     def save(self, folder: Path) -> None:
         """Write the whole model with its processor to `folder/model`, and an adapter alone to `folder/adapter`.
@@ -245,10 +266,34 @@ class TransformersPolicy:
         else:
             model.save_pretrained(str(target))
         _copy_processor(self._folder, target)
+        if self._pictures is not None:
+            self._pictures.settings.save(target)
 
     @cached_property
-    def _silence(self) -> EncodedAnswer:
-        return encode_silence(self._processor)
+    def _filler(self) -> EncodedAnswer:
+        return encode_filler(self._processor, self._pictures is not None)
+
+    def _videos_of(self, prompt: LoadedSample, place: str) -> Sequence[VideoPart]:
+        """
+        Raises:
+            BadSample: there are videos, and the policy shows none, or their files are not known.
+        """
+        if self._pictures is None:
+            check_without_video(prompt.sample, place)
+            return ()
+        named = prompt.sample.video_parts()
+        if len(named) != len(prompt.videos):
+            reason = "a shard holds no pictures of videos: train on the .jsonl that names their files"
+            raise BadSample(place, prompt.sample.id, reason, "missing video")
+        return prompt.videos
+
+    def _shown(self, part: VideoPart, sample_id: str, place: str) -> Pictures:
+        assert self._pictures is not None
+        try:
+            found = self._pictures.read(part)
+        except (VideoError, ValueError) as error:
+            raise BadSample(place, sample_id, f"video: {error}", "undecodable video") from error
+        return Pictures(found.frames, found.times_s)
 
     @property
     def _has_adapter(self) -> bool:

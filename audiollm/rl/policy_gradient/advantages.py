@@ -24,7 +24,12 @@ from audiollm.rl.objectives.answers import sum_by_index
 from audiollm.rl.policy_gradient import settings as s
 from audiollm.rl.policy_gradient.catalog import AdvantageTerm
 from audiollm.rl.policy_gradient.moments import Moments, whitened
-from audiollm.rl.policy_gradient.returns import discounted_sums, generalized_advantages
+from audiollm.rl.policy_gradient.returns import (
+    action_credit,
+    actions_of_tokens,
+    discounted_sums,
+    generalized_advantages,
+)
 from audiollm.rl.policy_gradient.reward_shaping import group_range
 from audiollm.rl.policy_gradient.rollout_batch import RolloutRewards
 
@@ -161,10 +166,17 @@ def baseline_advantages(rewards: RolloutRewards, settings: s.WhitenedSettings) -
 def reinforce_advantages(rewards: RolloutRewards, settings: s.ReinforceSettings) -> RawAdvantages:
     """REINFORCE++: discounted sum of the rewards from each token on, whitened over the tokens of the step.
 
-    `token_rewards` has the KL penalty of every token and the score at the last. Source: arXiv 2501.03262.
+    `token_rewards` has the KL penalty of every token and the score at the last. With `level: step` the sum goes from
+    step to step, and the tokens of a step share it. Source: arXiv 2501.03262.
     """
     reward_T, kept_A = _present_rewards(rewards)
-    advantage_T = discounted_sums(reward_T, rewards.answer_T, rewards.num_answers, settings.gamma)
+    answer_T, count = rewards.answer_T, rewards.num_answers
+    if settings.level == "step":
+        action_T, answer_N = actions_of_tokens(rewards.required("step_end_S"), answer_T, count)
+        reward_N = sum_by_index(reward_T, action_T, len(answer_N))
+        advantage_T = discounted_sums(reward_N, answer_N, count, settings.gamma)[action_T]
+    else:
+        advantage_T = discounted_sums(reward_T, answer_T, count, settings.gamma)
     return _to_be_whitened(advantage_T.masked_fill(~kept_A[rewards.answer_T], torch.nan), kept_A, settings)
 
 
@@ -177,12 +189,18 @@ def gae_advantages(rewards: RolloutRewards, settings: s.GAESettings) -> RawAdvan
     """
     reward_T, kept_A = _present_rewards(rewards)
     value_T = rewards.required("value_T").detach()
-    advantage_T = generalized_advantages(
-        reward_T, value_T, rewards.answer_T, rewards.num_answers, settings.gamma, settings.lam
-    )
-    advantage_T = advantage_T.masked_fill(~kept_A[rewards.answer_T], torch.nan)
+    answer_T, count = rewards.answer_T, rewards.num_answers
+    if settings.level == "step":
+        actions = actions_of_tokens(rewards.required("step_end_S"), answer_T, count)
+        credit = action_credit(reward_T, value_T, *actions, count, settings.gamma, settings.lam)
+        advantage_T, return_T = credit.advantage_T, credit.return_T
+    else:
+        advantage_T = generalized_advantages(reward_T, value_T, answer_T, count, settings.gamma, settings.lam)
+        return_T = advantage_T + value_T
+    advantage_T = advantage_T.masked_fill(~kept_A[answer_T], torch.nan)
     raw = _to_be_whitened(advantage_T, kept_A, settings)
-    return RawAdvantages(advantage_T, kept_A, raw.measured_N, (advantage_T + value_T).nan_to_num(nan=0.0))
+    return_T = return_T.masked_fill(~kept_A[answer_T], 0.0)
+    return RawAdvantages(advantage_T, kept_A, raw.measured_N, return_T)
 
 
 RAW_ADVANTAGES: dict[str, Callable[[RolloutRewards, Any], RawAdvantages]] = {

@@ -81,7 +81,7 @@ class Regularizers:
 
     kl: KLSettings | None = None
     kl_weight: float | Tensor = 0.0
-    """Weight of the KL in the loss (beta)."""
+    """Weight of the KL in the loss (beta), of all tokens or `[T]` of each."""
     entropy_weight: float = 0.0
     """Weight of the mean entropy per token of the step, which is subtracted whatever the objective's average."""
 
@@ -94,7 +94,8 @@ class PolicyLoss:
     """Scalar with gradient; the shares of all calls add up."""
     sums: dict[str, Tensor]
     """Sums over the tokens that count, detached, by figure: `clipped_low`, `clipped_high` (counts), `ratio`, and where
-    these are given `kl` and `entropy`. Over `StepCounts.tokens` they are means, over `answers` means per answer."""
+    these are given `kl`, its part `kl_audio` and `entropy`. Over `StepCounts.tokens` they are means, over `answers`
+    means per answer."""
 
 
 def policy_loss(
@@ -147,6 +148,8 @@ def _figure_sums(losses: SurrogateLosses, tokens: RolloutLogprobs, kl: KLSetting
     }
     if tokens.reference_T is not None:
         figures["kl"] = kl_estimates(tokens.policy_T.detach(), tokens.reference_T, kl.estimator)
+        if tokens.is_code_T is not None:
+            figures["kl_audio"] = torch.where(tokens.is_code_T, figures["kl"], 0.0)
     if tokens.entropy_T is not None:
         figures["entropy"] = tokens.entropy_T.detach()
     return {name: value_T[tokens.mask_T].double().sum() for name, value_T in figures.items()}

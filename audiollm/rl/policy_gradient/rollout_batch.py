@@ -93,9 +93,11 @@ class RolloutLogprobs:
     """bool: tokens that count, in sums and denominators; None: all. Of kept answers: `kept_A[answer_T]`."""
     correction: ImportanceWeights | None = None
     """Weights for tokens that were sampled under another distribution than old; None: all 1."""
+    is_code_T: Tensor | None = None
+    """bool: tokens that are codes of speech, whose KL is told apart; None: it is not."""
 
     def __post_init__(self) -> None:
-        for name in ("answer_T", "advantage_T", "old_T", "reference_T", "entropy_T", "kept_T"):
+        for name in ("answer_T", "advantage_T", "old_T", "reference_T", "entropy_T", "is_code_T", "kept_T"):
             _check_shape(name, getattr(self, name), self.policy_T.shape)
 
     def required(self, name: str) -> Tensor:

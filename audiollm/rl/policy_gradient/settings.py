@@ -80,11 +80,16 @@ class ReinforceSettings(WhitenedSettings):
     the answer."""
     score_clip: float | None = Field(None, gt=0)
     """Rewards of answers are cut to this on both sides, before the KL is subtracted (DeepSpeed-Chat: 5); None: not."""
+    level: Literal["token", "step"] = "token"
+    """`step`: a step of an answer is one action, whose tokens share its advantage (with a critic: the value is that
+    before its first token), and a discount counts steps. Needs `steps`."""
 
     @model_validator(mode="after")
-    def _check_score_clip(self) -> ReinforceSettings:
+    def _check_steps(self) -> ReinforceSettings:
         if self.steps and self.score_clip is not None:
             raise ValueError("score_clip cuts rewards of whole answers, and steps is set: leave one out")
+        if self.level == "step" and not self.steps:
+            raise ValueError("level: step goes from step to step, and steps is not set: set steps: true")
         return self
 
 

@@ -77,6 +77,8 @@ class MicroBatch(Generic[Batch]):
     """A random number per answer token, where an objective asks for it."""
     origins: Sequence[ItemOrigin] = ()
     """The origin of each item, in order."""
+    prompt_length_A: Tensor | None = None
+    """int64: tokens of each answer's prompt, where an objective asks for them."""
 
     def to(self, device: torch.device) -> MicroBatch[Batch]:
         """Return it on a device."""
@@ -88,6 +90,7 @@ class MicroBatch(Generic[Batch]):
             self.length_A.to(device),
             None if self.draw_T is None else self.draw_T.to(device),
             self.origins,
+            self.prompt_length_A,
         )
 
 
@@ -111,6 +114,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         draws: whether a random number per answer token is needed.
         mismatched: whether answers behind the prompts of other records are needed.
         altered: whether chosen answers are needed once more, with the recordings of another record.
+        prompts: whether the lengths of prompts are needed.
     """
 
     def __init__(
@@ -128,11 +132,12 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         altered: bool = False,
         rank: int = 0,
         world: int = 1,
+        prompts: bool = False,
     ) -> None:
         self._policy, self._sources, self._usable, self._grouping = policy, sources, usable, grouping
         self._batch_size, self._max_tokens, self._seed = batch_size, max_tokens, seed
         self._draws, self._mismatched, self._altered = draws, mismatched, altered
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._prompts = rank, world, prompts
         sizes = [len(used) for used in usable.train]
         self.mixture = Mixture(sizes, weights, seed, window_runs=WINDOW_RUNS)
 
@@ -200,7 +205,8 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         draw_T = torch.zeros(0, dtype=torch.float64) if self._draws else None
         groups = join_groups([], self._grouping.kind, [] if self._altered else None)
         none = torch.zeros(0, dtype=torch.long)
-        return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T)
+        asked_A = none if self._prompts else None
+        return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=asked_A)
 
     def _encoded(
         self, item: RecordPlace, other: RecordPlace, bad: list[BadSample]
@@ -257,7 +263,9 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             items = sum(len(record.groups) for record in chosen)
             length_A = torch.tensor(lengths, dtype=torch.long)
             origins = [origin for record in chosen for origin in self._origins(record)]
-            made.append(MicroBatch(self._policy.batch(answers), groups, items, length_A, draw_T, origins))
+            batch = self._policy.batch(answers)
+            asked_A = self._policy.prompt_lengths(batch) if self._prompts else None
+            made.append(MicroBatch(batch, groups, items, length_A, draw_T, origins, asked_A))
         return made
 
     def _origins(self, record: EncodedRecord[Encoded]) -> list[ItemOrigin]:

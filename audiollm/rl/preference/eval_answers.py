@@ -67,6 +67,24 @@ class EvalPrompt:
     limits: Limits
 
 
+class AnswersFile:
+    """`answers.jsonl` in a stage's folder: rows of one evaluation after the other, told apart by `step`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def before(self, step: int) -> list[dict[str, Any]]:
+        """Return the rows of earlier evaluations: an attempt that was killed may have left later ones."""
+        if not self._path.exists():
+            return []
+        return [row for row in read_whole_lines(self._path, {"step": int}).rows if row["step"] < step]
+
+    def write(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Put the rows of an evaluation behind those of earlier ones; no rows leave the file as it is."""
+        if rows:
+            write_jsonl(self._path, [*self.before(step), *rows])
+
+
 class EvalAnswers:
     """Has the policy answer held-out prompts, and keeps the answers of all evaluations in `answers.jsonl`.
 
@@ -91,14 +109,14 @@ class EvalAnswers:
         whole: WholeCopy | None = None,
     ) -> None:
         self._speaker, self._whole = speaker or policy, whole
-        self._path, self._ranks = folder / FILE, ranks
+        self._file, self._ranks = AnswersFile(folder), ranks
         self._rates = steps.code_rate
         self._prompts = list(_prompts(policy, steps, count)) if ranks.first else []
 
     def begin(self) -> None:
         """Answer with the model that the training begins from, as step 0; a resumed run has done so."""
         self._fill()
-        if self._ranks.first and not self._rows_before(1):
+        if self._ranks.first and not self._file.before(1):
             self._answer(0)
         self._ranks.barrier()
 
@@ -125,8 +143,7 @@ class EvalAnswers:
         rows = [
             self._row(step, prompt, answer) for prompt, answer in zip(self._prompts, answers, strict=True)
         ]
-        if rows:
-            write_jsonl(self._path, [*self._rows_before(step), *rows])
+        self._file.write(step, rows)
         seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
         return {
             **({"answer_length": fmean(row["tokens"] for row in rows)} if rows else {}),
@@ -149,12 +166,6 @@ class EvalAnswers:
             "seconds": seconds,
             "stopped": answer.stopped,
         }
-
-    def _rows_before(self, step: int) -> list[dict[str, Any]]:
-        """The rows of earlier evaluations: an attempt that was killed may have left later ones."""
-        if not self._path.exists():
-            return []
-        return [row for row in read_whole_lines(self._path, {"step": int}).rows if row["step"] < step]
 
 
 def own_answers(policy: Policy[Any, Any, Any], prompts: Sequence[EvalPrompt]) -> list[OwnAnswer]:

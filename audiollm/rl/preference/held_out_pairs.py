@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from audiollm.data.records.sample import AudioPart, Part
+from audiollm.data.records.sample import Part, TextPart, VideoPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.files.atomic import write_jsonl
 from audiollm.recipe.ranks import Ranks
@@ -127,8 +127,13 @@ def _described(content: Sequence[Part], loaded: LoadedSample, numbers: Iterator[
     """Parts as plain data: of a recording its number in the record, and its file, or its name in a shard."""
     found: list[dict[str, Any]] = []
     for part in content:
-        if not isinstance(part, AudioPart):
+        if isinstance(part, TextPart):
             found.append({"type": "text", "text": part.text})
+            continue
+        if isinstance(part, VideoPart):
+            end = "its end" if part.end_s is None else f"{part.end_s:g} s"
+            told = f"[pictures of {Path(part.path).name} from {part.start_s:g} s to {end}]"
+            found.append({"type": "text", "text": told})
             continue
         number = next(numbers)
         content_of = loaded.audio[number].content if loaded.audio else None

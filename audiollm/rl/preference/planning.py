@@ -20,35 +20,41 @@ ADAPTER_SHARE = 0.02
 """Assumed share of an adapter's parameters in those of its model."""
 
 
-def plan_answer_training(config: AnswerTrainingConfig, has_reference: bool) -> StagePlan:
+def plan_answer_training(
+    config: AnswerTrainingConfig, has_reference: bool, has_critic: bool = False
+) -> StagePlan:
     """Estimate from the sizes of the model's files; activations, which the answers' lengths decide, are left out."""
     batch = required(config.batch_size)
-    records = _records(config)
+    records = sum(num_records(source.path) for source in config.samples)
     steps = config.steps_for(records / batch) if records else config.steps
     note = f"{config.budget_text()}, {batch} records a step"
-    note += f", {steps} steps" if steps else ", its records are not there yet"
-    parameters = _parameters(config.model)
+    if steps != config.steps:
+        note += f", {steps} steps"
+    elif not records:
+        note += ", its records are not there yet"
+    parameters = num_parameters(config.model)
     if not parameters:
         return StagePlan(note=f"{note}; its model is not there yet")
     is_adapter = config.trained == "adapter"
-    trained = parameters * (ADAPTER_SHARE if is_adapter else 1.0)
-    frozen = parameters - trained + (parameters if has_reference and not is_adapter else 0)
+    models = 2 if has_critic else 1
+    trained = models * parameters * (ADAPTER_SHARE if is_adapter else 1.0)
+    frozen = models * parameters - trained + (parameters if has_reference and not is_adapter else 0)
     memory = OWN_MB + (trained * TRAINED_BYTES + frozen * FROZEN_BYTES) / 1e6
-    disk = parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
+    disk = models * parameters * FROZEN_BYTES / 1e6 + 2 * trained * (TRAINED_BYTES - FROZEN_BYTES) / 1e6
     seconds = config.minutes * 60 if config.minutes else None
     return StagePlan(parameters=parameters, memory_mb=memory, disk_mb=disk, seconds=seconds, note=note)
 
 
-def _records(config: AnswerTrainingConfig) -> int:
-    """The number of records in all sources; 0 where one is not there yet."""
+def num_records(source: str) -> int:
+    """Return the number of records in a source; 0 where it is not there yet."""
     try:
-        return sum(len(open_source(source.path)) for source in config.samples)
+        return len(open_source(source))
     except ConfigError:
         return 0
 
 
-def _parameters(model: Path) -> int:
-    """The number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
+def num_parameters(model: Path) -> int:
+    """Return the number of parameters in a folder's safetensors; 0 where the folder is not there yet."""
     try:
         folder = model_folder(model)
     except ConfigError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
@@ -28,13 +28,17 @@ class Grouping:
     pairs: PairChoice = "best_worst"
     needs_recording: bool = False
     """Whether the messages must have a recording (an objective exchanges it)."""
+    takes_video: bool = False
+    """Whether the messages may have pictures of videos."""
 
     def groups(self, sample: Sample, place: str) -> tuple[Sample, list[SampleGroup]]:
         """Return the record with its answers set apart from its messages, and the groups of these answers.
 
         Raises:
-            BadSample: it lacks something that the kind needs.
+            BadSample: it lacks something that the kind needs, or has a video part where none is taken.
         """
+        if not self.takes_video:
+            check_without_video(sample, place)
         answered = with_answer(sample, place) if self.kind == "singles" else sample
         heard = any(isinstance(part, AudioPart) for message in sample.messages for part in message.content)
         if self.needs_recording and not heard:

@@ -17,10 +17,13 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
+from audiollm.rl.policy.critic import ActorCritic
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.policies import load_policy, plain_model, untrained_copy
+from audiollm.rl.preference.ptx import supervised_maker
 from audiollm.rl.preference.records import Grouping, UsableRecords, find_usable
 from audiollm.rl.preference.settings import AnswerTrainingConfig, PreferenceConfig
 from audiollm.rl.preference.task import PreferenceTask
@@ -56,6 +59,8 @@ class Records:
 def train_preference(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     """Train on the records' train split and save the policy to `model` (and `adapter`, where one is trained).
 
+    A critic is saved to `critic/model`.
+
     Raises:
         StageError: nothing to train on, or a bad record where `strict` is set.
     """
@@ -74,8 +79,13 @@ def errors_of_stage() -> Iterator[None]:
         raise StageError(str(error), "", 2) from error
 
 
-def find_records(config: AnswerTrainingConfig, stage: str, context: Context) -> Records:
+def find_records(
+    config: AnswerTrainingConfig, stage: str, context: Context, takes_video: bool = False
+) -> Records:
     """Open the sources and look at every record once.
+
+    Args:
+        takes_video: whether records with videos are used; otherwise they are set aside.
 
     Raises:
         StageError: none can be trained on.
@@ -83,13 +93,24 @@ def find_records(config: AnswerTrainingConfig, stage: str, context: Context) -> 
     sources = [open_source(source.path) for source in config.samples]
     set_aside = set_aside_of(context.folder, stage, context.ranks, config.strict)
     altered = any(needs.altered_recordings for needs in config.needs)
-    grouping = Grouping(config.group_kind, _fields(config), config.pairs, needs_recording=altered)
+    grouping = Grouping(config.group_kind, _fields(config), config.pairs, altered, takes_video)
     with context.progress("reading records", sum(map(len, sources))) as bar:
         usable = find_usable(sources, grouping, set_aside, lambda: bar.advance(bar.task_ids[0]))
     found = Records(sources, usable, grouping, set_aside)
     if not found.trained:
-        raise StageError("no record of the train split can be used", "see set_aside.jsonl", 2)
+        raise StageError(_nothing_usable(config, set_aside), "see set_aside.jsonl", 2)
     return found
+
+
+def _nothing_usable(config: AnswerTrainingConfig, set_aside: SetAside) -> str:
+    """Say which objective finds no record of the train split, and the reason that most records have."""
+    names = ", ".join(choice.name for choice in config.objective)
+    said = f"objective: {names} can use no record of the train split"
+    if not set_aside.rows:
+        return f"{said}: all are held out (metadata split: test), or there is none"
+    kind, count = set_aside.counts.most_common(1)[0]
+    reason = next(row["reason"] for row in set_aside.rows if row["kind"] == kind)
+    return f"{said}: {count} of {len(set_aside.rows)} that were set aside have {kind!r}, the first: {reason}"
 
 
 def make_steps(
@@ -111,6 +132,7 @@ def make_steps(
         altered=records.grouping.needs_recording,
         rank=ranks.rank,
         world=ranks.world,
+        prompts=any(needs.prompts for needs in config.needs),
     )
 
 
@@ -120,7 +142,7 @@ def _fields(config: AnswerTrainingConfig) -> frozenset[str]:
 
 def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
     ranks = context.ranks
-    records = find_records(config, STAGE_NAME, context)
+    records = find_records(config, STAGE_NAME, context, config.pictures is not None)
     torch.manual_seed(config.seed)  # an adapter begins at random
     policy = load_policy(
         config.model,
@@ -129,15 +151,31 @@ def _train(config: PreferenceConfig, context: Context) -> dict[str, Any]:
         config.reference,
         config.needs_reference,
         required(config.max_tokens),
+        config.pictures,
     )
+    critic = None
+    if config.critic is not None:
+        critic = CriticModel.begin(config, required(config.max_tokens))
+        policy.check_reader(critic.policy, "critic")
+        critic.root.to(default_device())
     policy.root.to(default_device())
     for frozen in policy.frozen.values():
         place_frozen(frozen, config.reference_placement, ranks, default_device())
     steps = make_steps(config, policy, records, ranks)
     answers = _eval_answers(config, policy, steps, context)
-    task = PreferenceTask(policy, steps, config.terms, records.set_aside, ranks, context.folder, answers)
+    ptx = supervised_maker(
+        config.ptx, policy, required(config.batch_size), required(config.max_tokens), config.seed,
+        records.set_aside, context,
+    )  # fmt: skip
+    own = None if critic is None else critic.root
+    task = PreferenceTask(
+        policy, steps, config.terms, records.set_aside, ranks, context.folder, answers, own, ptx
+    )
+    rules = () if config.critic is None else config.critic.rules(required(config.learning_rate))
     loop = config.loop_config(
-        config.steps_for(records.trained / required(config.batch_size)), evaluations=config.evaluations
+        config.steps_for(records.trained / required(config.batch_size)),
+        evaluations=config.evaluations,
+        rules=(*config.rules, *rules),
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
@@ -164,6 +202,12 @@ def _eval_answers(
 
 def _save(config: PreferenceConfig, context: Context) -> None:
     """Write the weights that the loop left, through a policy made anew: the trained one may be spread over ranks."""
-    fresh = load_policy(config.model, config.trained, config.lora)
-    fresh.root.load_state_dict(trained_weights(context.folder, "policy"))
+    weights = trained_weights(context.folder, "policy")
+    fresh = load_policy(config.model, config.trained, config.lora, pictures=config.pictures)
+    if config.critic is None:
+        fresh.root.load_state_dict(weights)
+    else:
+        critic = CriticModel.begin(config, required(config.max_tokens))
+        ActorCritic(fresh.root, critic.root).load_state_dict(weights)
+        critic.save(context.folder / "critic")
     fresh.save(context.folder)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import InputPath, Size
 from audiollm.rl.groups import PairChoice
@@ -18,7 +20,8 @@ from audiollm.rl.objectives.catalog import (
     WhatIsRead,
     objective_term,
 )
-from audiollm.supervised.settings import ShardsConfig
+from audiollm.rl.preference.critic_settings import CriticStart
+from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
 from audiollm.train.options import FrozenPlacement
 from audiollm.train.settings import ModelTrainingConfig
 
@@ -41,8 +44,6 @@ SIZES: dict[Size, PreferenceSizeRule] = {
     "3b": PreferenceSizeRule(64, 5e-7, 8_192),
 }
 ADAPTER_RATE_FACTOR = 10.0
-NOT_COMPUTED = frozenset({"value_A", "prompt_sum_A", "prompt_length_A"})
-NOT_COMPUTED_REMEDY = "no policy computes it; take another objective, or for orpo `sft_on: answer`"
 
 
 class ObjectiveChoice(BaseModel):
@@ -68,7 +69,7 @@ class ObjectiveChoice(BaseModel):
 class AnswerTrainingConfig(ModelTrainingConfig):
     """Settings that trainings on judged answers share. What is None follows from `size`, that of the model."""
 
-    samples: list[ShardsConfig] = Field(min_length=1)
+    samples: SourceList
     """Records with answers to choose among: a .jsonl or a folder of shards, or a list of these and of
     `{path, weight}`."""
     model: InputPath
@@ -92,12 +93,6 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     _other_stage: ClassVar[str] = "train_reward"
     """The stage of the objectives that read something else."""
 
-    @field_validator("samples", mode="before")
-    @classmethod
-    def _one_or_many_sources(cls, given: Any) -> Any:
-        each = given if isinstance(given, list) else [given]
-        return [{"path": one} if not isinstance(one, dict) else one for one in each]
-
     @field_validator("objective", mode="before")
     @classmethod
     def _one_or_many_objectives(cls, given: Any) -> Any:
@@ -110,8 +105,6 @@ class AnswerTrainingConfig(ModelTrainingConfig):
         factor = ADAPTER_RATE_FACTOR if self.trained == "adapter" else 1.0
         self.follow_size(None, rule.passes, rule.batch_size, rule.learning_rate * factor)
         self.max_tokens = self.max_tokens or rule.max_tokens
-        if 0 < sum(source.weight is not None for source in self.samples) < len(self.samples):
-            raise ValueError("give every one of the samples a weight, or none")
         self.group_kind  # noqa: B018  # raises where the objectives do not go together
         return self
 
@@ -138,10 +131,6 @@ class AnswerTrainingConfig(ModelTrainingConfig):
                     f"objective: {term.name} reads {term.needs.reads}, not {' or '.join(self._reads)}: use the "
                     f"stage {self._other_stage}, or {' or '.join(self._known())}"
                 )
-            if missing := sorted(term.needs.fields & NOT_COMPUTED):
-                raise ValueError(
-                    f"objective: {term.name} as set reads {', '.join(missing)}: {NOT_COMPUTED_REMEDY}"
-                )
         shared = [kind for kind in self.needs[0].groups if all(kind in needs.groups for needs in self.needs)]
         if not shared:
             takes = "; ".join(f"{term.name} takes {' or '.join(term.needs.groups)}" for term in self.terms)
@@ -152,8 +141,7 @@ class AnswerTrainingConfig(ModelTrainingConfig):
     @property
     def weights(self) -> list[float] | None:
         """The weights of the sources; None: by their sizes."""
-        given = [source.weight for source in self.samples if source.weight is not None]
-        return given or None
+        return weights_of(self.samples)
 
     def _known(self) -> list[str]:
         return sorted(name for name, entry in CATALOG.items() if entry.reads in self._reads)[:4]
@@ -174,6 +162,45 @@ class PreferenceConfig(AnswerTrainingConfig):
     same."""
     eval_answers: int = Field(8, ge=0)
     """Held-out prompts that the policy answers at every evaluation, greedily; 0: none."""
+    pictures: PictureSettings | None = Field(None, exclude_if=lambda value: value is None)
+    """How the pictures of videos are shown to a model that sees (`{per_second: 2, side: 224}`); None: samples with
+    videos are set aside."""
+    ptx: PTXChoice | None = Field(None, exclude_if=lambda value: value is None)
+    """Other samples (conversations) that are learned by cross entropy in the same steps, by weight; None: none."""
+    critic: CriticStart | None = Field(None, exclude_if=lambda value: value is None)
+    """The value head that `dro` trains beside the policy, on a model of its own: its settings, or the folder that it
+    begins from; None: the policy's model with a new head, where the objective reads values."""
+
+    @field_validator("critic", mode="before")
+    @classmethod
+    def _folder_or_settings(cls, given: Any) -> Any:
+        return {"model": given} if isinstance(given, str | Path) else given
+
+    @model_validator(mode="after")
+    def _averages_over_the_same_tokens(self) -> PreferenceConfig:
+        over_tokens = [term for term in self.terms if "tokens_per_answer" in term.needs.figures]
+        with_prompts = [term.name for term in over_tokens if term.needs.prompts]
+        without = [term.name for term in over_tokens if not term.needs.prompts]
+        if with_prompts and without:
+            raise ValueError(
+                f"objective: {with_prompts[0]} with sft_on: prompt_and_answer and {without[0]} average a cross entropy "
+                f"over different tokens: set sft_average (or average) of one of them to sequence"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_is_read(self) -> PreferenceConfig:
+        reads = any(needs.value_head for needs in self.needs)
+        if self.critic is not None and not reads:
+            names = ", ".join(choice.name for choice in self.objective)
+            raise ValueError(
+                f"critic is set, but {names} reads no values: leave it out, or set objective: dro"
+            )
+        if reads:
+            self.critic = self.critic or CriticStart()
+            if self.critic.lora is not None and (self.critic.trained or self.trained) != "adapter":
+                raise ValueError("critic.lora is set, but no adapter of the critic is trained: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _reference_is_read(self) -> PreferenceConfig:

@@ -7,6 +7,7 @@ from typing import Any
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Stage, StagePlan
+from audiollm.rl.preference.critic_settings import CRITIC_ARTIFACT
 from audiollm.rl.preference.settings import PreferenceConfig
 
 
@@ -19,7 +20,11 @@ def _run(config: PreferenceConfig, context: Context) -> dict[str, Any]:
 def _plan(config: PreferenceConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     from audiollm.rl.preference.planning import plan_answer_training  # here: it reads the model's folder
 
-    return plan_answer_training(config, config.needs_reference)
+    return plan_answer_training(config, config.needs_reference, config.critic is not None)
+
+
+def _critic(config: PreferenceConfig) -> Mapping[str, str]:
+    return {} if config.critic is None else CRITIC_ARTIFACT
 
 
 STAGE = Stage(
@@ -30,4 +35,5 @@ STAGE = Stage(
     help="train a model on answers that were judged better and worse",
     plan=_plan,
     all_ranks=True,
+    more_artifacts=_critic,
 )

@@ -115,11 +115,18 @@ class StepStatistics:
         return every
 
     def _tokens_per_answer(self, micro: Sequence[MicroBatch[Any]]) -> Tensor:
-        """Return the mean length of the answers under cross entropy: chosen ones of pairs, desirable single ones."""
+        """Return the mean length of the answers under cross entropy: chosen ones of pairs, desirable single ones.
+
+        With their prompts, where the cross entropy has them.
+        """
+        with_prompts = any(term.needs.prompts for term in self._terms)
         lengths = []
         for each in micro:
             answer_I, is_trained_I = good_answers(each.groups)
-            lengths.append(each.length_A[answer_I[is_trained_I]])
+            length_A = each.length_A
+            if with_prompts and each.prompt_length_A is not None:
+                length_A = length_A + each.prompt_length_A
+            lengths.append(length_A[answer_I[is_trained_I]])
         tokens_N = self._gathered(lengths)
         return tokens_N.mean() if len(tokens_N) else torch.ones((), dtype=torch.float64)
 

@@ -6,6 +6,7 @@ Shapes: I items (pairs, lists, single answers) of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from audiollm.rl.objectives.answers import AnswerLogprobs, ItemLosses
 from audiollm.rl.objectives.catalog import ObjectiveTerm
 from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
+from audiollm.rl.policy.critic import ActorCritic, Critic
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.preference.batches import MicroBatch, PreferenceStep, StepMaker
 from audiollm.rl.preference.eval_answers import EvalAnswers
 from audiollm.rl.preference.held_out_pairs import WorstItems
+from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.statistics import StepStatistics
 from audiollm.train.loop.task import Update
 
@@ -67,6 +70,9 @@ class PreferenceTask:
         set_aside: where records go that turn out bad.
         folder: where every evaluation writes `pairs.jsonl`; None: nowhere.
         eval_answers: has the policy answer held-out prompts at every evaluation.
+        critic: trained beside the policy, in one root with it; its value at an answer's first token is that of the
+            prompt (`value_A`).
+        ptx: supervised samples of each step; None: there are none.
     """
 
     def __init__(
@@ -78,17 +84,21 @@ class PreferenceTask:
         ranks: Ranks = ALONE,
         folder: Path | None = None,
         eval_answers: EvalAnswers | None = None,
+        critic: Critic | None = None,
+        ptx: SupervisedMaker | None = None,
     ) -> None:
+        self._ptx = ptx
         self._folder, self._eval_answers = folder, eval_answers
         self._policy, self._steps, self._terms = policy, steps, terms
         self._set_aside, self._ranks = set_aside, ranks
-        self._root: nn.Module = policy.root
+        self._trained: nn.Module = policy.root if critic is None else ActorCritic(policy.root, critic)
+        self._root = self._trained
         self._request = request_of(terms)
         self._statistics = StepStatistics(terms, ranks)
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
-        return {"policy": self._policy.root, "means": self._statistics.means}
+        return {"policy": self._trained, "means": self._statistics.means}
 
     def adopt(self, modules: Mapping[str, nn.Module]) -> None:
         self._root = modules["policy"]
@@ -117,7 +127,13 @@ class PreferenceTask:
             "tokens": float(sum(int(each.length_A.sum()) for each in micro))
         }
 
+        beside = None if self._ptx is None else self._ptx(step)
+
         def losses() -> Iterator[Tensor]:
+            if (
+                beside is not None
+            ):  # first: the last backward pass must reach every trained weight, the critic's too
+                yield from beside.losses(self._policy, self._root, self._ranks, figures)
             sums = MetricSums()
             for each, step_figures in zip(micro, every, strict=True):
                 found = self._losses(each, step_figures)
@@ -125,7 +141,7 @@ class PreferenceTask:
                 yield found.loss_I.sum() / items
             figures.update(sums.means(self._ranks))
 
-        yield Update(losses(), figures, losses=len(micro))
+        yield Update(losses(), figures, losses=len(micro) + (0 if beside is None else len(beside.batches)))
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Mapping[str, float]:
@@ -164,6 +180,8 @@ class PreferenceTask:
             TokenRequest(**{**vars(self._request), "kl": True}) if self._adds_kl(with_kl) else self._request
         )
         answers = self._policy.answer_logprobs(self._root, own.batch, request, own.draw_T)
+        if answers.value_T is not None:
+            answers = replace(answers, value_A=answers.first_of(answers.value_T))
         losses = mixed_losses(self._terms, answers, own.groups, on_device(figures, self.device))
         if answers.kl_T is not None and with_kl:
             return ItemLosses(losses.loss_I, {**losses.metrics, "kl_per_token": answers.kl_T})
@@ -205,6 +223,8 @@ def request_of(terms: Sequence[ObjectiveTerm]) -> TokenRequest:
         kl="kl_T" in fields,
         collision="log_collision_T" in fields,
         contrast_k=CONTRAST_K if "contrast_T" in fields else 0,
+        value=any(term.needs.value_head for term in terms),
+        prompts=any(term.needs.prompts for term in terms),
     )
 
 

@@ -7,63 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
-from audiollm.files.atomic import atomic_path, read_json, write_json
-from audiollm.files.tensors import load_tensors
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerScores, StepScores
+from audiollm.rl.policy.score_head import (
+    HEAD_FILE,
+    HeadedScorer,
+    head_facts,
+    head_weights,
+    hidden_size,
+    save_head,
+)
 from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.reward.steps import SteppedBatch, StepPolicy
 from audiollm.train.options import LoRASettings, Trained
 
-HEAD_FILE = "score_head.safetensors"
-FACTS_FILE = "reward.json"
 MAX_TOKENS = 8_192
 
 Scored = Literal["answers", "steps"]
 """What has a score: whole answers, or each of their steps (a process reward model)."""
 
 
-class HiddenScorer(Protocol):
-    """The root of a policy, as a reward model uses it."""
-
-    def last_hidden(self, batch: Any) -> Tensor:
-        """The hidden state `[A, C]` at the token that ends each answer."""
-
-    def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
-        """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
-
-    def hidden_before(self, batch: Any) -> Tensor:
-        """The hidden state `[T, C]` that each answer token is chosen from."""
-
-    def freeze_head(self) -> None:
-        """Take the output head, which a score does not depend on, out of what is trained."""
-
-
-class RewardScorer(nn.Module):
-    """A policy's root with a scalar head behind it: the module that a strategy wraps.
-
-    The head begins with weights of variance 1 / (C + 1) (InstructGPT, arXiv 2203.02155) and a bias of 0.
-
-    Args:
-        bias: whether the head has one; where scores are only compared, a constant would cancel.
-    """
-
-    def __init__(self, scorer: nn.Module, hidden_size: int, bias: bool = False) -> None:
-        super().__init__()
-        self.scorer = scorer
-        self.score = nn.Linear(hidden_size, 1, bias=bias)
-        nn.init.normal_(self.score.weight, std=(hidden_size + 1) ** -0.5)
-        if bias:
-            nn.init.zeros_(self.score.bias)
+class RewardScorer(HeadedScorer):
+    """A policy's root with a score for each answer, or for each step: the module that a strategy wraps."""
 
     def forward(self, batch: Any) -> Tensor:
         """Compute the scores `[X]` of the answers of a policy's batch, or of the steps of a `SteppedBatch`."""
@@ -73,12 +46,6 @@ class RewardScorer(nn.Module):
         else:
             hidden_XC = scorer.last_hidden(batch)
         return self.score_of(hidden_XC)
-
-    def score_of(self, hidden_XC: Tensor) -> Tensor:
-        """Compute the head's scores `[X]` of hidden states."""
-        with torch.autocast(hidden_XC.device.type, enabled=False):  # bf16 would round scores to 3 digits
-            score_X1: Tensor = self.score(hidden_XC.to(self.score.weight.dtype))
-        return score_X1.sum(1)  # no view: FSDP2 puts a hook on what a root returns
 
 
 class RewardModel:
@@ -136,7 +103,7 @@ class RewardModel:
                 str(place),
                 "give the folder of a train_reward stage",
             )
-        scored = _facts(place)["scored"]
+        scored = head_facts(place)["scored"]
         if scored == "tokens":
             raise ConfigError(
                 "this is a critic, and no reward model", str(place), "give the folder of a train_reward stage"
@@ -267,48 +234,3 @@ def load_reward_model(folder: Path, device: torch.device | None = None) -> Rewar
     if device is not None:
         made.root.to(device)
     return made
-
-
-def head_weights(place: Path, scored: Sequence[str]) -> dict[str, Tensor]:
-    """Return the weights of the head beside a model, where it scores one of these; else nothing.
-
-    Args:
-        place: the model's own folder.
-        scored: `answers`, `steps`, or `tokens` (a critic).
-
-    Raises:
-        ConfigError: `reward.json` is missing, or names nothing that has a score.
-        DamagedFile: the head is not whole.
-    """
-    if not (place / HEAD_FILE).exists() or _facts(place)["scored"] not in scored:
-        return {}
-    return load_tensors(place / HEAD_FILE)
-
-
-def save_head(place: Path, root: RewardScorer, scored: str) -> None:
-    """Write a head, and what it scores, beside the model that is in `place`."""
-    write_json(place / FACTS_FILE, {"scored": scored})
-    with atomic_path(place / HEAD_FILE) as temporary:
-        save_file({name: value.contiguous() for name, value in root.score.state_dict().items()}, temporary)
-
-
-def _facts(place: Path) -> dict[str, Any]:
-    """What `reward.json` says.
-
-    Raises:
-        ConfigError: it is missing, or names nothing that has a score.
-    """
-    path = place / FACTS_FILE
-    facts = read_json(path) if path.exists() else {}
-    if not isinstance(facts, dict) or facts.get("scored") not in ("answers", "steps", "tokens"):
-        raise ConfigError(
-            f"{FACTS_FILE} does not say what the model scores", str(path), "train the reward model again"
-        )
-    return facts
-
-
-def hidden_size(scorer: Any) -> int:
-    """Return the size of the hidden states of a policy's root."""
-    config = scorer.model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.hidden_size)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from audiollm.audio.samples import Waveform
+    from audiollm.data.records.source import LoadedSample
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,8 @@ class SampledAnswer:
     """Its speech, decoded."""
     number: int = 0
     """Its number in the group of answers to the same prompt."""
+    asked: LoadedSample | None = None
+    """The messages before the answer with their sound; None: that of the paths which `sample` names."""
 
     @property
     def key(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -83,7 +83,9 @@ def load_model_reward(settings: ModelSettings) -> ModelReward | StepModelReward:
 
 @dataclass(frozen=True)
 class JudgeReward:
-    """The reward `judge`: points of a language model, 0 to 10, divided by 10. What was judged once is stored."""
+    """The reward `judge`: points of a language model, 0 to 10, divided by 10. What was judged once is stored.
+
+    Equal requests of a batch are one."""
 
     settings: JudgeSettings
     store: RowStore
@@ -103,21 +105,22 @@ class JudgeReward:
 
     async def __call__(self, batch: RewardBatch) -> list[float | None]:
         gate = asyncio.Semaphore(self.settings.together)
-        asked = (self._score(answer, gate) for answer in batch)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for outcome in found:  # raised when all have been asked: what was answered is stored
+        requests = [self._request(answer) for answer in batch]
+        samples = {request: answer.sample.id for request, answer in zip(requests, batch, strict=True)}
+        asked = (self._score(request, sample, gate) for request, sample in samples.items())
+        found = dict(zip(samples, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        for outcome in found.values():  # raised when all have been asked: what was answered is stored
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [outcome for outcome in found if not isinstance(outcome, BaseException)]
+        return [_points_of(found[request]) for request in requests]
 
-    async def _score(self, answer: SampledAnswer, gate: asyncio.Semaphore) -> float | None:
-        asked = self._request(answer)
+    async def _score(self, asked: str, sample: str, gate: asyncio.Semaphore) -> float | None:
         content = ["judge", self.settings.endpoint, self.settings.model, asked]
         row = self.store.get(*content)
         if row is None:
             async with gate:
                 verdict = await asyncio.to_thread(self.chat.ask, [asked])
-            row = {"sample": answer.sample.id, "verdict": verdict}
+            row = {"sample": sample, "verdict": verdict}
             self.store.add(row, *content)
         return read_points(str(row["verdict"]))
 
@@ -128,13 +131,21 @@ class JudgeReward:
         return re.sub(pattern, lambda found: told[found[0]], self.settings.prompt)
 
 
+def _points_of(outcome: float | BaseException | None) -> float | None:
+    assert not isinstance(outcome, BaseException)
+    return outcome
+
+
 def _record(answer: SampledAnswer, texts: Sequence[str]) -> LoadedSample:
     """The prompt with the answer, a part per text, as reward models read it."""
-    sample = answer.sample
-    messages = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
     content: list[Part] = [TextPart(text=text) for text in texts]
     steps: list[Any] | None = [0.0] * len(content) if len(content) > 1 else None
     rated = RatedAnswer(content=content, steps=steps)
+    loaded = answer.asked
+    if loaded is not None:
+        return replace(loaded, sample=loaded.sample.model_copy(update={"answers": [rated]}))
+    sample = answer.sample
+    messages = sample.messages[:-1] if sample.messages[-1].role == "assistant" else sample.messages
     asked = Sample(
         id=sample.id, messages=messages, task=sample.task, metadata=sample.metadata, answers=[rated]
     )

@@ -55,13 +55,20 @@ class RewardScores:
     problems: list[RewardProblem] = field(default_factory=list)
     steps_by_name: dict[str, list[Sequence[ScoredStep] | None]] = field(default_factory=dict)
     """Scored steps of each answer, of the rewards that score steps; None where there are none for the answer."""
+    raw_A: list[float] | None = None
+    """Weighted sums before standardisation, where `total_A` is standardised: its mean over a batch is always 0."""
+
+    @property
+    def told_A(self) -> list[float]:
+        """The sums that figures and files show."""
+        return self.total_A if self.raw_A is None else self.raw_A
 
     def figures(self) -> dict[str, float]:
         """Mean and standard deviation of each reward and of the sum, and the share of answers that are left out."""
         found: dict[str, float] = {}
         for name, values in self.by_name.items():
             found |= _moments(f"rewards/{name}", [value for value in values if value is not None])
-        kept = [total for total, keep in zip(self.total_A, self.kept_A, strict=True) if keep]
+        kept = [total for total, keep in zip(self.told_A, self.kept_A, strict=True) if keep]
         found |= _moments("reward", kept)
         return found | {"rewards/left_out": 1 - len(kept) / len(self.kept_A) if self.kept_A else 0.0}
 

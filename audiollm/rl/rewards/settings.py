@@ -77,6 +77,9 @@ class StepsSettings(RewardSettings):
     """Keys of the metadata whose values (texts or lists of texts) can be heard in the recording."""
     answer: bool = False
     """The right answer can be heard, too: a step that names it counts."""
+    names: tuple[str, ...] = ()
+    """All that may be heard in any recording. With these a step's score is the share of the names in it that are right;
+    without, a thought that lists every name scores as well as one that listens."""
     split: StepSplit = "sentences"
     """Parts of the thought that are steps: `sentences` and lines, `lines` alone, or `numbered` items (`1.`, `Step 2:`),
     each with the lines behind it."""
@@ -117,6 +120,10 @@ class OverlongSettings(RewardSettings):
         return self
 
 
+VERDICTS = "verdicts"
+"""Folder of a judge's verdicts in that of a stage."""
+
+
 class JudgeSettings(RewardSettings):
     """Settings of `judge`."""
 
@@ -135,7 +142,7 @@ class JudgeSettings(RewardSettings):
     together: int = Field(8, ge=1)
     """Most requests at a time."""
     store: Path | None = None
-    """File of verdicts: what was judged once is not asked again. None: nothing is kept."""
+    """File of verdicts: what was judged once is not asked again. None: `verdicts` in the stage's folder."""
 
 
 class WordsSettings(RewardSettings):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 
-from audiollm.data.records.sample import AudioPart
+from audiollm.audio import Waveform
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
 from audiollm.evaluate.judges.judging import load_clip
@@ -58,13 +58,15 @@ def voice_reward(settings: s.VoiceSettings) -> Callable[[SampledAnswer], float |
     judge = chosen.judge
 
     def score(answer: SampledAnswer) -> float | None:
-        reference = _voice_of(answer)
-        if answer.recording is None or reference is None:
+        if answer.recording is None:
             return None
-        if not answer.recording.num_samples:
-            return -1.0
-        wave = load_clip(Path(reference.path), reference.start_s, reference.end_s)
-        return voice_score(judge, answer.recording, wave)
+        if answer.asked is not None and answer.asked.audio:
+            wave: Waveform | None = answer.asked.audio[0].load()
+        else:
+            wave = _voice_of(answer)
+        if wave is None:
+            return None
+        return voice_score(judge, answer.recording, wave) if answer.recording.num_samples else -1.0
 
     return score
 
@@ -107,7 +109,7 @@ def ends_by_itself(answer: SampledAnswer) -> float | None:
     return float(not answer.is_truncated)
 
 
-def _voice_of(answer: SampledAnswer) -> AudioPart | None:
+def _voice_of(answer: SampledAnswer) -> Waveform | None:
     sample = answer.sample
     found = sample.audio("system") + sample.audio("user") + sample.audio("assistant")
-    return found[0] if found else None
+    return load_clip(Path(found[0].path), found[0].start_s, found[0].end_s) if found else None

@@ -73,14 +73,20 @@ def language(answer: SampledAnswer, settings: s.LanguageSettings) -> float:
 
 
 def scored_steps(answer: SampledAnswer, settings: s.StepsSettings) -> list[ScoredStep]:
-    """Score 1 for each step that names something heard which no step before it has named, else 0."""
+    """Score each step by what it names that is heard and that no step before it has named.
+
+    The score is 1 for any such name, else 0; with `settings.names`, the share of these among all names in the step.
+    """
     left = {recognition_form(text) for text in _heard(answer, settings)} - {""}
+    names = {recognition_form(text) for text in settings.names} - {""} | left
     steps = []
     for step in thought_steps(answer, settings.split):
         spoken = f" {recognition_form(step.text)} "
-        named = {heard for heard in left if f" {heard} " in spoken}
-        left -= named
-        steps.append(ScoredStep(step.text, float(bool(named)), step.end))
+        given = {name for name in names if f" {name} " in spoken}
+        right = given & left
+        left -= right
+        among = len(given) if settings.names else 1
+        steps.append(ScoredStep(step.text, min(1.0, len(right) / max(1, among)), step.end))
     return steps
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from audiollm.errors import BadSample, ConfigError
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.generation.engine.sampling import drawn_logprobs, pick
+from audiollm.generation.engine.sampling import sample_plain
 from audiollm.models.audio_llms.inputs import InputsError, placeholder_ids
 from audiollm.rl.policy.encoding import EncodedAnswer, encode_prompt, pad_prompts
 from audiollm.rl.policy.protocol import PromptedAnswers
@@ -158,9 +158,8 @@ class _Draws:
         if self.temperature == 0:
             return logits_AV
         uniform_A = torch.cat([torch.rand(1, generator=each) for each in self.generators])
-        shares_AV = (logits_AV / self.temperature).softmax(dim=-1)
-        token_A = pick(shares_AV, uniform_A.to(logits_AV.device))
-        self.logprobs.append(drawn_logprobs(logits_AV, token_A, self.temperature))
+        token_A, logprob_A = sample_plain(logits_AV, self.temperature, uniform_A.to(logits_AV.device))
+        self.logprobs.append(logprob_A)
         return torch.full_like(logits_AV, -torch.inf).scatter(1, token_A[:, None], 0.0)
 
 

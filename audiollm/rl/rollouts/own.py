@@ -13,6 +13,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.rl.policy.streams import PromptedContents
 from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
+from audiollm.rl.rollouts.stream_rollouts import sample_streams
 
 MAX_SLOTS = 256
 
@@ -45,6 +46,8 @@ class OwnRollouts:
         ]
         if not any(seeds):
             return [[] for _ in prompts]
+        if any(prompt.chunk_frames is not None for prompt in prompts):
+            return self._streams(prompts, numbers, seeds, settings)
         requests = [self._request(prompt, settings) for prompt in prompts]
         training = self._model.training
         self._model.eval()
@@ -55,10 +58,29 @@ class OwnRollouts:
             answers = engine.run_groups(list(zip(requests, seeds, strict=True)))
         finally:
             self._model.train(training)
+            self._decoder.release()
         return [
             [_rollout(prompt.id, *each) for each in zip(*group, strict=True)]
             for prompt, *group in zip(prompts, numbers, seeds, answers, strict=True)
         ]
+
+    def _streams(
+        self,
+        prompts: Sequence[PromptedContents],
+        numbers: Sequence[Sequence[int]],
+        seeds: Sequence[Sequence[int]],
+        settings: RolloutSettings,
+    ) -> list[list[Rollout]]:
+        """Sample streams side by side, each fed its next chunk as soon as it has acted."""
+        training = self._model.training
+        self._model.eval()
+        try:
+            found = sample_streams(
+                self._model, self._template, self._decoder, self._max_slots, prompts, numbers, seeds, settings
+            )
+        finally:
+            self._model.train(training)
+        return found
 
     def weights_changed(self) -> None:
         """See `RolloutEngine.weights_changed`."""

@@ -22,7 +22,7 @@ from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
-from audiollm.data.packing import Pack, PackedBatch, idle_pack, pack, plan_step
+from audiollm.data.packing import Pack, PackedBatch, SilenceWeight, idle_pack, pack, plan_step
 from audiollm.data.records.mixture import Mixture
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
@@ -204,7 +204,15 @@ def packed(streams: Sequence[TokenStream], template: Template, batching: Batchin
     """One pack of them; an idle one of none."""
     if not streams:
         return idle_pack(template.num_codebooks, ROWS_MULTIPLE, batching.encoder)
-    return pack(streams, ROWS_MULTIPLE, batching.normalization, batching.audio_reduction, batching.encoder)
+    silence = SilenceWeight(template.end_of_turn, batching.silence_weight)
+    return pack(
+        streams,
+        ROWS_MULTIPLE,
+        batching.normalization,
+        batching.audio_reduction,
+        batching.encoder,
+        silence=silence,
+    )
 
 
 def evenly(numbers: np.ndarray, most: int) -> np.ndarray:

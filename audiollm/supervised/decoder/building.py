@@ -16,7 +16,7 @@ from audiollm.models.hub import is_language_model
 from audiollm.recipe.stages import required
 from audiollm.supervised.decoder.adapt import adapt
 from audiollm.supervised.decoder.encoder import add_encoder, freeze_encoder
-from audiollm.supervised.decoder.shape import shape_from_settings
+from audiollm.supervised.decoder.shape import shape_from_settings, with_window
 from audiollm.supervised.decoder.start import (
     read_codebooks,
     start_from_codebooks,
@@ -37,6 +37,7 @@ def build_decoder(config: TrainConfig, template: Template) -> DualFFN:
     """
     if config.start is not None:
         model = start_model(config.start, template, config.model.audio_ffn_layers)
+        model.config = with_window(model.config, config)
     else:
         vocabulary = template.tokenizer.get_vocab_size()
         shape = shape_from_settings(config, vocabulary, template.num_codebooks, template.codebook_size + 2)

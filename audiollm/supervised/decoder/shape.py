@@ -73,10 +73,21 @@ def planned_shape(
             shape = language_model_config(data, where, num_codebooks, codebook_size, layers)
         else:
             shape = config_of(data, where)
+        shape = with_window(shape, config)
     if config.audio_in == "features" and shape.audio_encoder is None:
         fresh = config.model_copy(update={"start": None})  # its start has none, or is not there to be read
         shape = replace(shape, audio_encoder=encoder_of(fresh) if settings is not None else None)
     return shape
+
+
+def with_window(shape: DualFFNConfig, config: TrainConfig) -> DualFFNConfig:
+    """Return the shape of what is started from with the sliding window of the settings, where they have one."""
+    model = config.model
+    if model.sliding_window is None:
+        return shape
+    return replace(
+        shape, sliding_window=model.sliding_window, sliding_window_layers=model.sliding_window_layers
+    )
 
 
 def _description(config: TrainConfig, plans: Mapping[str, StagePlan]) -> Mapping[str, Any] | None:

@@ -207,6 +207,8 @@ class _Run:
         config, rank = self.config, self.ranks.rank
         for module in self.wrapped.values():
             module.train()
+        for optimizer in self.strategy.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)  # a batch that is sampled can use the memory
         torch.manual_seed(step_generator(config.seed, step, "dropout", rank).initial_seed())
         batch = self.task.batch(step, step_generator(config.seed, step, "batch", rank), self.ranks)
         rate = config.learning_rate * learning_rate_factor(config.schedule, step, steps, config.warmup(steps))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from audiollm.devices import is_bf16_fast
 from audiollm.train.loop.muon import MuonAndAdamW
 from audiollm.train.options import ParameterRule, Precision, ScheduleName
 
@@ -112,10 +113,10 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """Return the dtype of matrix products; None for the parameters' own.
 
-    `auto` takes bf16 on a GPU and on CPUs that compute it (AMX, AVX512_BF16).
+    `auto` takes bf16 on a GPU and on CPUs where it is faster (AMX; AVX512_BF16 of AMD's).
     """
     if precision == "auto":
-        return torch.bfloat16 if _fast_bf16(device) else None
+        return torch.bfloat16 if is_bf16_fast(device) else None
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
@@ -171,9 +172,3 @@ class Averages:
 
 def _rule_of(name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
     return next((rule for rule in rules if fnmatchcase(name, rule.pattern)), ParameterRule("*"))
-
-
-def _fast_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

@@ -7,7 +7,7 @@ copy and of one tensor beside what training takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,34 +27,92 @@ class _Entry(NamedTuple):
     adapter: Any
 
 
-@torch.no_grad()
 def fill_whole(module: nn.Module, read: Read, copy: nn.Module | None) -> None:
     """Fill a plain module with the weights of one that is trained; all ranks must call it.
 
     Args:
-        module: as it was before a strategy wrapped it, with or without LoRA adapters inside.
-        read: of the strategy.
+        module, read: as `fill_tensors` has them.
         copy: has the module's parameters and persistent buffers by the same names, without adapters; None on a rank
             that needs no copy.
 
     Raises:
-        ValueError: the copy has other tensors than the module, or an adapter is not LoRA on a linear layer.
+        ValueError: as `fill_tensors` has it.
+    """
+    fill_tensors(module, read, None if copy is None else copy.state_dict(keep_vars=True))
+    if copy is not None:
+        announce_weights([copy])
+
+
+@torch.no_grad()
+def fill_tensors(
+    module: nn.Module, read: Read, targets: Mapping[str, Tensor] | None, share: float = 1.0
+) -> None:
+    """Write the weights of a module that is trained into tensors, adapters merged; all ranks must call it.
+
+    Args:
+        module: as it was before a strategy wrapped it, with or without LoRA adapters inside.
+        read: of the strategy.
+        targets: tensors by the names of the module's parameters and persistent buffers, without adapters; None on a
+            rank that needs none.
+        share: 1 replaces the targets; less mixes the module's weights into them by this share. What is not a
+            floating-point number is replaced.
+
+    Raises:
+        ValueError: the targets have other names than the module's tensors, or an adapter is not LoRA on a linear layer.
     """
     entries = list(_entries(module))
-    targets = None if copy is None else copy.state_dict(keep_vars=True)
     if targets is not None and targets.keys() != {entry.name for entry in entries}:
         different = sorted(targets.keys() ^ {entry.name for entry in entries})
         raise ValueError(f"the copy has other tensors than the trained module: {different[:3]}")
+    written: set[int] = set()
     for entry in entries:
         target = None if targets is None else targets[entry.name]
         value = read(entry.tensor)
+        if target is not None and target.data_ptr() in written and target.numel():
+            target = None  # tied to one that was mixed before
         if target is not None:
-            target.copy_(value)
+            written.add(target.data_ptr())
+            if share == 1 or not target.is_floating_point():
+                target.copy_(value)
+            else:
+                target.lerp_(value.to(target), share)
         del value  # one whole tensor at a time
         if entry.adapter is not None:
-            _add_adapter(entry, read, target)
-    if copy is not None:
-        announce_weights([copy])
+            _add_adapter(entry, read, target, share)
+
+
+def unmerged_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and persistent buffers by the names that `fill_tensors` has for them."""
+    return {entry.name: entry.tensor for entry in _entries(module)}
+
+
+class SavedTensors(nn.Module):
+    """Tensors as the buffers of a module, whose memory they share: with it, they are in every checkpoint.
+
+    What they are the weights of is no part of it: the loop counts no parameters there, and switches no mode.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name.replace(".", "/"), tensor.detach())
+
+
+@torch.no_grad()
+def whole_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a module whose weights are whole here, by name, with LoRA adapters merged.
+
+    Names are those of `fill_whole`'s copy. Tensors without an adapter are the module's own, not copies of them.
+
+    Raises:
+        ValueError: an adapter is not LoRA on a linear layer.
+    """
+    for entry in _entries(module):
+        value = entry.tensor.detach()
+        if entry.adapter is not None:
+            value = value.clone()
+            _add_adapter(entry, lambda tensor: tensor, value)
+        yield entry.name, value
 
 
 class WholeCopy:
@@ -92,8 +150,8 @@ def _entries(module: nn.Module) -> Iterator[_Entry]:
         yield _Entry(name, tensor, adapters.get(name))
 
 
-def _add_adapter(entry: _Entry, read: Read, target: Tensor | None) -> None:
-    """Add the adapter's product as PEFT merges it."""
+def _add_adapter(entry: _Entry, read: Read, target: Tensor | None, share: float = 1.0) -> None:
+    """Add a share of the adapter's product as PEFT merges it."""
     layer = entry.adapter
     if "default" not in layer.lora_A or layer.use_dora.get("default"):
         raise ValueError(f"{entry.name}: only plain LoRA on linear layers can be merged into a copy")
@@ -102,4 +160,4 @@ def _add_adapter(entry: _Entry, read: Read, target: Tensor | None) -> None:
         return
     delta = up @ down
     delta = delta.T if getattr(layer, "fan_in_fan_out", False) else delta
-    target.add_((delta * layer.scaling["default"]).to(target.dtype))
+    target.add_((delta * (share * layer.scaling["default"])).to(target))

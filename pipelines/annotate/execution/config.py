@@ -10,16 +10,17 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_valida
 
 from audiollm.errors import suggestion
 from audiollm.recipe.stages import InputPath, StageConfig, check_input
-from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class, paths_of
+from pipelines.annotate.execution.chain import BUILT_IN, KINDS, config_class
 from pipelines.annotate.execution.presets import PRESETS, Preset
 from pipelines.annotate.execution.rules import Thresholds
 from pipelines.annotate.input import synthetic
-from pipelines.annotate.input.inputs import MANIFESTS, is_address
 from pipelines.annotate.input.transcripts import compile_pattern, is_pattern, parse_condition
 from pipelines.annotate.measurements.duplicates import DuplicateConfig
 from pipelines.annotate.recognizers.choice import RecognizerChoice
-from pipelines.annotate.step import Resources
 from pipelines.execution.engine import available_cpus
+from pipelines.steps.chain import paths_of
+from pipelines.steps.inputs import MANIFESTS, is_address
+from pipelines.steps.step import Resources
 
 _RECOGNIZER: TypeAdapter[RecognizerChoice] = TypeAdapter(RecognizerChoice)
 PresetName = Literal["quickstart", "emilia", "granary", "curator-asr", "curator-tts", "audioverse"]

@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from pipelines.annotate.execution.rules import Drop
-from pipelines.annotate.execution.spool import Row, Spool
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, find_duplicates
+from pipelines.steps.results import Place
+from pipelines.steps.rules import Drop
+from pipelines.steps.spool import Row, Spool
 
 _MIN_SEGMENTS_FOR_OUTLIERS = 4
 _COMPARED = ("duration_s", "text", "speaker", "file")
 """Columns of a row that the search for duplicates reads."""
-
-Place = tuple[int, int]
-"""Identity of a segment: (number of its file, number in the file)."""
 
 
 @dataclass
@@ -55,7 +53,7 @@ def judge_segments(
 
 def kept_rows(spool: Spool, verdicts: Verdicts) -> Iterator[tuple[Place, Row]]:
     """Yield the segments that no rule has dropped so far."""
-    for file, number, row in spool.segments():
+    for file, number, row in spool.parts():
         if row["dropped"] is None and (file, number) not in verdicts.drops:
             yield (file, number), row
 
@@ -75,7 +73,7 @@ def _outliers(spool: Spool, width: float) -> dict[Place, Drop]:
     """Segments whose seconds a character lie so many interquartile ranges beside the quartiles of their file
     (Tukey's fences, as Emilia-Pipe has them)."""
     rates: dict[int, list[tuple[Place, float]]] = defaultdict(list)
-    for file, number, row in spool.segments():
+    for file, number, row in spool.parts():
         if row["dropped"] is None and row["kind"] == "speech" and row["text"]:
             rates[file].append(((file, number), row["duration_s"] / len(row["text"])))
     drops = {}

@@ -8,10 +8,10 @@ from pathlib import Path
 from audiollm.errors import ConfigError
 from audiollm.recipe.stages import StagePlan
 from pipelines.annotate.execution import chain as chains
-from pipelines.annotate.execution.chain import paths_of
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input import synthetic
-from pipelines.annotate.input.inputs import is_address
+from pipelines.steps.chain import paths_of
+from pipelines.steps.inputs import is_address
 
 _PROBED_FILES = 2000
 # seconds of one CPU, measured; see README.md

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipelines.annotate.step import Value
-
-Operation = Literal[">=", "<=", "in", "is"]
+from pipelines.steps.rules import Drop, Rule, find_broken
+from pipelines.steps.step import Value
 
 
 class Thresholds(BaseModel):
@@ -82,140 +81,83 @@ class Thresholds(BaseModel):
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One threshold against one measured value.
+class AnnotationRule(Rule):
+    """A rule about segments.
 
     Args:
-        threshold: its name in `Thresholds`.
-        step: whose value it reads; `segment` for what the segment itself tells.
-        value: where the number is below that step's value, by dots.
-        title: what is wrong with a segment that breaks it; it is counted by this.
         sounds: it holds for segments without speech, too.
-        option: the setting of the step without which there is no such value.
         of_text: it refuses a recognized text (`trust.py`), and the segment stays.
     """
 
-    threshold: str
-    step: str
-    value: str
-    operation: Operation
-    title: str
-    unit: str = ""
     sounds: bool = False
-    option: str = ""
     of_text: bool = False
 
+    def reason(self, found: Any, limit: Any) -> str:
+        said = super().reason(found, limit)
+        return f"a known phrase: {said}" if self.operation == "is" and not self.of_text else said
 
-RULES: tuple[Rule, ...] = (
-    Rule("min_duration_s", "segment", "duration_s", ">=", "too short", " s", sounds=True),
-    Rule("max_duration_s", "segment", "duration_s", "<=", "too long", " s", sounds=True),
-    Rule("max_overlap_share", "segment", "overlap_share", "<=", "several speakers at once"),
-    Rule("min_speech_share", "segment", "speech_share", ">=", "too little speech"),
-    Rule("min_sample_rate", "probe", "sample_rate", ">=", "sample rate too low", " Hz", sounds=True),
-    Rule("min_level_dbfs", "signal", "level_dbfs", ">=", "too quiet", " dBFS", sounds=True),
-    Rule("max_clipped_share", "signal", "clipped_share", "<=", "clipped", " of the samples", sounds=True),
-    Rule("min_dnsmos_sig", "quality", "dnsmos.sig", ">=", "speech sounds bad", option="dnsmos"),
-    Rule("min_dnsmos_bak", "quality", "dnsmos.bak", ">=", "background sounds bad", option="dnsmos"),
-    Rule("min_dnsmos_ovr", "quality", "dnsmos.ovr", ">=", "sounds bad", option="dnsmos"),
-    Rule("min_snr_db", "quality", "snr_db", ">=", "too noisy", " dB", option="snr"),
-    Rule("min_bandwidth_hz", "quality", "bandwidth_hz", ">=", "bandwidth too low", " Hz", option="bandwidth"),
-    Rule("max_rt60_s", "quality", "rt60_s", "<=", "too reverberant", " s", option="reverberation"),
-    Rule("min_utmos", "quality", "utmos", ">=", "sounds unnatural (UTMOS)", option="utmos"),
-    Rule("min_sigmos_noise", "quality", "sigmos.noise", ">=", "too noisy (SIGMOS)", option="sigmos"),
-    Rule("min_sigmos_ovrl", "quality", "sigmos.ovrl", ">=", "sounds bad (SIGMOS)", option="sigmos"),
-    Rule("max_pairwise_wer", "consensus", "pairwise_wer", "<=", "recognizers disagree"),
-    Rule("min_vote_share", "consensus", "vote_share", ">=", "words without a majority"),
-    Rule("languages", "language", "language", "in", "other language"),
-    Rule("min_language_probability", "language", "probability", ">=", "language in doubt"),
-    Rule("min_characters", "repetition", "characters", ">=", "too little text", " characters"),
-    Rule("min_unique_word_share", "repetition", "unique_word_share", ">=", "words repeat"),
-    Rule("max_word_characters", "repetition", "longest_word", "<=", "a word too long", " characters"),
-    Rule("max_longest_ratio", "repetition", "longest_ratio", "<=", "one word stands out by length"),
-    Rule("max_ngram_count", "repetition", "max_ngram_count", "<=", "phrases repeat", " times"),
-    Rule("max_longest_loop", "repetition", "longest_loop", "<=", "words in a loop", " times"),
-    Rule("max_characters_per_s", "repetition", "characters_per_s", "<=", "more text than can be said", " /s"),
-    Rule("no_known_hallucination", "repetition", "phrase", "is", "made up by a recognizer"),
-    Rule("no_foreign_text", "text", "foreign", "is", "not the recognizer's language", of_text=True),
-    Rule("min_text_speech_share", "text", "speech_share", ">=", "text on too little speech", of_text=True),
-    Rule("max_text_other_sound", "text", "other_sound", "<=", "another sound than speech", of_text=True),
-    Rule(
+    def as_row(self, limit: Any) -> dict[str, Any]:
+        return {**super().as_row(limit), "sounds": self.sounds, "of_text": self.of_text}
+
+
+RULES: tuple[AnnotationRule, ...] = (
+    AnnotationRule("min_duration_s", "segment", "duration_s", ">=", "too short", " s", sounds=True),
+    AnnotationRule("max_duration_s", "segment", "duration_s", "<=", "too long", " s", sounds=True),
+    AnnotationRule("max_overlap_share", "segment", "overlap_share", "<=", "several speakers at once"),
+    AnnotationRule("min_speech_share", "segment", "speech_share", ">=", "too little speech"),
+    AnnotationRule("min_sample_rate", "probe", "sample_rate", ">=", "sample rate too low", " Hz", sounds=True),
+    AnnotationRule("min_level_dbfs", "signal", "level_dbfs", ">=", "too quiet", " dBFS", sounds=True),
+    AnnotationRule("max_clipped_share", "signal", "clipped_share", "<=", "clipped", " of the samples", sounds=True),
+    AnnotationRule("min_dnsmos_sig", "quality", "dnsmos.sig", ">=", "speech sounds bad", option="dnsmos"),
+    AnnotationRule("min_dnsmos_bak", "quality", "dnsmos.bak", ">=", "background sounds bad", option="dnsmos"),
+    AnnotationRule("min_dnsmos_ovr", "quality", "dnsmos.ovr", ">=", "sounds bad", option="dnsmos"),
+    AnnotationRule("min_snr_db", "quality", "snr_db", ">=", "too noisy", " dB", option="snr"),
+    AnnotationRule("min_bandwidth_hz", "quality", "bandwidth_hz", ">=", "bandwidth too low", " Hz", option="bandwidth"),
+    AnnotationRule("max_rt60_s", "quality", "rt60_s", "<=", "too reverberant", " s", option="reverberation"),
+    AnnotationRule("min_utmos", "quality", "utmos", ">=", "sounds unnatural (UTMOS)", option="utmos"),
+    AnnotationRule("min_sigmos_noise", "quality", "sigmos.noise", ">=", "too noisy (SIGMOS)", option="sigmos"),
+    AnnotationRule("min_sigmos_ovrl", "quality", "sigmos.ovrl", ">=", "sounds bad (SIGMOS)", option="sigmos"),
+    AnnotationRule("max_pairwise_wer", "consensus", "pairwise_wer", "<=", "recognizers disagree"),
+    AnnotationRule("min_vote_share", "consensus", "vote_share", ">=", "words without a majority"),
+    AnnotationRule("languages", "language", "language", "in", "other language"),
+    AnnotationRule("min_language_probability", "language", "probability", ">=", "language in doubt"),
+    AnnotationRule("min_characters", "repetition", "characters", ">=", "too little text", " characters"),
+    AnnotationRule("min_unique_word_share", "repetition", "unique_word_share", ">=", "words repeat"),
+    AnnotationRule("max_word_characters", "repetition", "longest_word", "<=", "a word too long", " characters"),
+    AnnotationRule("max_longest_ratio", "repetition", "longest_ratio", "<=", "one word stands out by length"),
+    AnnotationRule("max_ngram_count", "repetition", "max_ngram_count", "<=", "phrases repeat", " times"),
+    AnnotationRule("max_longest_loop", "repetition", "longest_loop", "<=", "words in a loop", " times"),
+    AnnotationRule("max_characters_per_s", "repetition", "characters_per_s", "<=", "more text than can be said", " /s"),
+    AnnotationRule("no_known_hallucination", "repetition", "phrase", "is", "made up by a recognizer"),
+    AnnotationRule("no_foreign_text", "text", "foreign", "is", "not the recognizer's language", of_text=True),
+    AnnotationRule("min_text_speech_share", "text", "speech_share", ">=", "text on too little speech", of_text=True),
+    AnnotationRule("max_text_other_sound", "text", "other_sound", "<=", "another sound than speech", of_text=True),
+    AnnotationRule(
         "min_text_language_probability", "text", "language_probability", ">=", "text of a language in doubt",
         of_text=True,
     ),
-    Rule("min_pocketsphinx_words", "text", "pocketsphinx_words", ">=", "too few words to judge", of_text=True),
-    Rule("min_pocketsphinx_confidence", "text", "pocketsphinx_confidence", ">=", "unsure words", of_text=True),
-    Rule(
+    AnnotationRule(
+        "min_pocketsphinx_words", "text", "pocketsphinx_words", ">=", "too few words to judge", of_text=True
+    ),
+    AnnotationRule(
+        "min_pocketsphinx_confidence", "text", "pocketsphinx_confidence", ">=", "unsure words", of_text=True
+    ),
+    AnnotationRule(
         "min_pocketsphinx_fit", "text", "pocketsphinx_fit", ">=", "words that do not fit the sound",
         " nats per frame", of_text=True,
     ),
-    Rule(
+    AnnotationRule(
         "min_grammar_fit", "text", "grammar_fit", ">=", "not one of the grammar's texts", " nats per frame",
         of_text=True,
     ),
-    Rule("min_token_confidence", "text", "token_confidence", ">=", "unsure words of a model", of_text=True),
-    Rule("min_text_vote_share", "text", "vote_share", ">=", "texts that disagree", of_text=True),
+    AnnotationRule("min_token_confidence", "text", "token_confidence", ">=", "unsure words of a model", of_text=True),
+    AnnotationRule("min_text_vote_share", "text", "vote_share", ">=", "texts that disagree", of_text=True),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Drop:
-    """Why a segment is left out."""
-
-    step: str
-    rule: str
-    kind: str
-    reason: str
-    value: Any = None
-    threshold: Any = None
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the drop as a dictionary of the rows."""
-        return {
-            "step": self.step,
-            "rule": self.rule,
-            "kind": self.kind,
-            "value": self.value,
-            "threshold": self.threshold,
-            "reason": self.reason,
-        }
-
-
 def first_broken(
-    rules: tuple[Rule, ...], thresholds: Thresholds, step: str, value: Value, kind: str
+    rules: Sequence[AnnotationRule], thresholds: Thresholds, step: str, value: Value, kind: str
 ) -> Drop | None:
     """The first rule about a step's value that a segment of this kind breaks. A missing value breaks none."""
-    for rule in rules:
-        limit = getattr(thresholds, rule.threshold)
-        if rule.step != step or limit is None or (kind == "sound" and not rule.sounds):
-            continue
-        found = lookup(value, rule.value)
-        if found is not None and not keeps(found, rule.operation, limit):
-            return Drop(step, rule.threshold, rule.title, _reason(rule, found, limit), found, limit)
-    return None
-
-
-def lookup(value: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path; None where there is nothing."""
-    found: Any = value
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
-def keeps(found: Any, operation: Operation, limit: Any) -> bool:
-    """Whether a value meets its limit."""
-    if operation == ">=":
-        return bool(found >= limit)
-    if operation == "<=":
-        return bool(found <= limit + 1e-6)
-    if operation == "in":
-        return found in limit
-    return not limit  # a phrase was found
-
-
-def _reason(rule: Rule, found: Any, limit: Any) -> str:
-    shown = f"{found:.4g}" if isinstance(found, (int, float)) else str(found)
-    if rule.operation == "is":
-        return shown if rule.of_text else f"a known phrase: {shown}"
-    bound = ", ".join(limit) if isinstance(limit, list) else f"{limit}{rule.unit}"
-    return f"{shown}{rule.unit}, the limit is {bound}"
+    holding = (rule for rule in rules if kind != "sound" or rule.sounds)
+    return find_broken(holding, thresholds, step, value)

@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
-from pipelines.annotate.step import Value
+from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.steps.language import base_code
+from pipelines.steps.rules import Drop
+from pipelines.steps.step import Value
 
 STEP = "text"
 """Name under which the rules find the evidence and rows hold it."""

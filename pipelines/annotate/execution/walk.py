@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from audiollm.files.set_aside import UNREADABLE
 from pipelines.annotate.execution.chain import SOUND_STEPS, TEXT_STEPS, Chain
-from pipelines.annotate.execution.rules import RULES, Drop, Thresholds, first_broken
-from pipelines.annotate.execution.spool import Row, Spool
+from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.trust import STEP, Judged, judge_text
 from pipelines.annotate.execution.worker import SegmentSpan, WorkItem
 from pipelines.annotate.input.sources import RecordingSource
-from pipelines.annotate.step import Step, Value
 from pipelines.execution.engine import Call, Walk
+from pipelines.steps.chain import needed_values
+from pipelines.steps.results import kind_and_reason
+from pipelines.steps.rules import Drop
+from pipelines.steps.spool import Row, Spool
+from pipelines.steps.step import Step, Value
 
-FAILED = "failed"
-"""Kind of a drop that an error caused."""
 NO_SPEECH = "no speech found"
 
 
@@ -34,7 +34,7 @@ class Walks:
         values: dict[str, Value] = {}
         path = source.path
         for step in self.chain.recording:
-            needed = _needed(step, values)
+            needed = needed_values(step, values)
             key = (
                 None if step.name == "separate" else self.chain.key(step, source.digest, source.given, needed)
             )
@@ -53,16 +53,16 @@ class Walks:
 
     def sampled(self, file: int, number: int, source: RecordingSource) -> Walk:
         """Walk a kept segment through the steps of the sample; their values are added to its row."""
-        row = self.spool.segment(file, number)
+        row = self.spool.part(file, number)
         span = SegmentSpan(row["start_s"], row["end_s"], row["kind"], None)
         for step in self.chain.sampled:
-            needed = _needed(step, row["measured"])
+            needed = needed_values(step, row["measured"])
             key = self.chain.key(step, source.digest, (source.given, span), needed)
             item = WorkItem(row["path"], source.given, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
             if outcome.value is not None:
                 row["measured"][step.name] = outcome.value
-        self.spool.put_segment(file, number, row)
+        self.spool.put_part(file, number, row)
         return []
 
     def repeated(self, source: RecordingSource, same: str) -> Row:
@@ -93,7 +93,7 @@ class Walks:
                 continue
             if judged and judged.refused and step.name in TEXT_STEPS:
                 continue
-            needed = _needed(step, {**recording, **_with_text(values, judged)})
+            needed = needed_values(step, {**recording, **_with_text(values, judged)})
             key = self.chain.key(step, source.digest, (source.given, span), needed)
             item = WorkItem(path, source.given, span, needed)
             outcome = yield Call(step.name, key, item, size=span.end_s - span.start_s)
@@ -108,7 +108,7 @@ class Walks:
         drop = drop or _without_recognizers(source, span, self.chain.recognizers)
         heard = {name: values[name]["text"] for name in self.chain.recognizers if name in values}
         row = _segment_row(source, path, part, recording["probe"], values, errors, heard, judged)
-        self.spool.put_segment(file, number, {**row, "dropped": drop.as_row() if drop else None})
+        self.spool.put_part(file, number, {**row, "dropped": drop.as_row() if drop else None})
         return []
 
     def _judged(
@@ -128,12 +128,8 @@ class Walks:
         )
         speechless = step.name in self.chain.recognizers and set(self.chain.recognizers) <= set(errors)
         if waits or speechless or step.name in ("signal", "consensus"):
-            return Drop(step.name, "", *_kind_and_reason(error))
+            return Drop(step.name, "", *kind_and_reason(error))
         return None
-
-
-def _needed(step: Step, values: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: values[name] for name in step.needs if name in values}
 
 
 def _with_text(values: Mapping[str, Value], judged: Judged | None) -> dict[str, Value]:
@@ -222,7 +218,7 @@ def _file_row(source: RecordingSource, values: Mapping[str, Value]) -> Row:
 
 
 def _failed(source: RecordingSource, values: Mapping[str, Value], step: str, error: str) -> Row:
-    kind, reason = _kind_and_reason(error)
+    kind, reason = kind_and_reason(error)
     duration_s = values.get("probe", {}).get("duration_s")
     return {
         **_named(source),
@@ -233,8 +229,3 @@ def _failed(source: RecordingSource, values: Mapping[str, Value], step: str, err
 
 def _named(source: RecordingSource) -> Row:
     return {"name": source.name, "path": source.path, "digest": source.digest}
-
-
-def _kind_and_reason(error: str) -> tuple[str, str]:
-    known = f"{UNREADABLE}: "
-    return (UNREADABLE, error.removeprefix(known)) if error.startswith(known) else (FAILED, error)

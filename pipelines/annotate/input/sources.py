@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from audiollm.audio.discovery import looks_like_audio
 from audiollm.errors import suggestion
 from audiollm.files.set_aside import Row, set_aside_row
-from pipelines.annotate.input.inputs import Found, Inputs, absolute
 from pipelines.annotate.input.transcripts import (
     SPLITS,
     Condition,
@@ -20,11 +21,15 @@ from pipelines.annotate.input.transcripts import (
     is_pattern,
     match_pattern,
     parse_condition,
+    read_manifest,
     read_transcripts,
 )
 from pipelines.annotate.step import Given
+from pipelines.steps.inputs import Found, InputForm, Inputs, absolute, collect
 
 DEFAULT_SPEAKER = "speaker"
+RECORDINGS = InputForm("annotate", looks_like_audio, read_manifest)
+"""The files that an annotation takes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,21 @@ class Sources:
         return len(self.found) + len(self.rejected)
 
 
+def collect_recordings(
+    inputs: Sequence[str],
+    fetched: Path,
+    on_fetched: Callable[[str], None],
+    max_unpacked_gb: float = math.inf,
+) -> Inputs:
+    """Collect all recordings; see `pipelines.steps.inputs.collect`.
+
+    Raises:
+        InputError: an input that is missing or cannot be read.
+        TranscriptError: a list that is malformed.
+    """
+    return collect(inputs, fetched, on_fetched, RECORDINGS, max_unpacked_gb)
+
+
 def match_sources(
     inputs: Inputs, digests: Mapping[str, str], transcripts: str | None, test: str | None
 ) -> Sources:
@@ -72,8 +92,8 @@ def match_sources(
     Raises:
         TranscriptError: transcripts or a condition that cannot be used, or that match nothing at all.
     """
-    sources = Sources(not_audio=inputs.not_audio, rejected=list(inputs.rejected))
-    audio = [item for item in inputs.audio if item.path in digests]
+    sources = Sources(not_audio=inputs.others, rejected=list(inputs.rejected))
+    audio = [item for item in inputs.found if item.path in digests]
     given: dict[str, Transcript] | None = None
     if transcripts is not None:
         if is_pattern(transcripts):

@@ -17,7 +17,7 @@ from audiollm.files.json_files import OFFLINE
 if TYPE_CHECKING:
     from audiollm.audio import Waveform
     from audiollm.generation.speaking.generator import Generator
-    from pipelines.annotate.step import Value
+    from pipelines.steps.step import Value
 
 ROUNDING = 1e-4
 """Rounding error in nats per token: for a model that ignores sound, likelihoods differ by less."""

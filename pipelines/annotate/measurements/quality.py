@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.voice.activity import package_file, single_thread_session
+from audiollm.onnx_models import package_file, single_thread_session
 
 SAMPLE_RATE = 16000
 """Sample rate of DNSMOS and UTMOS."""

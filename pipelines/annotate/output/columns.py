@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_text
-from pipelines.annotate.execution.spool import Row
 from pipelines.annotate.output.bins import CorpusBins, fit_corpus
+from pipelines.steps.spool import Row
 
 MIN_TAG_SCORE = 0.1
 """Smallest score of a tag that describes a segment."""

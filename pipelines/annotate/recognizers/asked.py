@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from pipelines.annotate.recognizers.value import RecognizerConfig, heard
-from pipelines.annotate.step import Resources, Segment, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, Value
 
 PROMPT = "Transcribe the speech."
 """Prompt: a phrasing of the task `asr` (`audiollm/data/chat/tasks.yaml`), which audiollm models are trained with."""

@@ -23,7 +23,8 @@ from pipelines.annotate.recognizers.endpoint import (
 from pipelines.annotate.recognizers.transformers import TransformersConfig, TransformersRecognizer
 from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, mean_confidence
 from pipelines.annotate.recognizers.whisper import FasterWhisper, FasterWhisperConfig
-from pipelines.annotate.step import Resources, Segment, Step, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, Step, Value
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.recognizers import TimedWord

@@ -16,7 +16,8 @@ from pydantic import Field, field_validator
 from audiollm.endpoints import EndpointClient, EndpointError, check_address
 from pipelines.annotate.recognizers.asked import PROMPT, unquoted
 from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard
-from pipelines.annotate.step import Resources, Segment, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, Value
 
 SENT_RATE = 16000
 

@@ -22,8 +22,9 @@ from pipelines.annotate.recognizers.value import (
     mean_confidence,
     missing_folder,
 )
-from pipelines.annotate.step import Resources, Segment, Value
+from pipelines.annotate.step import Segment
 from pipelines.annotate.words.cutting import cut_points
+from pipelines.steps.step import Resources, Value
 
 if TYPE_CHECKING:
     from pipelines.annotate.words.ctc import CtcModel, Emissions

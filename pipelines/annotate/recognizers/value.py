@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from pipelines.annotate.step import StepConfig, Value
+from pipelines.steps.step import StepConfig, Value
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from pipelines.annotate.recognizers.value import RecognizerConfig, SpokenWord, heard, missing_folder
-from pipelines.annotate.step import Resources, Segment, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, Value
 
 SAMPLE_RATE = 16000
 _FILES = ("model.bin", "config.json", "tokenizer.json")

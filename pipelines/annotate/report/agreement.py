@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from audiollm.data.text.forms import language_of
-from pipelines.annotate.report.folder import Row, finite_number, named, said
-from pipelines.annotate.report.numbers import Numbers
 from pipelines.annotate.report.survey import AnnotationSurvey
 from pipelines.annotate.words.written_words import Written, written_words
+from pipelines.steps.page.folder import Row, finite_number, named, said
+from pipelines.steps.page.numbers import Numbers
 
 WORDS_SHOWN = 20
 MAX_RECOGNIZERS = 8

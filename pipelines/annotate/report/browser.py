@@ -8,7 +8,10 @@ from pathlib import Path
 
 from audiollm.data.text.forms import language_of
 from pipelines.annotate.report.agreement import Marked, marked
-from pipelines.annotate.report.folder import (
+from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
+from pipelines.report.material import pick_evenly, without_home
+from pipelines.report.media import Gallery, PageClip
+from pipelines.steps.page.folder import (
     Row,
     file_name,
     finite_number,
@@ -18,10 +21,8 @@ from pipelines.annotate.report.folder import (
     said,
     seconds_of,
 )
-from pipelines.annotate.report.numbers import TITLES, Comparison, shown, title_of, unit_of
-from pipelines.annotate.report.survey import WORDED, AnnotationSurvey, Reason
-from pipelines.report.material import pick_evenly, without_home
-from pipelines.report.media import Gallery, PageClip
+from pipelines.steps.page.numbers import TITLES, Comparison, shown, title_of, unit_of
+from pipelines.steps.page.survey import Reason
 
 MAX_CARDS = 96
 KEPT_SHOWN = 32

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from audiollm.evaluate.report.formats import duration, percent_or_dash
 from audiollm.evaluate.report.page import render_template
 from audiollm.files.atomic import write_text
+from pipelines.annotate.recognizers.choice import STRONGER
 from pipelines.annotate.report.agreement import agreement_section
 from pipelines.annotate.report.browser import browser_section
-from pipelines.annotate.report.folder import Folder, Row, named
-from pipelines.annotate.report.funnel import (
-    cost_section,
-    files_section,
-    funnel_section,
-    headline_figures,
-    read_counts,
-    read_files,
-)
-from pipelines.annotate.report.numbers import NumberTally, read_rules, shown
 from pipelines.annotate.report.survey import survey_annotation
 from pipelines.annotate.report.tables import tables_section
 from pipelines.report import page as run_page
 from pipelines.report.figures import DYNAMIC_RANGE_DB
 from pipelines.report.material import without_home
 from pipelines.report.media import Gallery
+from pipelines.steps import page as steps_page
+from pipelines.steps.page.folder import Folder, Row, finite_number, named
+from pipelines.steps.page.funnel import (
+    cost_section,
+    count_of,
+    files_section,
+    funnel_section,
+    headline_figures,
+    ranked,
+    read_counts,
+    read_files,
+)
+from pipelines.steps.page.numbers import NumberTally, read_rules, shown
 
-FOLDER = Path(__file__).parent
+FOLDERS = (Path(__file__).parent, Path(steps_page.__file__).parent, Path(run_page.__file__).parent)
+"""Folders of the page's templates."""
 MAX_SOUND_BYTES = 6_000_000
 TITLES = {
     "funnel": "Funnel",
@@ -64,7 +69,7 @@ def render_annotation_page(name: str, folder: Folder) -> str:
     sections, tiles = _sections(folder, gallery)
     return render_template(
         "annotation.html",
-        folders=[FOLDER, Path(run_page.__file__).parent],
+        folders=FOLDERS,
         filters={"percent": percent_or_dash, "duration": duration},
         page_kind="audiollm annotation",
         name=named(name) or "annotation",
@@ -84,11 +89,14 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
     """All sections by name, and the big figures at the top."""
     rules = read_rules(folder.objects("rules.json"))
     found, files = survey_annotation(folder, rules), read_files(folder)
-    counts, is_given = read_counts(folder, files, found, rules)
+    counts, is_given = read_counts(folder, files, found, rules, "segments.jsonl")
     timings = folder.json("timings.json")
     timings = timings if isinstance(timings, dict) else {}
     builders: dict[str, Callable[[], Row]] = {
-        "funnel": lambda: funnel_section(folder, files, counts, is_given),
+        "funnel": lambda: (
+            funnel_section(folder, files, counts, is_given, "segments")
+            | {"texts": _texts(counts.get("recognized_texts"))}
+        ),
         "numbers": lambda: _numbers_section(found.numbers, folder.objects("not_applied.json")),
         "tables": lambda: tables_section(found, folder.json("bins.json")),
         "agreement": lambda: agreement_section(found, counts.get("text_agreement")),
@@ -97,7 +105,7 @@ def _sections(folder: Folder, gallery: Gallery) -> tuple[dict[str, Row], list[Ro
         "files": lambda: files_section(files),
     }
     sections = {name: _built(builder) for name, builder in builders.items()}
-    top = _built(lambda: {"tiles": headline_figures(counts, timings)})
+    top = _built(lambda: {"tiles": headline_figures(counts, timings, "segments")})
     return sections, top.get("tiles", [])
 
 
@@ -118,6 +126,21 @@ def _numbers_section(tally: NumberTally, not_applied: Sequence[Row]) -> Row:
     never = [rule for rule in tally.never_measured() if rule.name not in told and not rule.of_text]
     return section | {
         "never": [{"title": rule.title or rule.name, "value": named(rule.value)} for rule in never]
+    }
+
+
+def _texts(counts: Any) -> Row:
+    """Amounts of recognized text that were trusted and refused, with the reasons; empty where none was refused."""
+    texts: Row = dict(counts) if isinstance(counts, Mapping) else {}
+    if not count_of(texts, "refused"):
+        return {}
+    return {
+        "kept": count_of(texts, "kept"),
+        "kept_s": finite_number(texts.get("kept_s")) or 0.0,
+        "refused": count_of(texts, "refused"),
+        "refused_s": finite_number(texts.get("refused_s")) or 0.0,
+        "reasons": ranked(texts.get("reasons")),
+        "stronger": STRONGER,
     }
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
-from pipelines.annotate.report.folder import Folder, Row, file_name, finite_number, found, named, seconds_of
-from pipelines.annotate.report.numbers import Comparison, NumberTally
+from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found
+from pipelines.steps.page.numbers import Comparison, NumberTally
+from pipelines.steps.page.survey import PartSurvey, RowSample
 
-MAX_KEYS = 20_000
-"""Distinct values of a column (speakers, labels) that are counted; later ones count as others."""
-OTHERS = "(others)"
-MAX_REASONS = 60
-CANDIDATES = 240
-"""Kept rows held as candidates, of which the page shows a spread."""
-CANDIDATES_PER_REASON = 24
 COMPARED_ROWS = 1_000
 """Rows whose recognizers' texts are compared word by word (up to 30 ms per text with numbers in it)."""
 WORDED = (
@@ -29,114 +20,29 @@ _COMPARED = ("id", "path", "start_s", "language", "text", "text_source", "heard"
 
 
 @dataclass
-class Sum:
-    """Segments and their seconds."""
-
-    segments: int = 0
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.segments += 1
-        self.seconds += seconds
-
-
-@dataclass
-class Groups:
-    """Kept and dropped segments by the value of a column."""
-
-    kept: dict[str, Sum] = field(default_factory=dict)
-    dropped: dict[str, Sum] = field(default_factory=dict)
-
-    def add(self, value: Any, seconds: float, kept: bool) -> None:
-        name, side = named(value, 120), self.kept if kept else self.dropped
-        if name not in side:
-            if len(side) >= MAX_KEYS:
-                name = OTHERS
-            side.setdefault(name, Sum())
-        side[name].add(seconds)
-
-
-class RowSample:
-    """A sample of rows that depends neither on their order nor on chance: the smallest by distance, then by a hash."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[float, int, int, Row]] = []
-        self.offered = 0
-
-    def offer(self, row: Row, distance: float = 0.0) -> None:
-        self.offered += 1
-        entry = (-distance, -_hash(row), -self.offered, row)
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, entry)
-        elif entry > self._heap[0]:
-            heapq.heapreplace(self._heap, entry)
-
-    def rows(self) -> list[Row]:
-        """The chosen rows, the smallest first."""
-        return [entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3], reverse=True)]
-
-
-@dataclass
-class Reason:
-    """The segments that one rule of one step dropped."""
-
-    step: str
-    rule: str
-    title: str = ""
-    dropped: Sum = field(default_factory=Sum)
-    spread: RowSample = field(default_factory=lambda: RowSample(CANDIDATES_PER_REASON))
-    nearest: RowSample = field(default_factory=lambda: RowSample(1))
-    """The row whose value came nearest to the threshold."""
-
-
-@dataclass
-class AnnotationSurvey:
+class AnnotationSurvey(PartSurvey):
     """Totals over all rows of an annotation."""
 
-    numbers: NumberTally
-    kept: Sum = field(default_factory=Sum)
-    dropped: Sum = field(default_factory=Sum)
-    reasons: dict[tuple[str, str], Reason] = field(default_factory=dict)
-    groups: dict[str, Groups] = field(default_factory=dict)
-    events: Groups = field(default_factory=Groups)
-    """Sound events by label: the segments that hold one, and the seconds of the events."""
-    candidates: RowSample = field(default_factory=lambda: RowSample(CANDIDATES))
     compared: RowSample = field(default_factory=lambda: RowSample(COMPARED_ROWS))
     """Rows with the texts of recognizers, kept or dropped."""
 
     def add(self, row: Row, kept: bool) -> None:
-        """One row of `segments.jsonl` or of `filtered.jsonl`."""
-        seconds = seconds_of(row)
-        (self.kept if kept else self.dropped).add(seconds)
-        self.numbers.add(row, None if kept else named(found(row, "dropped.rule")))
-        for column, value in _columns(row).items():
-            self.groups.setdefault(column, Groups()).add(value, seconds, kept)
-        for label, event_s in _event_seconds(row).items():
-            self.events.add(label, event_s, kept)
+        super().add(row, kept)
         if isinstance(row.get("heard"), Mapping) and row["heard"]:
             self.compared.offer({name: row.get(name) for name in _COMPARED})
-        if kept:
-            self.candidates.offer(row)
-        else:
-            self._add_reason(row, seconds)
 
-    def _add_reason(self, row: Row, seconds: float) -> None:
-        key = (named(found(row, "dropped.step")), named(found(row, "dropped.rule")))
-        if key not in self.reasons and len(self.reasons) >= MAX_REASONS:
-            key = ("", OTHERS)
-        if key not in self.reasons:
-            kind = "" if key[1] == OTHERS else named(found(row, "dropped.kind"), 120)
-            self.reasons[key] = Reason(*key, kind or key[1] or "no reason given")
-        reason = self.reasons[key]
-        reason.dropped.add(seconds)
-        reason.spread.offer(row)
-        value, limit = (
-            finite_number(found(row, "dropped.value")),
-            finite_number(found(row, "dropped.threshold")),
+    def columns(self, row: Row) -> Row:
+        columns = {name: row.get(name) for name in ("language", "speaker", "kind", "text_source", "split")}
+        rate, channels = finite_number(row.get("sample_rate")), finite_number(row.get("num_channels"))
+        if rate is not None:
+            columns["sample rate"] = f"{rate:,.0f} Hz"
+        if channels is not None:
+            columns["channels"] = f"{channels:g}"
+        columns["format"] = (
+            found(row, "measured.probe.codec") or PurePath(file_name(row)).suffix.lower() or "no extension"
         )
-        if value is not None and limit is not None:
-            reason.nearest.offer(row, abs(value - limit))
+        columns |= {name: row[name] for name in WORDED if isinstance(row.get(name), str)}
+        return {name: value for name, value in columns.items() if value is not None}
 
 
 def survey_annotation(folder: Folder, rules: Sequence[Comparison]) -> AnnotationSurvey:
@@ -146,33 +52,3 @@ def survey_annotation(folder: Folder, rules: Sequence[Comparison]) -> Annotation
         for row in folder.rows(name):
             result.add(row, kept)
     return result
-
-
-def _columns(row: Row) -> Row:
-    """The values of a row that the tables count by."""
-    columns = {name: row.get(name) for name in ("language", "speaker", "kind", "text_source", "split")}
-    rate, channels = finite_number(row.get("sample_rate")), finite_number(row.get("num_channels"))
-    if rate is not None:
-        columns["sample rate"] = f"{rate:,.0f} Hz"
-    if channels is not None:
-        columns["channels"] = f"{channels:g}"
-    columns["format"] = (
-        found(row, "measured.probe.codec") or PurePath(file_name(row)).suffix.lower() or "no extension"
-    )
-    columns |= {name: row[name] for name in WORDED if isinstance(row.get(name), str)}
-    return {name: value for name, value in columns.items() if value is not None}
-
-
-def _event_seconds(row: Row) -> dict[str, float]:
-    """Seconds of each sound event in a segment; the segment's length for events without times."""
-    seconds: dict[str, float] = {}
-    events = found(row, "measured.events.events")
-    for event in events if isinstance(events, list) else ():
-        if isinstance(event, Mapping) and isinstance(event.get("label"), str):
-            seconds[event["label"]] = seconds.get(event["label"], 0.0) + seconds_of(dict(event))
-    return seconds
-
-
-def _hash(row: Row) -> int:
-    name = f"{row.get('id')} {row.get('path')} {row.get('start_s')}"
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")

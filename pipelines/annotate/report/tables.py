@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.annotate.report.folder import Row, found, named
-from pipelines.annotate.report.numbers import shown, title_of, unit_of
-from pipelines.annotate.report.survey import OTHERS, WORDED, AnnotationSurvey, Groups, Sum
+from pipelines.annotate.report.survey import WORDED, AnnotationSurvey
+from pipelines.steps.page.folder import Row, found, named
+from pipelines.steps.page.numbers import shown, title_of, unit_of
+from pipelines.steps.page.survey import OTHERS, Groups, Sum
 
 ROWS_SHOWN = 12
 TITLES = {

@@ -20,8 +20,9 @@ from pydantic import Field
 
 from audiollm.data.text.forms import language_of
 from pipelines.annotate.recognizers.value import missing_folder
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
 from pipelines.annotate.words.written_words import Written, written_words
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     from torch import Tensor

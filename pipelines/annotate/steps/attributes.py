@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from audiollm.errors import ConfigError
-from pipelines.annotate.measurements.taggers import AudioClassifier, probabilities
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from audiollm.evaluate.judges.taggers import AudioClassifier, probabilities
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 NAMES = ("age", "gender", "emotion")
 _SHORTEST_S = 0.1

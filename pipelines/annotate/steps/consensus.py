@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
 from pipelines.annotate.words.rover import Confidences, Hypothesis, vote
+from pipelines.steps.step import Resources, StepConfig, Value
 
 
 class ConfidencesConfig(StepConfig):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from pipelines.annotate.measurements.description_gate import ClapGate, Gate, GateResult, SelfGate
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     from audiollm.audio import Waveform

@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from audiollm.errors import ConfigError
-from pipelines.annotate.measurements.taggers import (
+from audiollm.evaluate.judges.taggers import (
     AskedTagger,
     OnnxTagger,
     Tagger,
@@ -23,7 +23,7 @@ from pipelines.annotate.measurements.taggers import (
     TransformersTagger,
     WindowScores,
 )
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.steps.step import Resources, StepConfig, Value
 
 FILES = (".tflite", ".onnx")
 SILENCE = "Silence"
@@ -99,6 +99,16 @@ class EventsConfig(StepConfig):
         return self
 
 
+class Heard(Protocol):
+    """An item with sound, a segment of the annotation or any other."""
+
+    @property
+    def duration_s(self) -> float: ...
+
+    def samples(self, sample_rate: int) -> NDArray[np.float32]:
+        """Mono at `sample_rate`, `[N]`."""
+
+
 class Event(NamedTuple):
     """A class, heard without a break; `score` is its highest, times are from the segment's start."""
 
@@ -140,7 +150,7 @@ class Events:
     def setup(self) -> None:
         self._tagger = load_tagger(self._config)
 
-    def process(self, item: Segment) -> Value:
+    def process(self, item: Heard) -> Value:
         """`{events: [{label, start_s, end_s, score}], tags: [{label, score}]}`, events by time, tags by score.
 
         A tag's score is the mean over the windows, so that tags say what the segment is full of: with the highest

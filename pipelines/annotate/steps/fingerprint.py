@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.step import Resources, StepConfig, Value
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     from pipelines.annotate.step import Segment

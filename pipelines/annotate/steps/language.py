@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier

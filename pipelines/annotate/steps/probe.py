@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.step import Recording
+from pipelines.steps.step import Resources, StepConfig, Value
 
 
 class ProbeConfig(StepConfig):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     from pipelines.annotate.measurements.quality import Dnsmos, Sigmos, Utmos

@@ -15,7 +15,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"

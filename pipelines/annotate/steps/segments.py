@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.step import Recording
 from pipelines.annotate.steps.voice_activity import unpack
 from pipelines.annotate.voice.activity import VoicedSpan, cut
+from pipelines.steps.step import Resources, StepConfig, Value
 
 _LONG_EDGE_S, _EDGE_MARGIN_S = 0.5, 0.2
 _SHORTEST_TURN_S = 0.3

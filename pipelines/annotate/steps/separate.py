@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.step import Recording
+from pipelines.steps.step import Resources, StepConfig, Value
 
 if TYPE_CHECKING:
     import torch

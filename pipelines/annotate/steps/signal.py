@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pipelines.annotate.step import Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Segment
+from pipelines.steps.step import Resources, StepConfig, Value
 
 _CLIPPING_LEVEL = 0.999
 _FLOOR_DBFS = -120.0

@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.step import Recording
+from pipelines.steps.step import Resources, StepConfig, Value
 
 SAMPLE_RATE = 16000
 
@@ -76,7 +77,7 @@ class Speakers:
 
     def setup(self) -> None:
         """Load the embedder."""
-        from pipelines.annotate.voice.activity import package_file
+        from audiollm.onnx_models import package_file
         from pipelines.annotate.voice.embedders import Ge2eVoices, Voices, XVectorVoices
 
         self._voices: Voices

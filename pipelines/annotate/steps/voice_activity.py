@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.step import Recording, Resources, StepConfig, Value
+from pipelines.annotate.step import Recording
 from pipelines.annotate.voice.activity import FRAME, FRAME_S, SAMPLE_RATE, VoiceActivity, speech_spans
+from pipelines.steps.step import Resources, StepConfig, Value
 
 _PADDING_FRAMES = 10
 _DITHER = 1e-3

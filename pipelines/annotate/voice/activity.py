@@ -5,13 +5,13 @@ Shapes: F frames of 32 ms, N samples at 16 kHz.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from audiollm.onnx_models import package_file, single_thread_session
 
 SAMPLE_RATE = 16000
 FRAME = 512
@@ -136,26 +136,3 @@ def cut(
         part = VoicedSpan(max(span.start_s - margin_s, before_s), min(span.end_s + margin_s, after_s))
         result.append((part, label))
     return result
-
-
-def package_file(package: str, name: str) -> Path:
-    """A data file of an installed package, found without importing the package.
-
-    Raises:
-        FileNotFoundError: the package, or the file in it, is not there.
-    """
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(folder) / name).is_file():
-            return path
-    raise FileNotFoundError(f"{name} of the package {package!r}: install {package.replace('_', '-')} again")
-
-
-def single_thread_session(path: Path) -> Any:
-    """An onnxruntime session on the CPU with one thread: more of them slow these small models down."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

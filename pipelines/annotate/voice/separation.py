@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.annotate.voice.activity import single_thread_session
+from audiollm.onnx_models import single_thread_session
 
 Signal = NDArray[np.float32]
 Stem = Literal["vocals", "rest"]

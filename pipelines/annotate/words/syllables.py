@@ -10,7 +10,7 @@ import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
-from pipelines.annotate.voice.activity import package_file
+from audiollm.onnx_models import package_file
 
 _DICTIONARY = "model/en-us/cmudict-en-us.dict"
 _VOWEL_PHONES = frozenset(

@@ -79,12 +79,13 @@ def _prompt(id: str, rows: Sequence[Row], sounds: RecordSounds) -> Row:
 
 
 def given_answer(row: Row) -> Row:
-    """An answer of the policy's own."""
+    """An answer of the policy's own; its sound, where there is some, is added by the caller."""
     return {
         "text": _short(str(row.get("answer") or "")),
         "tokens": row.get("tokens"),
         "seconds": row.get("seconds"),
         "stopped": row.get("stopped") is not False,
+        "clips": [],
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.report.figures import MAX_COMPARED, Series, compared_chart, line_style
-from pipelines.report.material import Material, Row
+from pipelines.report.material import Material, Row, Trace
 from pipelines.report.media import Gallery
 from pipelines.report.preferences.cases import (
     PROMPTS_COMPARED,
@@ -74,19 +74,20 @@ def _compared(pictures: Sequence[tuple[str, str, Sequence[Series]]]) -> list[Row
 
 
 def _legend(trainings: Sequence[Training]) -> list[Row]:
-    return [_legend_entry(place, each) for place, each in enumerate(trainings[:MAX_COMPARED])]
+    return [legend_entry(place, each.stage) for place, each in enumerate(trainings[:MAX_COMPARED])]
 
 
-def _legend_entry(place: int, training: Training) -> Row:
+def legend_entry(place: int, stage: Trace) -> Row:
+    """The name of a stage, and its colour and kind of line in pictures of several."""
     colour, dashes = line_style(place)
-    return {"name": training.stage.name, "colour": colour if place < MAX_COMPARED else None, "dashes": dashes}
+    return {"name": stage.name, "colour": colour if place < MAX_COMPARED else None, "dashes": dashes}
 
 
 def _method(material: Material, training: Training, place: int) -> Row:
     """A row of the table: what the method reached on held-out pairs, and in the answers of its model."""
     lengths = [value for _, value in training.lengths("tokens", "").points]
     return {
-        **_legend_entry(place, training),
+        **legend_entry(place, training.stage),
         "objective": training.objective,
         "absent": training.stage.absent,
         "accuracy": training.figure("accuracy"),
@@ -94,7 +95,7 @@ def _method(material: Material, training: Training, place: int) -> Row:
         "kl": training.figure("kl_per_token"),
         "error": training.calibration_error,
         "length": (lengths[0], lengths[-1]) if lengths else None,
-        "answered": _answered(material, lambda model: model.is_relative_to(training.stage.folder)),
+        "answered": right_answers(material, lambda model: model.is_relative_to(training.stage.folder)),
     }
 
 
@@ -116,7 +117,7 @@ def same_prompts(material: Material, trainings: Sequence[Training], gallery: Gal
             if not first["step"]
             else []
         )
-        after = [{**_legend_entry(place, each), **given_answer(rows[-1])} for place, each, rows in of_id]
+        after = [{**legend_entry(place, each.stage), **given_answer(rows[-1])} for place, each, rows in of_id]
         prompts.append(
             {
                 "id": id,
@@ -139,14 +140,14 @@ def _starts(material: Material, trainings: Sequence[Training]) -> list[Row]:
             "objective": "before the training",
             "absent": "",
             **dict.fromkeys(("accuracy", "margin", "kl", "error", "length")),
-            "answered": _answered(material, Path(model).__eq__),
+            "answered": right_answers(material, Path(model).__eq__),
         }
         for model, stage in models.items()
     ]
     return [row for row in rows if row["answered"]]
 
 
-def _answered(material: Material, is_model: Callable[[Path], bool]) -> list[Row]:
+def right_answers(material: Material, is_model: Callable[[Path], bool]) -> list[Row]:
     """The right answers that stages `evaluate_listening` counted, of the models that are asked for."""
     found = []
     for stage in material.stages("evaluate_listening"):

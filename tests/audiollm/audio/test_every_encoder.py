@@ -23,11 +23,14 @@ from tests.audiollm.audio.every_encoder import (
 )
 
 CHANNELS = range(1, 17)
-FORMATS_OF = {name: [form for other, form in encoders() if other == name] for name, _ in encoders()}
+FORMATS_OF = {
+    name: [form for other, form in encoders() if other == name]
+    for name, _ in encoders()
+    if name != "anull"  # takes every format, and writes nothing that a container holds
+}
 LOSSLESS = ("pcm_", "flac", "alac", "tta", "wavpack")
 NOT_LOSSLESS = ("pcm_alaw", "pcm_mulaw", "pcm_vidc")
 NOT_THE_SIGNAL = {
-    "anull": "holds no sound",
     "comfortnoise": "is noise by design",
     "aptx_hd": "has no header in a raw stream",
     "sbc": "is found in a raw stream by its extension alone",

@@ -49,7 +49,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(build_app(), ["inspect", *map(str, arguments)])
+    result = CliRunner().invoke(build_app("inspect"), ["inspect", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

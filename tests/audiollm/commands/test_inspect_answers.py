@@ -28,7 +28,7 @@ BOOKS, SIZE = 3, 32
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(build_app(), ["inspect", *map(str, arguments)])
+    result = CliRunner().invoke(build_app("inspect"), ["inspect", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

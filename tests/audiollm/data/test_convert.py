@@ -18,7 +18,7 @@ from audiollm.errors import ConfigError, StageError
 
 
 def convert(*arguments: object) -> None:
-    build_app()(["convert", *map(str, arguments)], standalone_mode=False)
+    build_app("convert")(["convert", *map(str, arguments)], standalone_mode=False)
 
 
 def sounds(folder: Path, *names: str) -> None:

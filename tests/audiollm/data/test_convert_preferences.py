@@ -24,7 +24,7 @@ from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnsw
 
 
 def convert(*arguments: object) -> None:
-    build_app()(["convert", "preferences", *map(str, arguments)], standalone_mode=False)
+    build_app("convert")(["convert", "preferences", *map(str, arguments)], standalone_mode=False)
 
 
 def write(folder: Path, *rows: Any, name: str = "p.jsonl") -> Path:
@@ -486,7 +486,7 @@ anything = st.recursive(
 wild_row = st.dictionaries(st.sampled_from([*PREFERENCE_COLUMNS, "other"]), anything)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(wild_row, min_size=1, max_size=4))
 def test_no_row_stops_the_others(
     tmp_path_factory: pytest.TempPathFactory, wild: list[dict[str, Any]]
@@ -508,3 +508,34 @@ def test_no_row_stops_the_others(
             )
         else:
             assert parse_sample(result.model_dump_json().encode(), "p") == result and result.answers
+
+
+def test_a_table_becomes_pairs(tmp_path: Path) -> None:
+    sounds(tmp_path, "a.wav", "b.wav")
+    table = tmp_path / "p.csv"
+    table.write_bytes(
+        b"path,prompt,chosen,rejected,margin,split,room\n"
+        b'a.wav,"Which, a or b?",7,"no, ""six""",0.5,test,k\n'
+        b'"[""a.wav"", ""b.wav""]",Both?,yes,no,,,\n'
+        b"a.wav,Why?,yes\n\n"
+        b"b.wav,Who?,\xff,no,,,\n"
+        b"b.wav,Who?,same,same,,,\n"
+        b"b.wav,Who?,one,two,far,,\n"
+    )
+    convert(table, "-o", tmp_path / "out.jsonl")
+    first, second = read(tmp_path / "out.jsonl")
+    assert flat(first) == ["user: <a.wav>|Which, a or b?"] and said(first) == ["7", 'no, "six"']
+    assert first.metadata == {"margin": 0.5, "split": "test", "room": "k"} and first.id == "p-2"
+    assert flat(second) == ["user: <a.wav>|<b.wav>|Both?"] and second.metadata == {}
+    bad = read_jsonl(tmp_path / "out.set_aside.jsonl")
+    assert [row["place"].rpartition(": ")[2] for row in bad] == ["row 4", "row 6", "row 7", "row 8"]
+    assert [row["kind"] for row in bad][1:] == ["text encoding", "equal answers", "no finite score"]
+
+
+def test_a_table_has_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text(
+        "question\tanswer\tlabel\nSky?\tblue\tTRUE\nSky?\tred\t0\nSky?\tgreen\tmaybe\n"
+    )
+    convert(tmp_path / "t.tsv", "-o", tmp_path / "out.jsonl")
+    verdicts = [sample.answers[0].verdict for sample in read(tmp_path / "out.jsonl")]
+    assert verdicts == ["desirable", "undesirable"]

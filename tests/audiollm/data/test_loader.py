@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +22,7 @@ from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, w
 from audiollm.data.records.shards import ShardWriter
 from audiollm.data.records.source import Source
 from audiollm.errors import BadSample
+from tests.forked import forked
 
 BATCH = 5
 
@@ -155,13 +153,15 @@ def test_a_killed_run_that_goes_on_loses_and_repeats_no_sample(tmp_path: Path) -
     dice = random.Random(3)
     for _ in range(2):
         before = len(_journal(journal))
-        process = subprocess.Popen([sys.executable, __file__, json.dumps(urls), str(journal)])
+        with forked() as context:
+            process = context.Process(target=_train, args=(urls, journal))
+            process.start()
         deadline = time.monotonic() + 60
         while len(_journal(journal)) < before + 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(dice.random() * 0.2)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     make, rows = batches(urls), _journal(journal)
     assert len(rows) >= 6
     assert [row["step"] for row in rows] == list(range(len(rows)))
@@ -191,7 +191,3 @@ def _train(urls: list[str], journal: Path) -> None:
         line = json.dumps({"step": step, "ids": ids}) + "\n"
         with journal.open("ab", buffering=0) as file:
             os.write(file.fileno(), line.encode())
-
-
-if __name__ == "__main__":
-    _train(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -76,7 +76,7 @@ _sample = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
 @given(st.lists(_sample | _preference, max_size=4, unique_by=lambda sample: sample.id))
 def test_round_trip(tmp_path: Path, samples: list[Sample]) -> None:
     path = tmp_path / "samples.jsonl"
@@ -102,7 +102,7 @@ def _row(**changes: object) -> str:
         (_row(messages=[]), "messages: List should have at least 1"),
         (_row(tusk="tts"), "tusk: Extra inputs"),
         (_row(messages=[{"role": "robot", "content": [{"type": "text", "text": ""}]}]), "messages.0.role"),
-        (_row(messages=[{"role": "user", "content": [{"type": "video", "path": "x"}]}]), "'video'"),
+        (_row(messages=[{"role": "user", "content": [{"type": "picture", "path": "x"}]}]), "'picture'"),
         (
             _row(
                 messages=[

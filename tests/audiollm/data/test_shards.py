@@ -339,7 +339,7 @@ def test_no_member_leads_out_of_the_tar_and_sound_needs_a_part(tmp_path: Path) -
     secret = tmp_path / "secret.flac"
     secret.write_bytes(tone(1))
     foreign(tmp_path / "a.tar", [{"json": spoken(0, str(secret)).model_dump(mode="json")}])
-    with pytest.raises(BadSample, match="neither codes nor sound"):
+    with pytest.raises(BadSample, match="neither codes, arrays nor sound"):
         open_source(tmp_path / "a.tar")[0]
     writer = ShardWriter(tmp_path / "ours", 4)
     for path in ("1.flac", "../0.flac", "0.exe"):

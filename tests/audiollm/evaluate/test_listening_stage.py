@@ -172,3 +172,31 @@ def test_a_model_with_an_encoder_of_its_own_answers_without_a_codec(tmp_path: Pa
     assert isinstance(own.answer(heard, "what is it?"), str)
     with pytest.raises(ConfigError, match="without a codec"):
         own.speak("one", None, None, 0)
+
+
+def test_questions_with_options_of_their_own_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subjects, "load_answerer", lambda *given: Subject("ear", "1", Ear()))
+    save(tmp_path / "high.wav", sound(0.3, 0, 2500.0), 16_000)
+    asked = [
+        sample(f"q{n}", tmp_path / "high.wav", f"Which tone, {options}?", f"<answer>{answer}</answer>")
+        for n, (options, answer) in enumerate(((["high", "low"], "high"), (["flat", "high", "odd"], "odd")))
+    ]
+    about = {"domain": "music", "difficulty": "hard"}
+    told = [
+        each.model_copy(update={"metadata": {**each.metadata, **about, "choices": options}})
+        for each, options in zip(asked, (["high", "low"], ["flat", "high", "odd"]), strict=True)
+    ]
+    found = scored(tmp_path, told)
+    assert (found["questions"], found["accuracy"], found["chance"]) == (
+        2,
+        0.5,
+        pytest.approx((1 / 2 + 1 / 3) / 2),
+    )
+    results = read_json(tmp_path / "stage" / "audio-qa" / "results.json")
+    assert results["by_task"].keys() == {"music"} and results["by_difficulty"].keys() == {"hard"}
+    assert [row["answer"] for row in read_jsonl(tmp_path / "stage" / "audio-qa" / "rows.jsonl")] == [
+        "high",
+        "odd",
+    ]

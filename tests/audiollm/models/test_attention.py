@@ -24,11 +24,19 @@ from audiollm.models.attention import (
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, sequence_S: Tensor, place_S: Tensor, window: int | None) -> Tensor:
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequence_S: Tensor,
+    place_S: Tensor,
+    window: int | None,
+    causal: bool = True,
+) -> Tensor:
     """Every score, a mask that is written out, a softmax."""
     k, v = (rows.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for rows in (k, v))
     behind_SS = place_S[:, None] - place_S[None]
-    seen_SS = (sequence_S[:, None] == sequence_S[None]) & (behind_SS >= 0)
+    seen_SS = (sequence_S[:, None] == sequence_S[None]) & ((behind_SS >= 0) | (not causal))
     if window is not None:
         seen_SS &= behind_SS < window
     scores_HSS = torch.einsum("shd,thd->hst", q, k) / q.shape[2] ** 0.5
@@ -57,15 +65,19 @@ def random_pack(
     lengths=st.lists(st.integers(1, 23), min_size=1, max_size=6),
     window=st.one_of(st.none(), st.integers(1, 25)),
     groups=st.sampled_from([1, 2, 4]),
+    causal=st.booleans(),
+    equal=st.booleans(),
 )
 def test_values_and_gradients_equal_the_dense_softmax(
-    lengths: list[int], window: int | None, groups: int
+    lengths: list[int], window: int | None, groups: int, causal: bool, equal: bool
 ) -> None:
+    window = window if causal else None
+    lengths = [lengths[0]] * len(lengths) if equal else lengths
     rows, layout, sequence_S, place_S = random_pack(lengths, 4, groups, 8)
     results = []
     for attend in (
-        lambda *qkv: packed_attention(*qkv, layout, window),
-        lambda *qkv: dense(*qkv, sequence_S, place_S, window),
+        lambda *qkv: packed_attention(*qkv, layout, window, causal=causal),
+        lambda *qkv: dense(*qkv, sequence_S, place_S, window, causal),
     ):
         inputs = [each.clone().requires_grad_() for each in rows]
         out = attend(*inputs)
@@ -73,6 +85,12 @@ def test_values_and_gradients_equal_the_dense_softmax(
         results.append([out.detach(), *(each.grad for each in inputs)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+
+
+def test_a_window_that_looks_ahead_is_refused() -> None:
+    rows, layout, _, _ = random_pack([4], 2, 2, 8)
+    with pytest.raises(ValueError, match="causal=True"):
+        packed_attention(*rows, layout, window=2, causal=False)
 
 
 @pytest.mark.parametrize("window", [None, 5])

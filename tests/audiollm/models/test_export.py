@@ -79,14 +79,12 @@ def codes_of(number: int) -> torch.Tensor:
     return torch.randint(CODES, (BOOKS, 5 + number), generator=torch.Generator().manual_seed(number))
 
 
-@pytest.fixture(scope="module", params=["own", "llama", "qwen"])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows six clips by heart, and a codec of transformers' class beside it."""
-    folder = tmp_path_factory.mktemp(request.param)
+def export(folder: Path, kind: str, steps: int) -> Path:
+    """A model that has seen six clips for so many steps, and a codec of transformers' class beside it."""
     torch.manual_seed(0)
     write_tokenizer(folder / "codec")
     (folder / "vocabulary").mkdir()
-    vocabulary(request.param).save(str(folder / "vocabulary" / FILE_NAME))
+    vocabulary(kind).save(str(folder / "vocabulary" / FILE_NAME))
     writer = ShardWriter(folder / "shards", samples_per_shard=6)
     for number, word in enumerate(WORDS):
         spoken = Message(role="assistant", content=[AudioPart(path="a.wav")])
@@ -97,11 +95,48 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     codec = {"num_codebooks": BOOKS, "codebook_size": CODES, "path": str(folder / "codec")}
     writer.close({"codec": codec})
     run_stage(
-        folder / "run", str(folder / "shards"), model={**SMALL, "hidden_size": 64, "dropout": 0}, steps=160,
+        folder / "run", str(folder / "shards"), model={**SMALL, "hidden_size": 64, "dropout": 0}, steps=steps,
         batch_size=6, learning_rate=1e-2, text_dropout=0, speaker_dropout=0, corrupt_codes=0, ema_decay=0,
         text_tokenizer=str(folder / "vocabulary"),
     )  # fmt: skip
     return folder
+
+
+@pytest.fixture(scope="module", params=["own", "llama", "qwen"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(tmp_path_factory.mktemp(request.param), request.param, 10)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama",
+        pytest.param("own", marks=pytest.mark.slow),
+        pytest.param("qwen", marks=pytest.mark.slow),
+    ],
+)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows six clips by heart."""
+    return export(tmp_path_factory.mktemp(request.param), request.param, 160)
+
+
+def chat_of(word: str) -> list[dict[str, Any]]:
+    return [
+        {"role": m.role, "content": [{"type": "text", "text": m.content[0].text}]}  # type: ignore[union-attr]
+        for m in messages_of(word)
+    ]
+
+
+def test_the_processor_makes_the_prompts_of_the_template(exported: Path) -> None:
+    folder = exported / "run" / "model"
+    processor: Any = transformers.AutoProcessor.from_pretrained(folder)
+    tokenizer = load_text_tokenizer(folder)
+    template = Template(tokenizer, BOOKS, CODES, header_style_of(tokenizer))
+    for word in WORDS:
+        inputs = processor.apply_chat_template(
+            chat_of(word), add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        assert inputs["input_ids"][0].tolist() == template.prompt(messages_of(word)).text_ids_S.tolist()
 
 
 def test_transformers_speaks_the_same_codes(trained: Path) -> None:
@@ -112,12 +147,8 @@ def test_transformers_speaks_the_same_codes(trained: Path) -> None:
     tokenizer = load_text_tokenizer(folder)
     template = Template(tokenizer, BOOKS, CODES, header_style_of(tokenizer))
     for number, word in enumerate(WORDS):
-        chat = [
-            {"role": m.role, "content": [{"type": "text", "text": m.content[0].text}]}
-            for m in messages_of(word)
-        ]  # type: ignore[union-attr]
         inputs = processor.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+            chat_of(word), add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )
         asked = Request(messages_of(word), sampling=GREEDY, limits=Limits(max_frames=30))
         prompt = template.prompt(asked.messages)
@@ -133,8 +164,8 @@ def test_transformers_speaks_the_same_codes(trained: Path) -> None:
         assert waveform.shape[-1] == 960 * codes_KT.shape[1]
 
 
-def test_heard_codes_are_placed_as_the_template_places_them(trained: Path) -> None:
-    folder = trained / "run" / "model"
+def test_heard_codes_are_placed_as_the_template_places_them(exported: Path) -> None:
+    folder = exported / "run" / "model"
     processor: Any = transformers.AutoProcessor.from_pretrained(folder)
     clip_N = 0.1 * torch.randn(4 * 960, generator=torch.Generator().manual_seed(0)).numpy()
     audio = {"type": "audio", "audio": clip_N}
@@ -153,9 +184,9 @@ def test_heard_codes_are_placed_as_the_template_places_them(trained: Path) -> No
     assert inputs["input_ids"][0][~heard_S].tolist() == stream.text_ids_S[~heard_S].tolist()
 
 
-def test_the_folder_names_its_codec_and_never_takes_speech_for_its_end(trained: Path) -> None:
-    described = json.loads((trained / "run" / "model" / "config.json").read_text())
-    assert Path(described["audio_tokenizer_id"]) == trained / "codec"
+def test_the_folder_names_its_codec_and_never_takes_speech_for_its_end(exported: Path) -> None:
+    described = json.loads((exported / "run" / "model" / "config.json").read_text())
+    assert Path(described["audio_tokenizer_id"]) == exported / "codec"
     assert (
         len({described[f"audio_{name}_id"] for name in ("token", "delay_token", "bos_token", "in_token")})
         == 4

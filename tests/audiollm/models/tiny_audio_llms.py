@@ -17,8 +17,9 @@ from audiollm.models.audio_llms.loading import without_vision
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for c in m['content'] %}{% if c['type'] == 'audio' %}AUDIO{% else %}{{ c['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% else %}{% for c in m['content'] %}{% if c['type'] == 'audio' %}AUDIO{% elif c['type'] == 'video' %}VIDEO"
+    "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MEL_BINS, WINDOW_S = 8, 2
 ENDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -84,6 +85,7 @@ OMNI = {
 def _omni_processor(kind: Any) -> Any:
     tokenizer = byte_tokenizer(tuple(OMNI.values()), OMNI)
     template = CHATML.replace("AUDIO", "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    template = template.replace("VIDEO", "<|vision_bos|><|VIDEO|><|vision_eos|>", 1)
     return without_vision(kind)(_extractor(), tokenizer, chat_template=template)
 
 
@@ -179,6 +181,33 @@ def qwen3_omni_moe_thinker() -> tuple[Any, Any]:
     return transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config), processor
 
 
+def video_llama3() -> tuple[Any, Any]:
+    """A model that sees and does not hear; its processor needs torchvision."""
+    tokenizer = byte_tokenizer(("<image>", "<video>"), {"image_token": "<image>", "video_token": "<video>"})
+    template = CHATML.replace("AUDIO", "").replace("VIDEO", "<video>", 1)
+    size = {"shortest_edge": 28 * 28, "longest_edge": 56 * 56 * 16}
+    processor = transformers.VideoLlama3Processor(
+        transformers.VideoLlama3ImageProcessor(),
+        tokenizer,
+        transformers.VideoLlama3VideoProcessor(size=size),
+        chat_template=template,
+    )
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 14,
+    }
+    config = transformers.VideoLlama3Config(
+        text_config=_text(len(tokenizer), model_type="qwen2"),
+        vision_config={"model_type": "video_llama_3_vision", **vision},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<video>"),
+    )
+    return transformers.VideoLlama3ForConditionalGeneration(config), processor
+
+
 class MistralCommonBackend(transformers.PreTrainedTokenizerFast):
     """A stand-in for the tokenizer of mistral-common (its own package): the same calls, tokens of one byte each."""
 
@@ -244,16 +273,21 @@ def save_tiny(name: str, folder: Path) -> tuple[Any, Any]:
     """Write a tiny model with its processor, as its authors would: with the parts for images, where it has them."""
     model, processor = tiny(name)
     model.save_pretrained(folder)
-    save_processor(processor, folder)
+    thinker = getattr(model.config, "thinker_config", model.config)
+    save_processor(processor, folder, getattr(getattr(thinker, "vision_config", None), "patch_size", 14))
     return model, processor
 
 
-def save_processor(processor: Any, folder: Path) -> None:
+def save_processor(processor: Any, folder: Path, patch_size: int = 14) -> None:
     """Write a processor with the configuration of its parts for images and videos."""
     processor.save_pretrained(folder)
     if "Omni" in type(processor).__name__:
         path = folder / "processor_config.json"
         config = json.loads(path.read_text())
         config["image_processor"] = {"image_processor_type": "Qwen2VLImageProcessor"}
-        config["video_processor"] = {"video_processor_type": "Qwen2VLVideoProcessor"}
+        config["video_processor"] = {
+            "video_processor_type": "Qwen2VLVideoProcessor",
+            "patch_size": patch_size,
+            "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+        }
         path.write_text(json.dumps(config))

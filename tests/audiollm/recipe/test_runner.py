@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from audiollm.errors import ConfigError, StageError
-from audiollm.recipe.runner import Context, read_result, run_recipe
+from audiollm.recipe.runner import Context, ResourceMeter, read_result, run_recipe
 from audiollm.recipe.stages import Recipe, RecipeStage, Stage, StageConfig
 
 QUIET = Console(quiet=True)
@@ -146,8 +148,28 @@ def test_time_and_memory_are_kept_over_attempts(tmp_path: Path) -> None:
     ran: list[str] = []
     run_recipe(recipe_of(tmp_path, ran, {}), QUIET)
     file = tmp_path / "c" / "stage.json"
-    kept = json.loads(file.read_text()) | {"state": "running", "seconds": 100.0, "peak_memory_mb": 1e6}
-    file.write_text(json.dumps(kept))
+    earlier = {"state": "running", "seconds": 100.0, "cpu_seconds": 50.0, "peak_memory_mb": 1e6}
+    file.write_text(json.dumps(json.loads(file.read_text()) | earlier))
     run_recipe(recipe_of(tmp_path, ran, {}), QUIET)
     result = read_result(tmp_path / "c")
     assert result is not None and result.seconds > 100 and result.peak_memory_mb == 1e6
+    assert 50 <= result.cpu_seconds < 60
+
+
+def test_the_cpu_time_of_children_counts_while_they_live_and_afterwards(tmp_path: Path) -> None:
+    busy = (
+        "import sys, time\nwhile time.process_time() < 0.7: pass\nprint('done', flush=True)\nsys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+    with ResourceMeter(tmp_path / "stage.json", {"name": "a", "kind": "a", "fingerprint": ""}, None) as meter:
+        child.stdout.readline()
+        alive = meter.write("running")
+        child.stdin.close()
+        child.wait()
+        after = meter.write("done")
+    assert 0.3 < alive.cpu_seconds <= after.cpu_seconds  # what it spent before the meter began is not counted
+    with ResourceMeter(tmp_path / "stage.json", {"name": "b", "kind": "b", "fingerprint": ""}, None) as meter:
+        assert meter.write("done").cpu_seconds < alive.cpu_seconds

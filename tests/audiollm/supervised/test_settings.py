@@ -19,6 +19,7 @@ CHANGED: dict[str, Any] = {
     "compile": True, "spike_deviations": 4.0, "rollbacks": 9, "report_to": ("wandb",),
     "max_tokens": 640, "max_length": 320, "too_long": "refuse", "packing": "sorted", "normalization": "token",
     "audio_reduction": "sum", "text_dropout": 0.25, "speaker_dropout": 0.35, "corrupt_codes": 0.45,
+    "silence_weight": 0.5,
 }  # fmt: skip
 SAVED = [
     "size", "steps", "passes", "minutes", "cpu_minutes", "batch_size", "learning_rate", "precision",

@@ -11,13 +11,17 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from audiollm.data.chat.delay import IGNORE
+from audiollm.data.chat.template import TokenStream
+from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import AUDIO_TOKENS, load_text_tokenizer, train_text_tokenizer
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.supervised.decoder.start import start_vocabulary
+from audiollm.supervised.decoder.building import build_decoder
+from audiollm.supervised.decoder.start import start_template, start_vocabulary
 from audiollm.supervised.planning import plan_training
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of, write_shards
 
@@ -168,3 +172,23 @@ def test_windows_of_layers_and_muon_are_settings(tmp_path: Path) -> None:
     for changes, reason in wrong:
         with pytest.raises(ValidationError, match=reason):
             settings_of({"shards": "shards", "model": SMALL, **changes})
+
+
+def test_a_model_from_a_start_gets_the_window_of_the_settings(tmp_path: Path) -> None:
+    """It then sees no further than a model that was made with the window, and keeps it in its folder."""
+    shards = str(write_shards(tmp_path / "a", 7))
+    run_stage(tmp_path / "first", shards)
+    settings = settings_of(
+        {"shards": shards, "start": str(tmp_path / "first"), "model": {"sliding_window": 3}}
+    )
+    template = start_template(tmp_path / "first")
+    windowed = build_decoder(settings, template)
+    assert windowed.config.sliding_window == 3
+    made = DualFFN(windowed.config)
+    made.load_state_dict(windowed.state_dict())
+    whole = DualFFN.from_pretrained(tmp_path / "first")
+    ids_S = torch.arange(12) % 7 + 40
+    none_SK = torch.full((12, whole.config.num_codebooks), IGNORE)
+    stream = TokenStream(ids_S, torch.zeros_like(none_SK), torch.zeros_like(ids_S), ids_S, none_SK)
+    found, expected, other = (model.eval()(pack([stream])) for model in (windowed, made, whole))
+    assert torch.equal(found, expected) and not torch.allclose(found, other)

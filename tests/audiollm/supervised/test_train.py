@@ -37,6 +37,7 @@ from tests.audiollm.supervised.train_samples import (
     small_template,
     write_shards,
 )
+from tests.forked import run_command
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 
 
@@ -245,21 +246,18 @@ stages:
 def test_the_stage_on_two_ranks_is_the_stage_on_one(tmp_path: Path) -> None:
     """The command as people start it; every rank sees its own packs of the same samples."""
     shards = write_shards(tmp_path / "shards", 11)
-    for name, options in (("one", []), ("two", ["--launch", "2"])):
+    for name in ("one", "two"):
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(RECIPE.format(name=name, shards=shards))
-        command = [
-            sys.executable,
-            "-m",
-            "audiollm.commands.cli",
-            "run",
-            str(recipe),
-            "--runs",
-            str(tmp_path),
-            *options,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr + done.stdout
+        arguments = ["run", str(recipe), "--runs", str(tmp_path)]
+        if name == "one":
+            done = run_command(*arguments)
+        else:
+            command = [sys.executable, "-m", "audiollm.commands.cli", *arguments, "--launch", "2"]
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+            )
+        assert done.returncode == 0, done.stdout
     one, two = (DualFFN.from_pretrained(tmp_path / name / "train").state_dict() for name in ("one", "two"))
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-4, rtol=0, msg=key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -27,6 +26,7 @@ from audiollm.recipe.stages import Recipe
 from audiollm.train.loop import checkpoint
 from audiollm.train.loop.checkpoint import open_part, read_state, save_checkpoint, trained_weights
 from audiollm.train.loop.loop import LoopConfig, Update, train
+from tests.forked import forked
 
 KILLS, STEPS = 20, 70
 
@@ -109,13 +109,12 @@ def attempt(folder: Path, told: Connection) -> None:
 @pytest.fixture(scope="module")
 def start() -> Callable[[Path], tuple[BaseProcess, Connection]]:
     """Starts attempts in new processes, which a server that has torch loaded already forks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["audiollm.train.loop.loop", "torch._dynamo", "pytest"])  # what takes long
 
     def begin(folder: Path) -> tuple[BaseProcess, Connection]:
-        reads, writes = context.Pipe(duplex=False)
-        process = context.Process(target=attempt, args=(folder, writes))
-        process.start()
+        with forked() as context:
+            reads, writes = context.Pipe(duplex=False)
+            process = context.Process(target=attempt, args=(folder, writes))
+            process.start()
         writes.close()
         return process, reads
 

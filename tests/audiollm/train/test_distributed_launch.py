@@ -78,7 +78,7 @@ leave(ranks)
     [
         ("none", 0, {"prepare/0.txt": "1", "train/0.txt": "3", "train/1.txt": "3", "report/0.txt": "1"}),
         ("train", 3, {"prepare/0.txt": "1", "report/0.txt": "1"}),
-        ("prepare", 3, {"report/0.txt": "1"}),
+        pytest.param("prepare", 3, {"report/0.txt": "1"}, marks=pytest.mark.slow),
     ],
 )
 def test_launched_processes_share_the_training_and_a_failure_ends_all(

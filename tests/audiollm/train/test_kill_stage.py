@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -35,9 +34,10 @@ from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop import checkpoint
 from audiollm.train.loop.checkpoint import read_state
 from tests.audiollm.supervised.train_samples import SAMPLE
+from tests.forked import forked
 
 MOMENTS = ("data", "step", "write", "written", "evaluation")
-KILLS, STEPS, BATCH = 20, 96, 6
+STEPS, BATCH = 96, 6
 SIZES = {"a": 17, "b": 6}
 SHARES = {"a": 2 / 3, "b": 1 / 3}
 FRAMES = 5
@@ -125,15 +125,12 @@ def samples_in(batch: StepBatch) -> list[int]:
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[[str], tuple[BaseProcess, Connection]]:
     """Starts attempts in new processes, which a server that has torch loaded already forks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["audiollm.supervised.run", "torch._dynamo", "pytest", "webdataset"]
-    )  # what takes long
 
     def begin(name: str) -> tuple[BaseProcess, Connection]:
-        reads, writes = context.Pipe(duplex=False)
-        process = context.Process(target=attempt, args=(tmp_path, name, writes))
-        process.start()
+        with forked() as context:
+            reads, writes = context.Pipe(duplex=False)
+            process = context.Process(target=attempt, args=(tmp_path, name, writes))
+            process.start()
         writes.close()
         return process, reads
 
@@ -143,20 +140,27 @@ def start(tmp_path: Path) -> Callable[[str], tuple[BaseProcess, Connection]]:
 def left_behind(before: set[int]) -> set[int]:
     """Processes that the servers of this one have forked and that are not gone soon."""
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (found := forked() - before):
+    while time.monotonic() < deadline and (found := grandchildren() - before):
         time.sleep(0.02)
     return found
 
 
-def forked() -> set[int]:
-    """Grandchildren: those of the server."""
+def grandchildren() -> set[int]:
+    """Processes that servers of this one have forked."""
     own = psutil.Process()
     return {each.pid for each in own.children(recursive=True)} - {each.pid for each in own.children()}
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_twenty_kills_at_random_moments_change_nothing(
-    tmp_path: Path, start: Callable[[str], tuple[BaseProcess, Connection]], workers: int
+@pytest.mark.parametrize(
+    ("kills", "workers"),
+    [
+        (len(MOMENTS), 0),
+        pytest.param(20, 0, marks=pytest.mark.slow),
+        pytest.param(20, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_kills_at_random_moments_change_nothing(
+    tmp_path: Path, start: Callable[[str], tuple[BaseProcess, Connection]], kills: int, workers: int
 ) -> None:
     """SIGKILL while data is waited for, within steps, evaluations and checkpoint writes.
 
@@ -165,8 +169,8 @@ def test_twenty_kills_at_random_moments_change_nothing(
     write_sources(tmp_path)
     recipe = RECIPE.format(steps=STEPS, batch=BATCH, workers=workers)
     (tmp_path / "recipe.yaml").write_text(recipe)
-    dice, before, saved = random.Random(0), forked(), []
-    for kill in range(KILLS):
+    dice, before, saved = random.Random(0), grandchildren(), []
+    for kill in range(kills):
         process, told = start("killed")
         moment = MOMENTS[kill % len(MOMENTS)]
         times = 1 if moment == "evaluation" else dice.randint(1, 4)

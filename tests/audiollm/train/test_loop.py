@@ -73,7 +73,7 @@ def context_of(folder: Path) -> Context:
 def config(**changes: object) -> LoopConfig:
     values: dict[str, object] = {
         "seed": 1, "steps": 40, "minutes": None, "learning_rate": 0.01, "warmup_steps": 5, "ema_decay": 0.9,
-        "log_every": 5, "evaluate_every": 10, "checkpoint_seconds": 0.0, "precision": "fp32",
+        "log_every": 5, "evaluate_every": 10, "checkpoint_seconds": 0.0, "precision": "fp32", "report_to": (),
     }  # fmt: skip
     return LoopConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_killed_at_any_step_it_ends_with_the_same_weights_and_log(
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    run(tmp_path / "run", Regression(), steps=300)
+    run(tmp_path / "run", Regression(), steps=300, checkpoint_seconds=60.0)
     errors = [row["error"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "error" in row]
     assert errors[-1] < 0.3 * errors[0]
 

@@ -19,6 +19,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from audiollm.train.loop.checkpoint import open_part
 from audiollm.train.loop.loop import LoopConfig, Update, step_generator, train
+from tests.forked import begin, forked
 
 CPU = torch.device("cpu")
 STEPS, SAMPLES, MICRO = 6, 8, 2
@@ -130,7 +131,9 @@ def on_two_ranks(work: Callable[[Path, Ranks], None], folder: Path) -> None:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     try:
-        multiprocessing.spawn(_rank, (work, str(folder), port), nprocs=2)
+        arguments = (work, str(folder), port, dict(os.environ))
+        with forked():
+            multiprocessing.start_processes(_rank, arguments, nprocs=2, start_method="forkserver")
     except multiprocessing.ProcessExitedException:
         if not all((folder / f"{rank}-{ENDED}").exists() for rank in (0, 1)):
             raise
@@ -138,8 +141,10 @@ def on_two_ranks(work: Callable[[Path, Ranks], None], folder: Path) -> None:
         (folder / f"{rank}-{ENDED}").unlink()
 
 
-def _rank(rank: int, work: Callable[[Path, Ranks], None], folder: str, port: int) -> None:
-    torch.set_num_threads(1)
+def _rank(
+    rank: int, work: Callable[[Path, Ranks], None], folder: str, port: int, environment: dict[str, str]
+) -> None:
+    begin(environment)
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2",
@@ -168,3 +173,13 @@ def evaluations(folder: Path) -> list[float]:
 
 def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_jsonl(folder / "metrics.jsonl") if "loss" in row]
+
+
+def let_zero3_take_float64() -> None:
+    """Make DeepSpeed treat this process as one on a CPU without float16 instructions.
+
+    Where a CPU has them, ZeRO 3 asserts that parameters are float16, bfloat16 or float32; elsewhere it does not look.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: False

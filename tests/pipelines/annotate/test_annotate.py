@@ -27,11 +27,11 @@ from audiollm.audio import find_audio, load, save
 from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
-from pipelines.annotate import step as step_module
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input.synthetic import SAMPLE_RATE, CorpusConfig, speak_corpus
-from pipelines.annotate.output.rows import segment_ids
 from pipelines.annotate.stage import STAGE
+from pipelines.steps import step as step_module
+from pipelines.steps.results import part_ids
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -130,8 +130,16 @@ def test_without_input_it_speaks_and_annotates_a_corpus(tmp_path: Path) -> None:
         assert 0 < row["speech_s"] <= row["duration_s"] + 1e-6
 
 
+def _some(spoken: Path, folder: Path, pattern: str) -> Path:
+    """A folder with some of the clips."""
+    folder.mkdir()
+    for path in spoken.glob(pattern):
+        shutil.copy(path, folder)
+    return folder
+
+
 def test_workers_and_restarts_change_nothing(tmp_path: Path, spoken: Path) -> None:
-    settings = {"input": str(spoken), "transcripts": PATTERN}
+    settings = {"input": str(_some(spoken, tmp_path / "in", "*_1.wav")), "transcripts": PATTERN}
     results = []
     for name, workers in (("here", 0), ("restarted", 0), ("restarted", 2)):
         _annotate(tmp_path / name, **settings, workers=workers)
@@ -347,26 +355,28 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
     assert not HEAVY & set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, tmp_path: Path) -> None:
     """A module loaded by the command would be loaded once more than there are workers."""
     code = (
         "import sys; from audiollm.commands.cli import build_app; build_app()(standalone_mode=False); "
         "print('loaded', *sys.modules)"
     )
-    command = [sys.executable, "-c", code, "annotate", str(spoken), "-o", str(tmp_path), "--workers", "2"]
+    source, out = _some(spoken, tmp_path / "in", "*_anna_1.wav"), tmp_path / "out"
+    command = [sys.executable, "-c", code, "annotate", str(source), "-o", str(out), "--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.rpartition("loaded ")[2].split())
-    assert (tmp_path / "report.html").exists() and (tmp_path / "segments.jsonl").exists()
+    assert (out / "report.html").exists() and (out / "segments.jsonl").exists()
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=6), st.integers(1, 3))
 def test_ids_are_unique_safe_and_stable(files: list[str], copies: int) -> None:
     places = [(file, number) for file in range(len(files)) for number in range(copies)]
-    ids = segment_ids(places, dict(enumerate(files)))
+    ids = part_ids(places, dict(enumerate(files)))
     assert len({name.casefold() for name in ids.values()}) == len(places)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in ids.values())
     backwards = [(len(files) - 1 - file, number) for file, number in places]
-    again = segment_ids(backwards, dict(enumerate(reversed(files))))
+    again = part_ids(backwards, dict(enumerate(reversed(files))))
     assert {(files[f], n): name for (f, n), name in ids.items()} == {
         (files[::-1][f], n): name for (f, n), name in again.items()
     }

@@ -19,7 +19,7 @@ from audiollm.errors import StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import AnnotationConfig
-from pipelines.annotate.input.inputs import collect
+from pipelines.annotate.input.sources import collect_recordings
 from pipelines.annotate.stage import STAGE
 from tests.audiollm.audio.crashing_decoder import CRASHES, install, write
 
@@ -232,8 +232,8 @@ def test_an_archive_that_unpacks_to_too_much_is_cut_off_and_named(tmp_path: Path
             about.size = 10 << 20
             tar.addfile(about, io.BytesIO(bytes(about.size)))
     assert archive.stat().st_size < 100_000
-    found = collect([str(archive)], tmp_path / "fetched", lambda name: None, max_unpacked_gb=0.015)
-    assert [item.name for item in found.audio][:1] == ["bomb.tar.gz/a.wav"]
+    found = collect_recordings([str(archive)], tmp_path / "fetched", lambda name: None, max_unpacked_gb=0.015)
+    assert [item.name for item in found.found][:1] == ["bomb.tar.gz/a.wav"]
     assert found.unpacked_bytes < 15e6
     assert sum(path.stat().st_size for path in (tmp_path / "fetched").rglob("*.wav")) == found.unpacked_bytes
     (row,) = found.rejected

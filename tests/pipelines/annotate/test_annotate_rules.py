@@ -26,13 +26,14 @@ from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.execution.presets import PRESETS
 from pipelines.annotate.execution.rules import RULES, Thresholds, first_broken
 from pipelines.annotate.execution.run import Run
-from pipelines.annotate.execution.spool import Spool
 from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
-from pipelines.annotate.step import Recording, Resources, Segment, StepConfig, Value
+from pipelines.annotate.step import Recording, Segment
 from pipelines.annotate.steps.probe import Probe, ProbeConfig
 from pipelines.execution.ledger import Ledger
+from pipelines.steps.spool import Spool
+from pipelines.steps.step import Resources, StepConfig, Value
 
 CORPUS = CorpusConfig(words=["one", "seven"], voices=2, takes=2, test_takes=1)
 PATTERN = "{text}_{speaker}_{take}.wav"
@@ -287,8 +288,15 @@ class Fixed:
         return self._value
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
-@pytest.mark.parametrize("level", ["recording", "segment"])
+@pytest.mark.parametrize(
+    ("level", "engine"),
+    [
+        ("recording", "local"),
+        ("segment", "local"),
+        ("recording", "ray"),
+        pytest.param("segment", "ray", marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_that_kills_its_process_loses_that_file_only(
     tmp_path: Path, spoken: Path, level: Literal["recording", "segment"], engine: str
 ) -> None:
@@ -324,7 +332,7 @@ def _run(
     spool = Spool(folder / "spool.sqlite")
     with Ledger(folder / "ledger.sqlite") as ledger:
         Run(config, _context(folder), chain, Thresholds(), sources, ledger, spool).annotate()
-    return [row for _, _, row in spool.segments()], list(spool.files())
+    return [row for _, _, row in spool.parts()], list(spool.files())
 
 
 @pytest.mark.parametrize(

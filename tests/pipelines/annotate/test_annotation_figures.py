@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from audiollm.files.atomic import write_jsonl
 from pipelines.annotate.report.agreement import agreement_section, marked
-from pipelines.annotate.report.folder import Folder, measured, named
-from pipelines.annotate.report.histogram import draw_histogram
-from pipelines.annotate.report.numbers import MAX_HELD_VALUES, Comparison, Numbers, read_rules
-from pipelines.annotate.report.survey import RowSample, survey_annotation
+from pipelines.annotate.report.survey import survey_annotation
+from pipelines.steps.page.folder import Folder, measured, named
+from pipelines.steps.page.histogram import draw_histogram
+from pipelines.steps.page.numbers import MAX_HELD_VALUES, Comparison, Numbers, read_rules
+from pipelines.steps.page.survey import RowSample
 from tests.pipelines.annotate.annotation_report_run import (
     many_rows,
     rules_json,
@@ -61,7 +62,7 @@ def test_the_rules_compare_as_the_annotation_does() -> None:
     """Every operation that the annotation knows is one that the page can draw."""
     from typing import get_args
 
-    from pipelines.annotate.execution import rules
+    from pipelines.steps import rules
 
     for op in get_args(rules.Operation):
         limit: Any = ["en"] if op == "in" else 3.0

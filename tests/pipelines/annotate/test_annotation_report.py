@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 from audiollm.audio import save
 from audiollm.evaluate.report.formats import duration
 from audiollm.files.atomic import write_jsonl
-from pipelines.annotate.report import numbers as numbers_module
 from pipelines.annotate.report import page as page_module
 from pipelines.annotate.report import survey as survey_module
 from pipelines.annotate.report import write_annotation_report
 from pipelines.annotate.report.browser import MAX_CARDS
-from pipelines.annotate.report.folder import Folder
-from pipelines.annotate.report.numbers import read_rules
 from pipelines.annotate.report.survey import survey_annotation
+from pipelines.steps.page import numbers as numbers_module
+from pipelines.steps.page import survey as parts_module
+from pipelines.steps.page.folder import Folder
+from pipelines.steps.page.numbers import read_rules
 from tests.pipelines.annotate.annotation_report_run import (
     HOSTILE,
     SHARED,
@@ -236,9 +237,10 @@ def test_the_page_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MAX_KEYS", "COMPARED_ROWS", "CANDIDATES"):
-        monkeypatch.setattr(survey_module, name, 50)
-    monkeypatch.setattr(survey_module, "CANDIDATES_PER_REASON", 2)
+    for name in ("MAX_KEYS", "CANDIDATES"):
+        monkeypatch.setattr(parts_module, name, 50)
+    monkeypatch.setattr(survey_module, "COMPARED_ROWS", 50)
+    monkeypatch.setattr(parts_module, "CANDIDATES_PER_REASON", 2)
     monkeypatch.setattr(numbers_module, "MAX_HELD_VALUES", 50)
     peaks = []
     for count in (1_000, 3_000):

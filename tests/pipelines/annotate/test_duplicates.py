@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from audiollm.audio import Waveform, load, load_bytes
 from pipelines.annotate.measurements.duplicates import DuplicateConfig, bit_errors, find_duplicates, item_of
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.fingerprint import SAMPLE_RATE, Fingerprint, FingerprintConfig, fingerprint
+from pipelines.steps.step import Listener
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"

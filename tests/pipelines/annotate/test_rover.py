@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.evaluate.report.text_errors import choose_form
-from pipelines.annotate.step import Given, Listener, Segment, Value
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.consensus import ConfidencesConfig, ConsensusConfig, spoken_language
 from pipelines.annotate.steps.consensus import Consensus as ConsensusStep
 from pipelines.annotate.words.rover import (
@@ -22,6 +22,7 @@ from pipelines.annotate.words.rover import (
     vote,
 )
 from pipelines.annotate.words.written_words import written_words
+from pipelines.steps.step import Listener, Value
 
 WORDS = st.lists(st.sampled_from(["a", "bee", "see", "dee", "eel"]), max_size=7)
 TEXTS = st.lists(WORDS, min_size=1, max_size=4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.annotate.execution.rules import RULES, Rule, Thresholds, first_broken
+from pipelines.annotate.execution.rules import RULES, AnnotationRule, Thresholds, first_broken
 
 MEASURED = [rule for rule in RULES if rule.operation in (">=", "<=")]
 
@@ -21,7 +21,7 @@ def nested(path: str, value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", MEASURED, ids=lambda rule: rule.threshold)
-def test_a_minimum_drops_less_and_a_maximum_more(rule: Rule) -> None:
+def test_a_minimum_drops_less_and_a_maximum_more(rule: AnnotationRule) -> None:
     limit = 1
     thresholds = Thresholds.model_validate({rule.threshold: limit})
 

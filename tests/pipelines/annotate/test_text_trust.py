@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -24,9 +25,9 @@ from pipelines.annotate.execution.trust import judge_text
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.recognizers.value import SpokenWord, heard
 from pipelines.annotate.stage import STAGE
-from pipelines.annotate.step import Value
 from pipelines.compose.stage import STAGE as COMPOSE
 from pipelines.compose.stage import ComposeConfig
+from pipelines.steps.step import Value
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -46,6 +47,13 @@ def backwards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         speaker = path.stem.split("_")[-2]
         soundfile.write(folder / f"{speaker}.wav", np.flip(samples_N), rate)
     return folder
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory: pytest.TempPathFactory, backwards: Path) -> tuple[Path, dict[str, Any]]:
+    """The annotation of it, for tests that change nothing in its folder, and its funnel."""
+    folder = tmp_path_factory.mktemp("annotated")
+    return folder, _annotate(folder, input=str(backwards))
 
 
 def _annotate(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -73,11 +81,11 @@ def _calls(folder: Path) -> Counter[str]:
 
 
 def test_nonsense_is_no_text_its_segment_stays_and_the_reason_is_counted_everywhere(
-    tmp_path: Path, backwards: Path
+    annotated: tuple[Path, dict[str, Any]],
 ) -> None:
-    funnel = _annotate(tmp_path, input=str(backwards))
-    rows = _rows(tmp_path)
-    assert len(rows) == 2 and not _rows(tmp_path, "filtered")
+    folder, funnel = annotated
+    rows = _rows(folder)
+    assert len(rows) == 2 and not _rows(folder, "filtered")
     assert [row["text"] for row in rows] == ["", ""]
     assert all(row["text_source"] is None and row["language"] is None for row in rows)
     assert any(row["heard"]["pocketsphinx"] for row in rows)
@@ -85,15 +93,15 @@ def test_nonsense_is_no_text_its_segment_stays_and_the_reason_is_counted_everywh
     counts = funnel["recognized_texts"]
     assert (counts["kept"], counts["refused"], counts["reasons"]) == (0, 2, dict(reasons))
     assert counts["refused_s"] == pytest.approx(sum(row["duration_s"] for row in rows), abs=1e-3)
-    page = (tmp_path / "report.html").read_text()
+    page = (folder / "report.html").read_text()
     assert "Refused in 2 kept segments" in page and "--recognizer faster_whisper=" in page
     assert all(reason in page for reason in reasons)
 
 
 def test_a_changed_threshold_keeps_or_refuses_without_measuring_anything_again(
-    tmp_path: Path, backwards: Path
+    tmp_path: Path, backwards: Path, annotated: tuple[Path, dict[str, Any]]
 ) -> None:
-    _annotate(tmp_path, input=str(backwards))
+    shutil.copytree(annotated[0], tmp_path, dirs_exist_ok=True)
     calls = _calls(tmp_path)
     anything: dict[str, Any] = dict.fromkeys(
         ("min_pocketsphinx_words", "min_pocketsphinx_confidence", "min_pocketsphinx_fit")
@@ -118,8 +126,9 @@ def test_a_given_text_is_never_refused(tmp_path: Path, backwards: Path) -> None:
 
 
 def test_what_is_refused_is_not_measured_by_its_text_and_no_rule_of_texts_drops_it(
-    tmp_path: Path, backwards: Path
+    tmp_path: Path, backwards: Path, annotated: tuple[Path, dict[str, Any]]
 ) -> None:
+    shutil.copytree(annotated[0], tmp_path, dirs_exist_ok=True)
     steps: dict[str, Any] = {"repetition": {}, "language": {}, "prosody": {}}
     limits = {"min_characters": 500, "languages": ["fi"]}
     _annotate(tmp_path, input=str(backwards), steps=steps, thresholds=limits)
@@ -136,6 +145,7 @@ def test_every_preset_refuses_by_default(name: str) -> None:
     assert limits.min_pocketsphinx_confidence is not None and limits.min_pocketsphinx_fit is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "speech_zh").is_dir(), reason="no shared data")
 def test_chinese_and_a_chainsaw_have_no_text_and_english_keeps_its_own(tmp_path: Path) -> None:
     chainsaw = next((SHARED / "esc10").rglob("3-151080-A.ogg"))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.annotate.input.inputs import collect
-from pipelines.annotate.input.sources import Sources, match_sources, pattern_hint
+from pipelines.annotate.input.sources import Sources, collect_recordings, match_sources, pattern_hint
 from pipelines.annotate.input.transcripts import (
     Transcript,
     TranscriptError,
@@ -157,8 +156,8 @@ def test_malformed_transcripts_name_file_and_line(
 
 
 def _sources(folder: Path, table: Path, test: str | None) -> Sources:
-    inputs = collect([str(folder)], folder.parent / "fetched", lambda name: None)
-    return match_sources(inputs, {item.path: "digest" for item in inputs.audio}, str(table), test)
+    inputs = collect_recordings([str(folder)], folder.parent / "fetched", lambda name: None)
+    return match_sources(inputs, {item.path: "digest" for item in inputs.found}, str(table), test)
 
 
 @pytest.fixture

@@ -18,7 +18,16 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.execution.engine import Call, EngineError, Outcome, Pool, Walk, WorkerBackend, run_walks
+from pipelines.execution.engine import (
+    Call,
+    EngineError,
+    Outcome,
+    Pool,
+    RunHalted,
+    Walk,
+    WorkerBackend,
+    run_walks,
+)
 from pipelines.execution.ledger import Ledger, LedgerError
 from pipelines.execution.local_pool import InProcess, LocalProcesses
 
@@ -124,6 +133,21 @@ def test_what_the_ledger_has_is_not_done_again(tmp_path: Path) -> None:
         assert ledger.forget_errors() == 1
     _run(tmp_path, range(8), InProcess(Sums(notes)))
     assert notes.read_text().count("square 3\n") == 2
+
+
+class Busy(Sums):
+    """Cannot answer 4 now."""
+
+    def _one(self, step: str, item: int) -> Outcome:
+        return Outcome(error="busy", halts=True) if item == 4 else super()._one(step, item)
+
+
+def test_a_call_that_cannot_be_answered_now_halts_the_run_and_is_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(RunHalted, match="busy"):
+        _run(tmp_path, range(8), InProcess(Busy(tmp_path / "notes")))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.get("square 4") is None and ledger.get("square 0") is not None
+    assert _run(tmp_path, range(8), InProcess(Sums(tmp_path / "notes")))[4] == (16, 2.0)
 
 
 def test_batches_are_of_one_step_and_similar_size(tmp_path: Path) -> None:

@@ -13,20 +13,21 @@ from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
-from audiollm.rl.online.critic import Critic, CriticModel
 from audiollm.rl.online.prompts import PromptMaker
-from audiollm.rl.online.ptx import SupervisedMaker
 from audiollm.rl.online.refill import maker_of
-from audiollm.rl.online.rollout_step import RolloutFiles
-from audiollm.rl.online.run import engine_of
+from audiollm.rl.online.rollout_files import RolloutFiles
 from audiollm.rl.online.settings import KLChoice, PolicyTrainingConfig
 from audiollm.rl.online.task import PolicyTask
+from audiollm.rl.policy.critic import Critic
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.policy_gradient.controllers import kl_controller
+from audiollm.rl.preference.critic import CriticModel
+from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.rewards.batch import RewardBatch, ScoredStep
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
+from audiollm.rl.rollouts.engines import engine_of
 from audiollm.rl.rollouts.protocol import RolloutSettings
 
 PLUG_INS = "tests.audiollm.rl.online.fresh_tasks:"
@@ -122,12 +123,12 @@ def make_task(
     maker = maker_of(config, engine_of(policy), policy, rewards, sampling, prompts, ranks)
     kl = config.kl or KLChoice()
     controller = kl_controller(kl.controller.name, kl.controller.values)
-    files = RolloutFiles(folder / place, ranks)
+    files = RolloutFiles(folder / place, ranks, policy.pieces)
     critic = None if config.critic is None else load_critic(config)
     ptx = None
     if config.ptx is not None:
         sources = [ManifestSource(str(source.path)) for source in config.ptx.samples]
-        ptx = SupervisedMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks)
+        ptx = SupervisedMaker(policy, sources, None, 4, max_tokens, 4, set_aside, ranks, config.ptx.weight)
     return PolicyTask(
         config, policy, prompts, maker, files, controller, set_aside, ranks, critic=critic, ptx=ptx
     ), policy
@@ -143,11 +144,17 @@ def load_critic(config: PolicyTrainingConfig) -> Critic:
 
 
 def one_step(
-    folder: Path, ranks: Ranks, model: str, settings: Mapping[str, Any], max_tokens: int, place: str
+    folder: Path,
+    ranks: Ranks,
+    model: str,
+    settings: Mapping[str, Any],
+    max_tokens: int,
+    place: str,
+    moved: float = 0.0,
 ) -> None:
-    """Write loss, gradient (some of its numbers) and figures of a step."""
+    """Write loss, gradient (some of its numbers) and figures of a step; `moved`: as `gradient_of_step` has it."""
     task, _ = make_task(folder, model, settings, max_tokens, ranks, place)
-    loss, gradient, update = gradient_of_step(task, ranks)
+    loss, gradient, update = gradient_of_step(task, ranks, moved=moved)
     figures = {
         key: float(value)
         for key, value in update.figures.items()
@@ -159,11 +166,20 @@ def one_step(
 
 
 def gradient_of_step(
-    task: PolicyTask, ranks: Ranks = ALONE, step: int = 1
+    task: PolicyTask, ranks: Ranks = ALONE, step: int = 1, moved: float = 0.0
 ) -> tuple[float, torch.Tensor, Any]:
-    """The loss of a step over all ranks, every seventh number of its gradient, and its only update."""
+    """The loss of a step over all ranks, every seventh number of its gradient, and its only update.
+
+    Args:
+        moved: size of the noise that is added to the weights once they have sampled: the answers are of other weights.
+    """
     root = task.modules()["policy"]
-    (update,) = task.updates(task.batch(step, torch.Generator(), ranks), step, step + 1)
+    batch = task.batch(step, torch.Generator(), ranks)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in root.parameters() if moved else ():
+            parameter.add_(moved * torch.randn(parameter.shape, generator=generator).to(parameter))
+    (update,) = task.updates(batch, step, step + 1)
     total = torch.zeros((), dtype=torch.float64)
     for loss in update.loss:
         loss.backward()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,15 +15,14 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from tests.audiollm.rl.online.prompt_records import OWN
-
-ROOT = Path(__file__).parents[4]
+from tests.forked import start_command
 
 
 def write_recipe(folder: Path, **settings: Any) -> Path:
     stage = {
         "samples": "prompts.jsonl", "model": "llm", "rewards": {f"{OWN}brevity": 1.0}, "steps": 12, "batch_size": 3,
         "group_size": 4, "max_answer_tokens": 12, "learning_rate": 3e-3, "precision": "fp32", "report_to": [],
-        "evaluations": 2, "checkpoint_seconds": 0, **settings,
+        "evaluations": 2, **settings,
     }  # fmt: skip
     recipe = {"name": "any", "size": "tiny", "seed": 1, "stages": [{"train_policy": stage}]}
     path = folder / "recipe.yaml"
@@ -49,22 +44,18 @@ def error_of(folder: Path, **settings: Any) -> str:
 def check_killed_run(folder: Path, settings: Mapping[str, Any], kills: Sequence[int]) -> Path:
     """Check that a run which is killed after each of these steps leaves the files of one that is not, whose folder
     is returned."""
+    settings = {"checkpoint_seconds": 0, **settings}
     whole = run(folder, "whole", **settings)
     recipe = folder / "recipe.yaml"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for step in kills:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "audiollm.commands.cli", "run", str(recipe), "--name", "killed",
-             "--runs", str(folder)],
-            cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        process = start_command("run", str(recipe), "--name", "killed", "--runs", str(folder))
         awaited = folder / "killed" / "train_policy" / "rollouts" / f"{step:06d}.jsonl"
         until = time.monotonic() + 120
         while not awaited.exists() and time.monotonic() < until:
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     killed = run(folder, "killed", **settings)
     names = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
     assert {str(path.relative_to(killed)) for path in killed.rglob("*") if path.is_file()} == names

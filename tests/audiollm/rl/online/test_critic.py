@@ -16,9 +16,10 @@ from audiollm.data.records.source import LoadedSample
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_json, read_jsonl, write_json
 from audiollm.recipe.ranks import ALONE
-from audiollm.rl.online.critic import CriticModel
+from audiollm.recipe.stages import load_recipe
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.preference.critic import CriticModel
 from audiollm.rl.preference.policies import load_policy
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -136,6 +137,27 @@ def test_the_critic_learns_at_its_own_rate_and_is_saved(folder: Path) -> None:
     assert float(again.root.score.bias.detach()) != 0.0
     with pytest.raises(ConfigError, match="this is a critic"):
         RewardModel.load(out / "critic")
+
+
+def test_a_later_stage_names_the_critic_of_an_earlier_one(folder: Path) -> None:
+    shared = f"model: {folder}/llm, samples: {folder}/prompts.jsonl, rewards: {{{OWN}brevity: 1.0}}"
+    path = folder / "recipe.yaml"
+    path.write_text(
+        f"""
+        name: two
+        stages:
+          - {{name: plain, train_policy: {{{shared}}}}}
+          - train_policy: {{{shared}, advantage: gae, critic: {{}}}}
+          - {{name: later, train_policy: {{{shared}, advantage: gae, critic: "${{train_policy.critic}}"}}}}
+        """
+    )
+    plain, first, second = load_recipe(path, runs=folder / "runs").stages
+    assert isinstance(second.config, PolicyTrainingConfig) and second.config.critic is not None
+    assert second.config.critic.model == first.folder / "critic" / "model" == first.artifacts["critic"]
+    assert "critic" not in plain.artifacts
+    path.write_text(path.read_text().replace("${train_policy.critic}", "${plain.critic}"))
+    with pytest.raises(ConfigError, match="stage 'plain' makes no 'critic'"):
+        load_recipe(path, runs=folder / "runs")
 
 
 def test_a_reward_model_becomes_the_critic(folder: Path) -> None:

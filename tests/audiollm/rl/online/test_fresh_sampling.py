@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -170,20 +169,25 @@ def test_equal_rewards_are_trained_on_where_a_kl_is(folder: Path) -> None:
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "grpo": {"trained": "all"},
-    "online_dpo": {"objective": "online_dpo", "trained": "adapter", "lora": {"rank": 2, "alpha": 4}},
+    "grpo": {"strategy": "ddp", "trained": "all"},
+    "online_dpo": {
+        "strategy": "fsdp2",
+        "objective": "online_dpo",
+        "trained": "adapter",
+        "lora": {"rank": 2, "alpha": 4},
+    },
 }
 
 
 def train_where_some_are_skipped(folder: Path, ranks: Ranks) -> None:
-    for strategy, objective in product(("ddp", "fsdp2") if ranks.world > 1 else ("ddp",), OBJECTIVES):
+    for name, settings in OBJECTIVES.items():
         config = PolicyTrainingConfig(
             samples=str(folder / "prompts.jsonl"), model=folder / "llm", rewards={f"{PLUG_INS}now_and_then": 1.0},  # type: ignore[arg-type]
             steps=12, batch_size=1, group_size=2, max_answer_tokens=6, learning_rate=1e-3, precision="fp32",
-            report_to=(), seed=4, evaluations=1, eval_prompts=2, strategy=strategy, max_skipped_steps=12,
-            checkpoint_seconds=0, **OBJECTIVES[objective],
+            report_to=(), seed=4, evaluations=1, eval_prompts=2, max_skipped_steps=12,
+            **settings | ({"strategy": "ddp"} if ranks.world == 1 else {}),
         )  # fmt: skip
-        place = folder / f"{objective}-{strategy}-{ranks.world}"
+        place = folder / f"{name}-{ranks.world}"
         place.mkdir(exist_ok=True)
         recipe = Recipe("test", Path("test.yaml"), "tiny", 4, place, (), {})
         train_policy(config, Context(place, recipe, Console(quiet=True), {}, ranks))
@@ -198,19 +202,18 @@ def test_ranks_skip_together(folder: Path) -> None:
 
 def check_curves(folder: Path, objective: str) -> None:
     keys = ("skipped", "reward", "entropy", "gradient_norm")
-    curves = [
+    one, two = (
         [
             {key: row[key] for key in keys if key in row}
-            for row in read_jsonl(folder / f"{objective}-{name}" / "metrics.jsonl")
+            for row in read_jsonl(folder / f"{objective}-{world}" / "metrics.jsonl")
             if "skipped" in row
         ]
-        for name in ("ddp-1", "ddp-2", "fsdp2-2")
-    ]
-    assert {row["skipped"] for row in curves[0]} == {0.0, 1.0}
-    assert all(("gradient_norm" in row) is (row["skipped"] == 0) for row in curves[0])
-    for curve in curves[1:]:
-        for row, wanted in zip(curve, curves[0], strict=True):
-            assert row == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+        for world in (1, 2)
+    )
+    assert {row["skipped"] for row in one} == {0.0, 1.0}
+    assert all(("gradient_norm" in row) is (row["skipped"] == 0) for row in one)
+    for row, wanted in zip(two, one, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------ refusals

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.rl.rollouts.records import RolloutRecords
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
 from tests.audiollm.rl.policy.packed_samples import save_model
@@ -42,6 +43,36 @@ def test_it_learns_what_is_rewarded(folder: Path) -> None:
         -1
     ].keys()
     DualFFN.from_pretrained(out / "model")
+    check_answers_and_tokens(out)
+
+
+def check_answers_and_tokens(out: Path) -> None:
+    """Every evaluation asks the same prompts, first of all the model before the training; tokens have their texts."""
+    answers = read_jsonl(out / "answers.jsonl")
+    assert [(row["step"], row["id"]) for row in answers] == [
+        (step, id) for step in (0, 20, 40) for id in ("tone8", "tone9")
+    ]
+    figures = read_json(out / "stage.json")["figures"]
+    assert sum(row["reward"] for row in answers[-2:]) / 2 == pytest.approx(figures["reward"])
+    rows = RolloutRecords(out / "rollouts").groups(39)[0].answers
+    assert all(len(answer.tokens) == len(answer.numbers("advantages")) > 0 for answer in rows)
+    assert all("".join(token.text for token in answer.tokens).startswith(answer.text[:3]) for answer in rows)
+
+
+def test_speech_of_answers_is_kept_as_codes(folder: Path) -> None:
+    rows = read_jsonl(folder / "prompts.jsonl")
+    for row in rows:  # the right answer is spoken, too
+        row["messages"][-1]["content"] = [row["messages"][0]["content"][-1]]
+    write_jsonl(folder / "prompts.jsonl", rows)
+    out = run(folder, answer="audio", max_frames=3, steps=10, evaluations=1)
+    for answer in RolloutRecords(out / "rollouts").groups(9)[0].answers:
+        codes_KT, (speech,) = answer.codes(), [token for token in answer.tokens if token.is_speech]
+        assert (
+            codes_KT is not None and 0 <= speech.actions - codes_KT.numel() <= 1
+        )  # with its end, where it ended
+    assert (out / "answers" / "000010.safetensors").exists() and (
+        out / "answers" / "000000.safetensors"
+    ).exists()
 
 
 def test_a_kill_changes_nothing(folder: Path) -> None:

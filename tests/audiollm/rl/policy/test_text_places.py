@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from audiollm.data.text.tokenizer import AUDIO_OUT_BOS
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.rl.policy.text_places import actions_at
+from audiollm.rl.policy.text_places import actions_at, pieces_of
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.policy.packed_samples import load, save_model
@@ -84,3 +84,42 @@ def test_speech_between_texts_counts(tmp_path: Path) -> None:
     found = policy.actions_at(tokens, tokenizer.decode(ids), [3, 6])
     assert found == [len(first) - 1, len(first) + 11 + len(last) - 1]
     assert found[1] == tokens.num_actions - 1
+
+
+def test_pieces_are_the_text_of_each_token() -> None:
+    tokenizer = merged()
+    encode = tokenizer.get_vocab().__getitem__
+    ids = [
+        encode("a.Ġ"),
+        encode("c"),
+        encode("a.Ġb."),
+        *map(encode, "Ã©"),
+        encode("!"),
+        encode("Ã"),
+        encode("c"),
+    ]
+    tokens = sampled(ids)
+    pieces = pieces_of(tokens, tokenizer.decode, tokenizer.id_to_token)
+    assert pieces == ["a. ", "c", "a. b.", "", "é", "!", "", "�c"]
+    assert "".join(map(str, pieces)) == tokenizer.decode(ids) and len(pieces) == tokens.num_actions
+
+
+def test_pieces_of_policies_count_every_action(tmp_path: Path) -> None:
+    save_tiny("qwen2_audio", tmp_path / "llm")
+    policy = TransformersPolicy.load(tmp_path / "llm")
+    ids = policy.processor.tokenizer("é is one", add_special_tokens=False)["input_ids"] + [min(policy.ends)]
+    pieces = policy.pieces(sampled(ids))
+    assert "".join(map(str, pieces[:-1])) == "é is one" and len(pieces) == len(ids)
+    assert pieces[-1] == policy.processor.tokenizer.convert_ids_to_tokens(min(policy.ends))
+    own = load(save_model(tmp_path / "dual", "features"))
+    opens = own.template.tokenizer.token_to_id(AUDIO_OUT_BOS)
+    first, last = (
+        own.template.tokenizer.encode(text, add_special_tokens=False).ids for text in ("one", "two")
+    )
+    is_action_N = torch.ones(len(first) + 1 + len(last), dtype=torch.bool)
+    is_action_N[len(first)] = False  # the mark was forced
+    codes_KT = torch.zeros(4, 3, dtype=torch.long)
+    spoken = sampled([*first, opens, *last], is_action_N=is_action_N, codes=(codes_KT,), ended=(True,))
+    told = own.pieces(spoken)
+    assert [piece for piece in told if isinstance(piece, int)] == [13] and told.index(13) == len(first)
+    assert sum(piece if isinstance(piece, int) else 1 for piece in told) == spoken.num_actions

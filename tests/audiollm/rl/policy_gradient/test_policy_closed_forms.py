@@ -158,6 +158,27 @@ def test_grpo_over_groups_and_batch(epsilon: float) -> None:
     same(computed("grpo", {"scale": "batch", "epsilon": epsilon}, rewards), by_answer(scaled))
 
 
+def test_reinforce_goes_from_step_to_step() -> None:
+    """Steps end at the second and the last token of each answer; a discount of 0 leaves a step its own reward."""
+    data = rollouts()
+    ends, rewards_T = [], torch.zeros(len(data.answer), dtype=torch.float64)
+    expected: dict[float, list[list[float]]] = {0.0: [], 0.5: []}
+    for answer, length in enumerate(LENGTHS):
+        place_L = (data.answer == answer).nonzero()[:, 0]
+        first = min(1, length - 1)
+        for number, at in enumerate(sorted({first, length - 1})):
+            ends.append(int(place_L[at]))
+            rewards_T[place_L[at]] = answer + 1 + 10 * number
+        early, late = answer + 1.0, answer + 11.0
+        for gamma, rows in expected.items():
+            is_one = length <= 2
+            rows.append([early] * length if is_one else [early + gamma * late] * 2 + [late] * (length - 2))
+    rewards = inputs(reward_T=rewards_T, step_end_S=torch.tensor(ends), step_reward_S=torch.ones(len(ends)))
+    for gamma, rows in expected.items():
+        values = {"steps": True, "level": "step", "gamma": gamma, "whiten": False}
+        same(computed("reinforce_plus_plus", values, rewards), rows)
+
+
 def test_rloo_leaves_one_out() -> None:
     expected = [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 2.0 - 1.0, 0.0, 1.0 - 2.0]
     same(computed("rloo", {}, inputs(reward_A=reward_tensor())), by_answer(expected))

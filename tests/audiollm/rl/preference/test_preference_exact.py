@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import Message, write_samples
 from audiollm.files.atomic import read_json, write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.catalog import ObjectiveTerm, objective_term
+from audiollm.rl.policy.critic import Critic
+from audiollm.rl.policy.score_head import hidden_size
+from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
 from audiollm.rl.preference.batches import StepMaker
+from audiollm.rl.preference.ptx import SupervisedMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.task import PreferenceTask
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -29,16 +35,19 @@ OBJECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "aot": ("pairs", {}),
     "beta_dpo": ("pairs", {"level": "batch"}),
     "opa_dpo": ("pairs", {}),
+    "dpo+ptx": ("pairs", {}),
+    "orpo": ("pairs", {"sft_on": "prompt_and_answer"}),
     "lipo_lambda": ("lists", {}),
     "bco": ("singles", {}),
     "kto": ("singles", {}),
+    "dro": ("singles", {}),
 }
 STEPS = 2
 
 
 def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> PreferenceTask:
     kind, settings = OBJECTIVES[name]
-    term: ObjectiveTerm = objective_term(name, settings)
+    term: ObjectiveTerm = objective_term(name.removesuffix("+ptx"), settings)
     policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
     with torch.no_grad():  # away from the reference, where gradients of pairs differ
         for n, parameter in enumerate(policy.root.parameters()):
@@ -51,8 +60,18 @@ def make_task(folder: Path, name: str, max_tokens: int, ranks: Ranks) -> Prefere
     steps: StepMaker[Any, Any, Any] = StepMaker(
         policy, sources, None, find_usable(sources, grouping, set_aside), grouping, 4, max_tokens, 3,
         "draw_T" in needs.fields, needs.mismatched_answers, needs.altered_recordings, ranks.rank, ranks.world,
+        needs.prompts,
     )  # fmt: skip
-    return PreferenceTask(policy, steps, [term], set_aside, ranks)
+    critic = None
+    if needs.value_head:
+        torch.manual_seed(0)
+        root: Any = TransformersPolicy.load(folder / "llm", dtype=torch.float64).root
+        critic = Critic(root, hidden_size(root), bias=True).double()
+    ptx = None
+    if name.endswith("+ptx"):
+        supervised = [ManifestSource(str(folder / "answered.jsonl"))]
+        ptx = SupervisedMaker(policy, supervised, None, 3, max_tokens, 3, set_aside, ranks, weight=0.7)
+    return PreferenceTask(policy, steps, [term], set_aside, ranks, critic=critic, ptx=ptx)
 
 
 def gradients(folder: Path, ranks: Ranks, name: str, max_tokens: int, result: str) -> None:
@@ -85,6 +104,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("exact")
     save_tiny("qwen2_audio", made / "llm")
     write_lists(made)
+    records, _ = read_samples(made / "records.jsonl")
+    said = [Message(role="assistant", content=record.answers[0].content) for record in records]
+    write_samples(
+        made / "answered.jsonl",
+        [
+            record.model_copy(update={"messages": [*record.messages, answer], "answers": []})
+            for record, answer in zip(records, said, strict=True)
+        ],
+    )
     return made
 
 
@@ -93,7 +121,9 @@ def test_micro_batches_change_nothing(folder: Path, name: str) -> None:
     gradients(folder, ALONE, name, 100_000, "whole.json")
     gradients(folder, ALONE, name, 64, "parts.json")
     whole, parts = read_json(folder / "whole.json"), read_json(folder / "parts.json")
-    assert whole["batches"] == 1 and parts["batches"] == 4
+    packs = 2 if name.endswith("+ptx") else 1
+    assert whole["batches"] == packs and parts["batches"] >= 4
+    assert ("ptx_loss" in whole["figures"]) == (packs == 2)
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-9)
     assert parts["gradient"] == pytest.approx(whole["gradient"], rel=1e-9, abs=1e-12)
     assert parts["figures"] == pytest.approx(whole["figures"], rel=1e-9)
@@ -112,3 +142,18 @@ def test_two_ranks_are_one(folder: Path) -> None:
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-9), name
         assert two["gradient"] == pytest.approx(one["gradient"], rel=1e-9, abs=1e-12), name
         assert two["figures"] == pytest.approx(one["figures"], rel=1e-9), name
+
+
+def test_cross_entropy_over_prompts_is_a_mean_over_all_their_tokens(folder: Path) -> None:
+    gradients(folder, ALONE, "orpo", 64, "parts.json")
+    task = make_task(folder, "orpo", 100_000, ALONE)
+    (micro,) = task.batch(STEPS - 1, torch.Generator()).micro
+    policy = TransformersPolicy.load(folder / "llm", dtype=torch.float64)
+    root, request = task.modules()["policy"], TokenRequest(reference=False, prompts=True)
+    answers = policy.answer_logprobs(root, micro.batch, request)
+    chosen_P = micro.groups.chosen_P  # type: ignore[union-attr]
+    total = (answers.sums_A + answers.required("prompt_sum_A")).detach()[chosen_P].sum()
+    tokens = (answers.lengths_A + answers.required("prompt_length_A"))[chosen_P].sum()
+    assert read_json(folder / "parts.json")["figures"]["sft"] == pytest.approx(
+        float(-total / tokens), rel=1e-9
+    )

@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 from transformers import Qwen2AudioForConditionalGeneration
 
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import Message, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
+from audiollm.files.atomic import read_json
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import Recipe, load_recipe
 from audiollm.rl.objectives.catalog import CATALOG
+from audiollm.rl.preference.critic import CriticModel
+from audiollm.rl.preference.settings import PreferenceConfig
 from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import write_records
 
 
@@ -37,6 +45,8 @@ def load(place: Path, name: str, **settings: Any) -> Recipe:
         "learning_rate": 1e-2,
         "steps": 10,
         "batch_size": 8,
+        "evaluations": 2,
+        "eval_answers": 0,  # `test_eval_answers` has them
         **settings,
     }
     recipe = place / f"{name}.yaml"
@@ -64,8 +74,9 @@ SETTINGS: dict[str, Any] = {
     "beta_dpo": {"level": "batch"},
     "sft": {"average": "token"},
     "dpo": {"policy_weighting": True},
+    "orpo": {"sft_on": "prompt_and_answer"},
 }
-NOT_HERE = {name for name, entry in CATALOG.items() if entry.reads != "log_probs"} | {"dro"}
+NOT_HERE = {name for name, entry in CATALOG.items() if entry.reads != "log_probs"}
 
 
 QUICK = {
@@ -74,6 +85,7 @@ QUICK = {
     "cringe",
     "sampo",
     "opa_dpo",
+    "dro",
     "aot",
     "beta_dpo",
     "kto",
@@ -103,6 +115,41 @@ def test_every_objective_trains(place: Path, name: str) -> None:
     )
 
 
+def test_dro_trains_a_value_of_every_prompt(place: Path) -> None:
+    dro = {"name": "dro", "tau": 0.3}
+    start = run(place, "dro-start", objective=dro, steps=10, learning_rate=1e-9)
+    figures = run(place, "dro", objective=dro, steps=60, critic={"learning_rate": 3e-3}, learning_rate=3e-3)
+    assert figures["loss"] < 0.3 * start["loss"]
+    folder = place / "runs/dro/train_preference"
+    assert read_json(folder / "critic/model/reward.json") == {"scored": "tokens"}
+    settings = {"samples": str(place / "data/records.jsonl"), "model": place / "model", "objective": "dro"}
+    critic = CriticModel.begin(PreferenceConfig(**settings, critic=folder / "critic"), 1000)  # type: ignore[arg-type]
+    source, values = ManifestSource(str(place / "data/records.jsonl")), []
+    for number in range(16, 24):  # those held out
+        loaded = source[number]
+        for answer in critic.policy.encode(critic.policy.take(loaded, [0, 1], "")):
+            with torch.no_grad():
+                values.append(float(critic.root(critic.policy.batch([answer]))[0]))  # at the first token
+    assert values[0] == pytest.approx(values[1], rel=1e-5)  # a value of the prompt, whatever the answer
+    assert figures["value"] == pytest.approx(sum(values) / len(values), rel=1e-4)
+    with pytest.raises(StageError, match="critic: is a DualFFN"):
+        save_model(place / "dual", "features")
+        run(place, "dro-other", objective=dro, critic=str(place / "dual"))
+
+
+def test_other_samples_are_learned_beside_the_pairs(place: Path) -> None:
+    records, _ = read_samples(place / "data/records.jsonl")
+    text = Message(role="assistant", content=[TextPart(text="a hum")])
+    told = [each.model_copy(update={"messages": [*each.messages, text], "answers": []}) for each in records]
+    write_samples(place / "data/told.jsonl", [*told, records[0]])  # the last one has no answer
+    ptx = {"samples": str(place / "data/told.jsonl"), "weight": 2.0, "batch_size": 4}
+    figures = run(place, "ptx", ptx=ptx, steps=30)
+    rows = [json.loads(line) for line in (place / "runs/ptx/train_preference/metrics.jsonl").open()]
+    learned = [row["ptx_loss"] for row in rows if "ptx_loss" in row]
+    assert learned[-1] < 1.2  # of a random model: log of some 280 words
+    assert figures["accuracy"] >= 0.75 and figures["set_aside"] == 1
+
+
 def test_a_mix_reports_each_term(place: Path) -> None:
     mix = [{"name": "dpo", "weight": 0.8}, {"name": "bco_pair", "weight": 0.2}, "sft"]
     figures = run(place, "mix", objective=mix)
@@ -117,7 +164,12 @@ def test_a_mix_reports_each_term(place: Path) -> None:
         ({"objective": {"name": "dpo", "betta": 0.1}}, "did you mean 'beta'"),
         ({"objective": ["dpo", "kto"]}, "do not go together"),
         ({"objective": "bradley_terry"}, "train_reward"),
-        ({"objective": "dro"}, "value_A"),
+        ({"critic": {}}, "critic is set, but dpo reads no values"),
+        ({"objective": "dro", "critic": {"lora": {"rank": 2}}}, "critic.lora is set"),
+        (
+            {"objective": [{"name": "orpo", "sft_on": "prompt_and_answer"}, {"name": "cpo"}]},
+            "different tokens",
+        ),
         ({"objective": "simpo", "reference": "."}, "reference is set"),
         ({"pairs": "some"}, "pairs"),
     ],
@@ -127,6 +179,22 @@ def test_settings_that_cannot_be_are_refused_before_any_work(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         load(place, "refused", **settings)
+
+
+def test_an_objective_that_the_data_cannot_serve_is_named_before_any_work(place: Path) -> None:
+    lines = (place / "data" / "records.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        for rank, answer in enumerate(row["answers"], start=1):
+            answer["rank"] = rank
+            del answer["score"]
+    (place / "data" / "ranked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    says = (
+        "objective: dro can use no record of the train split: 24 of 24 .* 'no scores', the first: scores are"
+    )
+    with pytest.raises(StageError, match=says):
+        run(place, "ranked", objective="dro", samples=str(place / "data" / "ranked.jsonl"))
+    assert not (place / "runs/ranked/train_preference/checkpoint").exists()
 
 
 def test_bad_records_are_set_aside_and_the_rest_is_trained_on(place: Path) -> None:

@@ -190,6 +190,16 @@ def test_steps_that_name_what_is_heard_count_once() -> None:
     assert values_of({"steps": 1}, reply, answer("x", sample), answer("x")) == [0.5, 0.0, None]
 
 
+def test_a_thought_that_names_everything_scores_less_where_the_names_are_known() -> None:
+    sample = prompt(heard=["dog", "rain"])
+    guess = answer("<think>I hear a dog, rain, a bell and a cat.</think>x", sample)
+    settings = StepsSettings(names=("dog", "rain", "bell", "cat"))
+    assert [step.score for step in scored_steps(guess, StepsSettings())] == [1]
+    assert [step.score for step in scored_steps(guess, settings)] == [0.5]
+    reply = answer("<think>I hear a dog and rain. Then a bell. The dog barks. So outside.</think>x", sample)
+    assert [step.score for step in scored_steps(reply, settings)] == [1, 0, 0, 0]
+
+
 def test_length_and_end_of_speech() -> None:
     sample = prompt(None, text="one two three four five")
     heard = [Waveform(torch.zeros(1, round(seconds * 100)), 100) for seconds in (2.0, 2.5, 9.0)]

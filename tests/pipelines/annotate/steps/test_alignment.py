@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from audiollm.audio import load, save
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.alignment import Aligned, Alignment, AlignmentConfig, ctc_spans, filled_in
 from pipelines.annotate.words.written_words import written_words
+from pipelines.steps.step import Listener
 from tests.pipelines.annotate.steps.tiny_recognizers import ctc_folder, segment
 
 SHARED = Path(

@@ -10,8 +10,9 @@ import torch
 
 from audiollm.audio import save
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.attributes import Attributes, AttributesConfig
+from pipelines.steps.step import Listener
 
 RATE = 16000
 

@@ -28,8 +28,9 @@ from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.losses import token_losses
 from pipelines.annotate.measurements.description_gate import ClapGate, GateResult, SelfGate, labels_of, others
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.description import Description, DescriptionConfig, joined
+from pipelines.steps.step import Listener
 
 RATE = 16_000
 ENCODER = AudioEncoderConfig(32, 2, 2, 48, num_mel_bins=20, max_source_positions=60)

@@ -19,14 +19,14 @@ from pydantic import ValidationError
 
 from audiollm.audio import Waveform, save
 from audiollm.errors import ConfigError
-from pipelines.annotate.measurements.taggers import (
+from audiollm.evaluate.judges.taggers import (
     AskedTagger,
     WindowScores,
     listed,
     probabilities,
     read_labels,
 )
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.events import (
     GROUPS,
     Events,
@@ -37,6 +37,7 @@ from pipelines.annotate.steps.events import (
     rank_tags,
     window_starts,
 )
+from pipelines.steps.step import Listener
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[5] / "shared" / "data"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from audiollm.errors import ConfigError
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.language import (
     Language,
     LanguageConfig,
@@ -17,6 +17,7 @@ from pipelines.annotate.steps.language import (
     languages_of,
     main_script,
 )
+from pipelines.steps.step import Listener
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[5] / "shared" / "data"

@@ -16,9 +16,10 @@ from scipy.signal import lfilter
 from audiollm.audio import save
 from audiollm.audio.pitch import CENTRE_S, FRAME_S, track_pitch
 from pipelines.annotate.input.synthetic import Synthesizer
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.prosody import Prosody, ProsodyConfig
 from pipelines.annotate.words.syllables import count_syllables
+from pipelines.steps.step import Listener
 
 RATE = 16000
 

@@ -25,8 +25,9 @@ from pipelines.annotate.measurements.acoustics import (
     signal_to_noise_db,
 )
 from pipelines.annotate.measurements.quality import SIGMOS_SCORES, Dnsmos, Sigmos, Utmos, sigmos_features
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.quality import Quality, QualityConfig
+from pipelines.steps.step import Listener
 
 onnx = pytest.importorskip("onnx", reason="the package onnx makes the small models of these tests")
 SHARED = Path(

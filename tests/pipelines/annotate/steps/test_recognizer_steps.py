@@ -21,8 +21,9 @@ from pipelines.annotate.recognizers.asked import unquoted
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
 from pipelines.annotate.recognizers.transformers import joined_tokens
 from pipelines.annotate.recognizers.value import SpokenWord, heard
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.words.cutting import cut_points
+from pipelines.steps.step import Listener
 from tests.audiollm.supervised.heard_samples import small_model, small_template
 from tests.pipelines.annotate.steps.tiny_recognizers import check, ctc_folder, made, segment, whisper_folder
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.annotate.step import Given, Listener, Segment
+from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.repetition import (
     PHRASES,
     Phrases,
@@ -20,6 +20,7 @@ from pipelines.annotate.steps.repetition import (
     max_ngram_count,
     words_of,
 )
+from pipelines.steps.step import Listener
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=14)
 

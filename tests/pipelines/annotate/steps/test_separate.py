@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.signal import butter, sosfilt
 
 from audiollm.audio import load, save
-from pipelines.annotate.step import Given, Listener, Recording
+from pipelines.annotate.step import Given, Recording
 from pipelines.annotate.steps.separate import MdxConfig, Separate, SeparateConfig
 from pipelines.annotate.voice.separation import (
     MDX_MODELS,
@@ -24,6 +24,7 @@ from pipelines.annotate.voice.separation import (
     load_separator,
     process_crossfaded,
 )
+from pipelines.steps.step import Listener
 
 onnx = pytest.importorskip("onnx", reason="the package onnx makes the small models of these tests")
 Signal = NDArray[np.float32]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audiollm.audio import load, save
-from pipelines.annotate.step import Given, Listener, Recording
+from pipelines.annotate.step import Given, Recording
 from pipelines.annotate.steps.speakers import Speakers, SpeakersConfig
 from pipelines.annotate.voice import diarization
 from pipelines.annotate.voice.diarization import (
@@ -27,6 +27,7 @@ from pipelines.annotate.voice.diarization import (
     place_windows,
 )
 from pipelines.annotate.voice.linking import FileSpeaker, group, link
+from pipelines.steps.step import Listener
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[5] / "shared" / "data"
@@ -274,7 +275,7 @@ def _ready(config: SpeakersConfig) -> Speakers:
 def test_the_network_is_the_packages_own() -> None:
     pytest.importorskip("webrtcvad")
     resemblyzer = pytest.importorskip("resemblyzer")
-    from pipelines.annotate.voice.activity import package_file
+    from audiollm.onnx_models import package_file
     from pipelines.annotate.voice.embedders import Ge2eVoices
 
     sounds = [_tone(2, 1.6), 1e-3 * _tone(1, 1.6, 1), _tone(3, 0.9)]

@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 from audiollm.audio import save
 from pipelines.annotate.recognizers.choice import RecognizerChoice, make_recognizer
-from pipelines.annotate.step import Given, Listener, Segment, Value
+from pipelines.annotate.step import Given, Segment
+from pipelines.steps.step import Listener, Value
 
 KEYS = {"text", "language", "language_probability", "words", "confidence"}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"

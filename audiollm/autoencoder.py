@@ -1,0 +1,118 @@
+"""The interface of a continuous autoencoder: sound to latents and back, whole or in pieces; loading by entry point.
+
+Shapes: C audio channels, N samples, D latent dimension, T latent frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.errors import ConfigError, suggestion
+from audiollm.files.json_files import read_json_file
+from audiollm.recipe.plug_ins import import_named, is_import_path
+
+REMEDY = "give the folder of a trained autoencoder, or `package.module:name` of a function that returns one"
+
+
+class LatentDistribution(Protocol):
+    """The distribution of a sound's latent: independent normal distributions, one per number."""
+
+    @property
+    def mean(self) -> Tensor: ...
+    @property
+    def log_variance(self) -> Tensor: ...
+
+
+@runtime_checkable
+class Autoencoder(Protocol):
+    """Waveform to continuous latents and back. Waveforms are float32 `[channels, N]`, latents float32 `[D, T]`."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def hop_samples(self) -> int:
+        """Samples per latent frame."""
+
+    @property
+    def latent_dim(self) -> int: ...
+    @property
+    def digest(self) -> str:
+        """Digest of what decides the latents: the weights and the settings."""
+
+    def encode_distribution(self, samples_CN: Tensor) -> LatentDistribution:
+        """The distribution of the latents, `[D, ceil(N / hop_samples)]`."""
+
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[LatentDistribution]:
+        """As `encode_distribution`, for a waveform in pieces, at constant memory."""
+
+    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
+        """Latents to samples `[channels, T * hop_samples]`, cut to `num_samples` where given."""
+
+    def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """As `decode`, for latents in pieces, at constant memory."""
+
+    def normalize(self, latent_DT: Tensor) -> Tensor:
+        """Latents with mean 0 and variance 1 in every channel, as a flow-matching model is trained on them."""
+
+    def denormalize(self, latent_DT: Tensor) -> Tensor:
+        """The inverse of `normalize`."""
+
+
+def latent_rate(autoencoder: Autoencoder) -> float:
+    """Latent frames per second."""
+    return autoencoder.sample_rate / autoencoder.hop_samples
+
+
+def load_autoencoder(source: Path | str) -> Autoencoder:
+    """An autoencoder of ours by its folder, or a published one by import path.
+
+    Args:
+        source: a folder whose config.json has a `model_type` of the entry-point group `audiollm.autoencoders` (or a
+            stage's folder with such a `model`), or `package.module:name` of a function without arguments.
+
+    Raises:
+        ConfigError: no config there or a damaged one, no installed package knows its `model_type`, or the function
+            cannot be imported or does not return an autoencoder.
+    """
+    if is_import_path(str(source)):
+        made = import_named(str(source), REMEDY)()
+        if not isinstance(made, Autoencoder):
+            lacking = [name for name in _MEMBERS if not hasattr(made, name)]
+            raise ConfigError(f"returns no autoencoder: {', '.join(lacking)} missing", str(source), REMEDY)
+        return made
+    folder = Path(source)
+    path = next((f / "config.json" for f in (folder, folder / "model") if (f / "config.json").exists()), None)
+    if path is None:
+        raise ConfigError(f"no autoencoder in {folder}: config.json is missing", str(folder), REMEDY)
+    kind = str(read_json_file(path, dict).get("model_type"))
+    known = {entry.name: entry for entry in entry_points(group="audiollm.autoencoders")}
+    if kind not in known:
+        raise ConfigError(f"model_type: no such autoencoder: {kind!r}", str(path), suggestion(kind, known))
+    autoencoder: Autoencoder = known[kind].load().from_pretrained(path.parent)
+    return autoencoder
+
+
+def module_digest(module: nn.Module, settings: str = "") -> str:
+    """SHA-256 of the names, shapes and values of a module's parameters and persistent buffers, and of its settings."""
+    digest = hashlib.sha256(settings.encode())
+    for name, tensor in module.state_dict().items():
+        plain = tensor.detach().to("cpu").contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        if plain.numel():
+            digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+_MEMBERS = (
+    "sample_rate", "channels", "hop_samples", "latent_dim", "digest", "encode_distribution", "encode_stream",
+    "decode", "decode_stream", "normalize", "denormalize",
+)  # fmt: skip

@@ -1,0 +1,278 @@
+"""Questions with options about recordings: MMAU's layout, AVQA, and MusicBench made into multiple choice.
+
+Each becomes a conversation that ends with the right answer, with the options in `metadata.choices`. What is drawn
+depends on the seed and the question's id alone.
+
+Sources: MMAU (arXiv 2410.19168); the rules for AVQA and MusicBench are Ke-Omni-R's (github.com/shuaijiang/Ke-Omni-R),
+without its mistakes: an option that is the right answer under another name (F# and Gb), and one that is told by its
+capitals.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
+from audiollm.data.convert.objects import read_objects
+from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
+from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.errors import BadSample
+
+TASK = "audio_qa"
+NUM_OPTIONS = 4
+SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
+NOTES = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
+"""One name for each of the twelve notes."""
+SAME_NOTES = {
+    "B#": "C", "C#": "Db", "D#": "Eb", "Fb": "E", "E#": "F", "Gb": "F#", "G#": "Ab", "A#": "Bb", "Cb": "B",
+}  # fmt: skip
+TEMPOS: Mapping[str, tuple[float, float]] = {
+    "Larghissimo": (0, 25), "Grave": (25, 45), "Largo": (40, 60), "Lento": (45, 60), "Larghetto": (60, 66),
+    "Adagio": (66, 76), "Adagietto": (72, 76), "Andante": (76, 108), "Andantino": (80, 108),
+    "Andante moderato": (92, 112), "Moderato": (108, 120), "Allegretto": (112, 120), "Allegro moderato": (116, 120),
+    "Allegro": (120, 168), "Vivace": (140, 176), "Vivacissimo": (172, 176), "Allegrissimo": (172, 176),
+    "Presto": (168, 200), "Prestissimo": (200, float("inf")),
+}  # fmt: skip
+"""Tempo marks and their beats per minute. Marks whose ranges touch are never options of one question."""
+TIME_SIGNATURES = ("4/4", "3/4", "2/4", "6/8", "12/8", "5/4", "7/8", "9/8")
+ALIKE = {"3/4", "6/8"}
+"""Time signatures that are never options of one question: they are heard alike."""
+_TEMPO = re.compile(
+    r"\b(" + "|".join(re.escape(name) for name in sorted(TEMPOS, key=len, reverse=True)) + r")\b", re.I
+)
+
+
+@dataclass(frozen=True)
+class AskedQuestion:
+    """A question with its options and its recording, as a source has it."""
+
+    id: str
+    question: str
+    choices: Sequence[str]
+    answer: str
+    recordings: Sequence[str]
+    """Names that the recording may have; the first that is there is taken."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """For the metadata: domain, difficulty, ..."""
+
+
+Found = AskedQuestion | BadSample
+
+
+def mmau(request: ConversionRequest) -> SourceRows:
+    """MMAU's layout: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`, `category`."""
+    return _rows(request, [each for place, row in _objects(request) for each in _told(place, row, _of_mmau)])
+
+
+def avqa(request: ConversionRequest) -> SourceRows:
+    """AVQA's layout: `question_text`, `multi_choice`, `answer` (a number), `video_name`, `question_relation`.
+
+    Questions of what is seen alone, and of colours, are left out.
+    """
+    kept: list[Found] = []
+    seen = coloured = 0
+    for place, row in _objects(request):
+        if isinstance(row, dict) and row.get("question_relation") == "View":
+            seen += 1
+        elif isinstance(row, dict) and "color" in str(row.get("question_text")):
+            coloured += 1
+        else:
+            kept += _told(place, row, _of_avqa)
+    note = f"left out: {seen} questions of what is seen (question_relation View), {coloured} of colours"
+    return _rows(request, kept, (note,) if seen or coloured else ())
+
+
+def musicbench(request: ConversionRequest) -> SourceRows:
+    """MusicBench's rows (`location`, `key`, `prompt_bpm`, `prompt_bt`): questions for key, tempo and time signature."""
+    found = [
+        each for place, row in _objects(request) for each in _told(place, row, _of_musicbench(request.seed))
+    ]
+    return _rows(request, found)
+
+
+# ------------------------------------------------------------------------------------------------ private
+
+
+def _objects(request: ConversionRequest) -> list[tuple[str, dict[str, Any] | BadSample]]:
+    return [(f"{request.source}{place}", row) for place, row in read_objects(request.source)]
+
+
+def _told(
+    place: str, row: dict[str, Any] | BadSample, read: Callable[[dict[str, Any]], Sequence[AskedQuestion]]
+) -> Sequence[Found]:
+    if isinstance(row, BadSample):
+        return [row]
+    id = str(row.get("id") or row.get("location") or "")
+    try:
+        return read(row)
+    except KeyError as error:
+        return [bad_row(place, id, f"has no {error}")]
+    except (TypeError, AttributeError, IndexError) as error:
+        return [bad_row(place, id, f"has another form than such rows have ({error})")]
+    except ValueError as error:
+        return [bad_row(place, id, str(error))]
+
+
+def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
+    about = {
+        "domain": row.get("task"),
+        "difficulty": row.get("difficulty"),
+        "category": row.get("category"),
+        "sub_category": row.get("sub-category"),
+        "split": row["split"] if row.get("split") in ("train", "test") else None,
+    }
+    kept = {key: value for key, value in about.items() if isinstance(value, str)}
+    choices = [str(choice) for choice in _list(row["choices"])]
+    name = str(row["audio_id"])
+    return [AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], kept)]
+
+
+def _of_avqa(row: dict[str, Any]) -> list[AskedQuestion]:
+    choices = [str(choice) for choice in _list(row["multi_choice"])]
+    number = row["answer"]
+    if not isinstance(number, int) or not 0 <= number < len(choices):
+        raise ValueError(f"answer must be the number of an option, not {number!r}")
+    question = str(row["question_text"]).replace("video", "audio")
+    if row.get("audio_path"):
+        names = [str(row["audio_path"])]
+    else:
+        names = [f"{row['video_name']}{ending}" for ending in SOUNDS]
+    about = {"domain": "sound", "category": str(row.get("question_type") or "")}
+    kept = {key: value for key, value in about.items() if value}
+    return [AskedQuestion(f"avqa_{row['id']}", question, choices, choices[number], names, kept)]
+
+
+def _of_musicbench(seed: int) -> Callable[[dict[str, Any]], list[AskedQuestion]]:
+    def read(row: dict[str, Any]) -> list[AskedQuestion]:
+        location = str(row["location"])
+        found = []
+        for kind, question, draw in _MUSIC:
+            id = f"{kind}_{Path(location).stem}"
+            options = draw(row, random.Random(f"{seed}/{id}"))
+            if options is not None:
+                answer, choices = options
+                about = {"domain": "music", "category": kind}
+                found.append(AskedQuestion(id, question, choices, answer, [location], about))
+        return found
+
+    return read
+
+
+Options = tuple[str, list[str]]
+"""The right answer, and all options."""
+
+
+def _key_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+    """Four keys of the same mode."""
+    told = row.get("key")
+    if not isinstance(told, list) or len(told) != 2:
+        return None
+    note, mode = SAME_NOTES.get(str(told[0]), str(told[0])), str(told[1]).lower()
+    if note not in NOTES or mode not in ("major", "minor"):
+        return None
+    wrong = drawn.sample([other for other in NOTES if other != note], NUM_OPTIONS - 1)
+    return _mixed(f"{note} {mode}", [f"{other} {mode}" for other in wrong], drawn)
+
+
+def _tempo_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+    """Four tempo marks, of which none shares a tempo with the right one."""
+    found = _TEMPO.search(str(row.get("prompt_bpm") or ""))
+    if found is None:
+        return None
+    right = next(name for name in TEMPOS if name.lower() == found[1].lower())
+    low, high = TEMPOS[right]
+    apart = [name for name, (least, most) in TEMPOS.items() if most < low or least > high]
+    return _mixed(right, drawn.sample(apart, NUM_OPTIONS - 1), drawn)
+
+
+def _time_options(row: Mapping[str, Any], drawn: random.Random) -> Options | None:
+    """Four time signatures, of which 3/4 and 6/8 are not both."""
+    found = re.search(r"\d+/\d+", str(row.get("prompt_bt") or ""))
+    if found is None:
+        return None
+    right = found[0]
+    left_out = drawn.choice(sorted(ALIKE)) if right not in ALIKE else next(iter(ALIKE - {right}))
+    wrong = [each for each in TIME_SIGNATURES if each not in (right, left_out)]
+    return _mixed(right, drawn.sample(wrong, NUM_OPTIONS - 1), drawn)
+
+
+_MUSIC: tuple[tuple[str, str, Callable[[Mapping[str, Any], random.Random], Options | None]], ...] = (
+    ("key", "Which of the following keys fits this piece best?", _key_options),
+    ("tempo", "Which of the following tempo marks fits the rhythm of this piece best?", _tempo_options),
+    ("time", "Which of the following time signatures fits the rhythm of this piece best?", _time_options),
+)
+
+
+def _mixed(right: str, wrong: Sequence[str], drawn: random.Random) -> Options:
+    return right, drawn.sample([right, *wrong], 1 + len(wrong))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"the options must be a list, not {value!r:.60}")
+    return value
+
+
+def _rows(request: ConversionRequest, found: Sequence[Found], notes: tuple[str, ...] = ()) -> SourceRows:
+    """The samples; with a count, drawn from all until there are as many."""
+    count = request.asking.count
+    drawn = list(found)
+    if count is not None:
+        random.Random(request.seed).shuffle(drawn)
+
+    held_out = _held_out(request, [each.id for each in drawn if isinstance(each, AskedQuestion)])
+
+    def results() -> Iterator[Sample | BadSample]:
+        made = 0
+        for each in drawn:
+            if made == count:
+                return
+            sample = (
+                each
+                if isinstance(each, BadSample)
+                else sample_of_question(request, each, each.id in held_out)
+            )
+            made += isinstance(sample, Sample)
+            yield sample
+
+    return SourceRows(min(len(drawn), count or len(drawn)), results(), notes)
+
+
+def sample_of_question(
+    request: ConversionRequest, asked: AskedQuestion, is_held_out: bool
+) -> Sample | BadSample:
+    place, asking = f"{request.source}: {asked.id}", request.asking
+    if len(set(asked.choices)) < max(2, len(asked.choices)):
+        return bad_row(place, asked.id, "needs at least two options, all of them different")
+    if asked.answer not in asked.choices:
+        return bad_row(place, asked.id, f"the answer {asked.answer!r} is none of the options")
+    text = question_prompt(asked.question, asked.choices, asking.prompt, asking.max_words)
+    right = f"<answer>{asked.answer}</answer>" if asks_for_tags(asking.prompt) else asked.answer
+    try:
+        part = request.first_audio_part(asked.recordings)
+        messages = [
+            Message(role="user", content=[part, TextPart(text=text)]),
+            Message(role="assistant", content=[TextPart(text=right)]),
+        ]
+        about = {"split": "test" if is_held_out else "train", **asked.about, "choices": list(asked.choices)}
+        return Sample(
+            id=asked.id, messages=messages, task=request.task.name if request.task else TASK, metadata=about
+        )
+    except ValidationError as error:
+        return bad_row(place, asked.id, str(error.errors(include_url=False)[0]["msg"]))
+    except ValueError as error:
+        return bad_row(place, asked.id, str(error))
+
+
+def _held_out(request: ConversionRequest, ids: Sequence[str]) -> set[str]:
+    """The asked share of the questions, at least one, by numbers that are drawn for their ids."""
+    share = request.asking.held_out
+    drawn = sorted(ids, key=lambda id: random.Random(f"{request.seed}/split/{id}").random())
+    return set(drawn[: max(1, round(share * len(drawn)))]) if share else set()

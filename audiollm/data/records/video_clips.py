@@ -1,0 +1,125 @@
+"""Pictures of a clip at a steady rate, as models that see are shown it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from audiollm.data.records.sample import VideoPart
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import write_json
+from audiollm.files.json_files import read_json_file
+from audiollm.video.frames import frame_times, probe_video, read_frames
+
+MAX_PICTURES = 768
+"""Most pictures of a clip; Qwen2.5-Omni takes as many."""
+PICTURES_FILE = "pictures.json"
+"""Beside a model: how it was shown the pictures of videos in its training."""
+_KEPT_BYTES = 256 * 2**20
+
+
+class PictureSettings(BaseModel):
+    """How the pictures of videos are shown to a model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    per_second: float = Field(2.0, gt=0, le=30)
+    """Pictures per second of the clip, each from the middle of its share."""
+    side: int | None = Field(None, ge=16, le=2048)
+    """Pad to a square and scale to this side, in pixels; null: as they are, and scaled by the model's processor."""
+
+    def save(self, folder: Path) -> None:
+        """Write them beside a model."""
+        write_json(folder / PICTURES_FILE, self.model_dump())
+
+    @classmethod
+    def beside(cls, folder: Path) -> PictureSettings | None:
+        """Read those that a model was trained with; None: its folder does not tell.
+
+        Raises:
+            ConfigError: the file is broken.
+        """
+        path = folder / PICTURES_FILE
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate(read_json_file(path, dict))
+        except ValidationError as error:
+            raise ConfigError(
+                f"no settings of pictures: {error.error_count()} errors", str(path), "remove it"
+            ) from None
+
+
+class TimedPictures(NamedTuple):
+    """Pictures of a clip in order of time."""
+
+    frames: tuple[NDArray[np.uint8], ...]
+    """RGB, each `[H, W, 3]`."""
+    times_s: tuple[float, ...]
+    """Seconds from the clip's beginning."""
+
+
+class PictureReader:
+    """Reads the pictures of clips, and keeps those of small ones (256 MiB in all), for trainings of many passes."""
+
+    def __init__(self, settings: PictureSettings) -> None:
+        self.settings = settings
+        self._kept: OrderedDict[str, TimedPictures] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, part: VideoPart) -> TimedPictures:
+        """Read the pictures of a part, cut to its region where it has one.
+
+        Raises:
+            VideoError: it cannot be read, or its region lies outside of the picture.
+            ValueError: more than 768 pictures, or a file that does not tell its length.
+        """
+        key = part.model_dump_json()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        found = _read(part, self.settings)
+        self._kept[key] = found
+        self._bytes += _bytes_of(found.frames)
+        while self._bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _bytes_of(oldest.frames)
+        return found
+
+
+# Private
+
+
+def _read(part: VideoPart, settings: PictureSettings) -> TimedPictures:
+    end_s = probe_video(part.path).duration_s if part.end_s is None else part.end_s
+    if end_s is None:
+        raise ValueError(f"{part.path}: its length is not known: give the part an end_s")
+    times = frame_times(part.start_s, end_s, settings.per_second)
+    if len(times) > MAX_PICTURES:
+        raise ValueError(f"{part.path}: {len(times)} pictures, and at most {MAX_PICTURES} are shown")
+    boxes = [(box.at_s, box.x, box.y, box.width, box.height) for box in part.region]
+    frames = list(read_frames(part.path, times, settings.side, boxes))
+    if part.region and settings.side is None:
+        frames = _of_one_size(frames)
+    return TimedPictures(tuple(frames), tuple(time - part.start_s for time in times))
+
+
+def _of_one_size(frames: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+    """Pad cuts of a region with black to the largest of them: a video has one size."""
+    height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
+    padded = []
+    for frame in frames:
+        whole = np.zeros((height, width, 3), np.uint8)
+        whole[: frame.shape[0], : frame.shape[1]] = frame
+        padded.append(whole)
+    return padded
+
+
+def _bytes_of(frames: Sequence[NDArray[np.uint8]]) -> int:
+    return sum(frame.nbytes for frame in frames)

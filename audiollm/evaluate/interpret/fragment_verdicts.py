@@ -1,0 +1,47 @@
+"""Tally of VIP and SVIP from a file of verdicts, by people or by an LLM judge.
+
+VIP is the share of a source's fragments (units of meaning) whose information the output conveys (arXiv 2407.21646,
+section 4.3); SVIP asks in addition that it is said in time, at a fair rate, and fluently. Neither can be
+computed: this reads verdicts and counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from audiollm.evaluate.report.lists import read_records
+from audiollm.evaluate.report.statistics import share
+
+
+class FragmentVerdict(BaseModel):
+    """A judged fragment."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    """Number of the source."""
+    fragment: str
+    vip: bool
+    """Whether the output conveys it."""
+    svip: bool | None = None
+    """Whether it also does so in time and fluently; None: not judged."""
+
+
+def read_verdicts(path: Path) -> list[FragmentVerdict]:
+    """Read JSON lines, JSON or CSV with `index`, `fragment`, `vip` and where judged `svip`.
+
+    Raises:
+        ConfigError: what is wrong, and where.
+    """
+    return read_records(path, FragmentVerdict)
+
+
+def tally(verdicts: Sequence[FragmentVerdict]) -> dict[str, Any]:
+    """Return the shares of valid fragments with 95 % intervals: `vip`, and `svip` where any fragment has it."""
+    judged = [each.svip for each in verdicts if each.svip is not None]
+    found = {"vip": share([each.vip for each in verdicts])}
+    return found | ({"svip": share(judged)} if judged else {})

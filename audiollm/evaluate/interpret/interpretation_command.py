@@ -1,0 +1,154 @@
+"""The command `evaluate interpret`: quality and latency of logs of simultaneous interpretation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.options import Examples, Form, Language, Limit, Out, RecognizerOption
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.interpret.interpretation_suite import LogOfSystem, Mixer
+    from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+    from audiollm.evaluate.judges.judging import Recognizer
+
+
+def interpret(
+    logs: Annotated[
+        list[str],
+        typer.Argument(help="Logs: instances.log or its folder, each with a name if wished: NAME=PATH."),
+    ],
+    out: Out = Path("scores/interpret"),
+    language: Language = "en",
+    unit: Annotated[str, typer.Option(help="What latency counts: word, character, segment or frame.")] = "",
+    frame_ms: Annotated[float, typer.Option(min=1, help="Duration of a frame of speech.")] = 40.0,
+    text_source: Annotated[
+        bool, typer.Option("--text-source", help="Times count words of a written source.")
+    ] = False,
+    score_empty: Annotated[
+        bool, typer.Option("--score-empty", help="Score empty outputs as said at the source's end.")
+    ] = False,
+    scorer: Annotated[
+        list[str] | None,
+        typer.Option(help="More scores: chrf, bleu (of sentences), or command:PYTHON SCRIPT (COMET, ...)."),
+    ] = None,
+    scorer_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Longest wait for a command's answer.")
+    ] = 600.0,
+    recognizer: RecognizerOption = None,
+    form: Form = "spoken",
+    verdicts: Annotated[
+        Path | None, typer.Option(help="Judged fragments for VIP and SVIP: index, fragment, vip, svip.")
+    ] = None,
+    limit: Limit = None,
+    examples: Examples = 8,
+) -> None:
+    """Score simultaneous interpretation: BLEU and chrF, and latency in SimulEval's definitions and newer ones.
+
+    Example: audiollm evaluate interpret ours=runs/live other=simuleval_output --language de --score-empty
+    """
+    console = Console()
+    from audiollm.evaluate.interpret.fragment_verdicts import read_verdicts
+    from audiollm.evaluate.interpret.interpretation_suite import (
+        InterpretationBench,
+        LogOfSystem,
+        evaluate_interpretation,
+    )
+    from audiollm.evaluate.interpret.latency_scores import LatencyOptions
+    from audiollm.evaluate.interpret.logged_outputs import UNITS, read_log
+    from audiollm.evaluate.judges.choosing import choose_recognizer
+    from audiollm.evaluate.judges.text_scorers import choose_text_scorer
+    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
+    from audiollm.files.set_aside import SetAside
+
+    chosen_unit = unit or ("character" if language in CHARACTER_LANGUAGES else "word")
+    if chosen_unit not in UNITS:
+        raise ConfigError(f"{unit}: no such unit", "--unit", suggestion(unit, UNITS))
+    scorers = [choose_text_scorer(name, language, scorer_timeout_s) for name in scorer or ()]
+    ear = choose_recognizer(recognizer, language)
+    systems: list[LogOfSystem] = []
+    for given in logs:
+        name, path = _named(given)
+        if name in {system.name for system in systems}:
+            raise ConfigError(f"{name}: two logs of this name", "command line", "name them: NAME=PATH")
+        outputs, bad = read_log(path)
+        folder = path if path.is_dir() else path.parent
+        outputs = spread_items(outputs, limit)
+        heard = {}
+        if ear is not None:
+            heard = _hear_all(outputs, folder, ear.judge, console)
+        systems.append(LogOfSystem(name, folder, outputs, bad, heard))
+    SetAside(out / "set_aside.jsonl", "evaluate interpret").add(bad for each in systems for bad in each.bad)
+    bench = InterpretationBench(
+        language,
+        LatencyOptions(chosen_unit, frame_ms, text_source, score_empty),
+        choose_form(form, language),
+        scorers,
+        read_verdicts(verdicts) if verdicts else (),
+    )
+    try:
+        outcome = evaluate_interpretation(systems, bench, _mixer(out / "audio") if examples else None)
+    finally:
+        for each in scorers:
+            close = getattr(each, "close", None)
+            if close is not None:
+                close()
+    conclude(outcome, out, examples, console)
+
+
+def _named(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    if equals and not Path(given).exists():
+        return name, Path(path)
+    plain = Path(given)
+    return (plain.name if plain.is_dir() else plain.resolve().parent.name), plain
+
+
+def _hear_all(
+    outputs: list[LoggedOutput], folder: Path, recognizer: Recognizer, console: Console
+) -> dict[int, Any]:
+    from audiollm.evaluate.interpret.quality import hear
+
+    heard = {}
+    with bar(console, "hearing", len(outputs)) as progress:
+        for output in outputs:
+            heard[output.index] = hear(output, folder, recognizer)
+            step(progress, str(output.index))
+    return heard
+
+
+def _mixer(folder: Path) -> Mixer:
+    """Return the function that writes source (left) and output as heard (right) into one file."""
+
+    def mix(output: LoggedOutput, log_folder: Path) -> Path | None:
+        import torch
+
+        from audiollm.audio import AudioError, load, resample, save
+
+        if not isinstance(output.source, str) or not output.source:
+            return None
+        try:
+            source = load(log_folder / output.source, mono=True)
+            right_1N = torch.zeros(1, 0)
+            if output.is_speech:
+                said = load(log_folder / output.prediction, mono=True)
+                offset_ms = output.prediction_offset or output.delays[0]
+                lead_1N = torch.zeros(1, round(offset_ms / 1000 * source.sample_rate))
+                said_1N = resample(said.samples_CN, said.sample_rate, source.sample_rate)
+                right_1N = torch.cat([lead_1N, said_1N], dim=1)
+        except AudioError:
+            return None
+        samples_2N = torch.zeros(2, max(source.samples_CN.shape[1], right_1N.shape[1]))
+        samples_2N[0, : source.samples_CN.shape[1]] = source.samples_CN[0]
+        samples_2N[1, : right_1N.shape[1]] = right_1N[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{output.index}.wav"
+        save(path, samples_2N, source.sample_rate)
+        return path
+
+    return mix

@@ -1,0 +1,286 @@
+"""Suite `interpret`: latency and quality of logs of simultaneous interpretation, one row per system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from audiollm.errors import BadSample
+from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
+from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging, long_yaal
+from audiollm.evaluate.interpret.latency_scores import (
+    CLOCK_SUFFIX,
+    LATENCIES,
+    LatencyOptions,
+    Value,
+    gaps_of,
+    latencies_of,
+)
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, split_units
+from audiollm.evaluate.interpret.pictures import QualityPoint, quality_over_latency, timeline
+from audiollm.evaluate.interpret.quality import HeardOutput, corpus_quality, in_form
+from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+from audiollm.evaluate.judges.text_scorers import TextScorer, Translation
+from audiollm.evaluate.report.formats import format_number
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import metric_table
+from audiollm.evaluate.report.store import Row
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, reasons_of
+from audiollm.evaluate.report.text_errors import TextForm
+
+Mixer = Callable[[LoggedOutput, Path], Path | None]
+"""Writes the sound of source and output side by side; None where a sound is missing."""
+
+
+@dataclass(frozen=True)
+class LogOfSystem:
+    """The outputs of one system."""
+
+    name: str
+    folder: Path
+    """The folder that paths in the log are relative to."""
+    outputs: Sequence[LoggedOutput]
+    bad: Sequence[BadSample] = ()
+    heard: Mapping[int, HeardOutput] = field(default_factory=dict)
+    """Recognized speech, by index of the source; empty without a recognizer."""
+
+
+@dataclass(frozen=True)
+class InterpretationBench:
+    """How logs are scored."""
+
+    language: str
+    """Language of the outputs."""
+    latency: LatencyOptions
+    form: TextForm
+    """The form in which recognized texts are compared."""
+    scorers: Sequence[TextScorer] = ()
+    verdicts: Sequence[FragmentVerdict] = ()
+
+
+def evaluate_interpretation(
+    systems: Sequence[LogOfSystem], bench: InterpretationBench, mix: Mixer | None = None
+) -> SuiteResult:
+    """Score the logs of one or several systems."""
+    rows = {system.name: [_row(output, system, bench) for output in system.outputs] for system in systems}
+    scores = {system.name: _scores(system, rows[system.name], bench) for system in systems}
+    unit = "words of the source" if bench.latency.text_source else "ms"
+    about = [
+        f"latency in {unit} by {bench.latency.unit}; empty outputs are "
+        + (
+            "scored as said at the source's end"
+            if bench.latency.score_empty
+            else "counted, without a latency"
+        ),
+        f"recognized speech is compared in the form {bench.form.name} ({bench.form.language})",
+    ]
+    about += [
+        f"{name}: {' · '.join(each['quality']['signatures'].values())}" for name, each in scores.items()
+    ]
+    result: dict[str, Any] = {"suite": "interpret", "systems": scores}
+    tables = [_quality_table(scores), *_latency_tables(scores, unit), _output_table(scores)]
+    if bench.verdicts:
+        result["verdicts"] = tally(bench.verdicts)
+        tables.append(_verdict_table(result["verdicts"]))
+    points = [
+        QualityPoint(name, each["latency"]["LAAL"]["mean"], each["quality"]["BLEU"])
+        for name, each in scores.items()
+        if each["latency"]["LAAL"]["mean"] is not None
+    ]
+    pictures = (
+        [("Quality over latency", quality_over_latency(points, f"LAAL, {unit}", "BLEU"))] if points else []
+    )
+    missing = [(str(bad.place), bad.reason) for system in systems for bad in system.bad]
+    missing += [
+        (f"{system.name} {row['index']} {name}", value)
+        for system in systems
+        for row in rows[system.name]
+        for name, value in row["latency"].items()
+        if isinstance(value, str) and not name.endswith(CLOCK_SUFFIX)
+    ]
+    examples = [
+        _example(output, row, system, bench, mix)
+        for system in systems
+        for output, row in zip(system.outputs, rows[system.name], strict=True)
+    ]
+    examples.sort(key=lambda pair: -pair[0])
+    return SuiteResult(
+        "Simultaneous interpretation",
+        about,
+        result,
+        tables,
+        [example() for _, example in examples[:MAX_EXAMPLES]],
+        missing,
+        [{"system": name, **row} for name, each in rows.items() for row in each],
+        pictures,
+        "Longest lag first",
+    )
+
+
+MAX_EXAMPLES = 24
+"""Examples whose pictures are drawn and whose sounds are mixed; a page shows no more."""
+
+
+def _row(output: LoggedOutput, system: LogOfSystem, bench: InterpretationBench) -> Row:
+    heard = system.heard.get(output.index)
+    return {
+        "index": output.index,
+        "output": output.text,
+        "reference": output.reference,
+        "heard": heard.text if heard and not heard.problem else None,
+        "problem": heard.problem if heard else "",
+        "empty": not output.delays,
+        "latency": latencies_of(output, bench.latency),
+        "sentences": _sentence_latencies(output, bench.latency),
+        "gaps": gaps_of(output),
+    }
+
+
+def _scores(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench) -> dict[str, Any]:
+    translations = [Translation(_source_text(each), each.text, each.reference) for each in system.outputs]
+    by_scorer = {scorer.name: metric_table(scorer.score(translations)) for scorer in bench.scorers}
+    quality: dict[str, Any] = corpus_quality(translations, bench.language).plain()
+    if system.heard:
+        spoken = [
+            in_form(Translation("", system.heard[each.index].text, each.reference), bench.form)
+            for each in system.outputs
+        ]
+        recognized = corpus_quality(spoken, bench.language)
+        quality["ASR-BLEU"], quality["ASR-chrF"] = recognized.bleu, recognized.chrf
+        quality["not_heard"] = sum(bool(row["problem"]) for row in rows)
+    names = list(dict.fromkeys(name for row in rows for name in row["latency"]))
+    latency = {
+        name: metric_table([row["latency"].get(name, "no times on the clock") for row in rows])
+        for name in names
+    }
+    sentences = [scores for row in rows for scores in row["sentences"]]
+    for name in ("LAAL", "LongYAAL") if sentences else ():
+        latency[f"{name} of sentences"] = metric_table([scores[name] for scores in sentences])
+    gaps = [row["gaps"] for row in rows]
+    return {
+        "outputs": len(rows),
+        "empty": sum(row["empty"] for row in rows),
+        "set_aside": len(system.bad),
+        "quality": quality,
+        "scorers": by_scorer,
+        "latency": latency,
+        "gaps": {
+            "per_output": sum(map(len, gaps)) / len(gaps),
+            "mean": sum(map(sum, gaps)) / max(1, sum(map(len, gaps))),
+        },
+    }
+
+
+def _source_text(output: LoggedOutput) -> str:
+    text = (output.model_extra or {}).get("source_text", output.source)
+    return text if isinstance(text, str) else " ".join(map(str, text)) if isinstance(text, list) else ""
+
+
+def _sentence_latencies(output: LoggedOutput, options: LatencyOptions) -> list[dict[str, Value]]:
+    """Latencies of the sentences of a long text output, where the log has `segments` (start, end, reference)."""
+    segments = (output.model_extra or {}).get("segments")
+    if not segments or output.is_speech:
+        return []
+    references = [
+        ReferenceSegment(
+            float(each["start"]), float(each["end"]), tuple(split_units(each["reference"], options.unit))
+        )
+        for each in segments
+    ]
+    units = split_units(output.prediction, options.unit)
+    if len(units) != len(output.delays):
+        return []
+    end = output.recording_end or output.source_length
+    found = []
+    for part in resegment(units, output.delays, references):
+        scores: dict[str, Value] = {}
+        for name, function in (("LAAL", length_adaptive_average_lagging), ("LongYAAL", long_yaal)):
+            try:
+                scores[name] = function(part.emissions(end))
+            except MetricError as error:
+                scores[name] = error.reason
+        found.append(scores)
+    return found
+
+
+def _quality_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
+    first = next(iter(scores.values()))
+    recognized = [
+        name for name in ("ASR-BLEU", "ASR-chrF") if any(name in each["quality"] for each in scores.values())
+    ]
+    scorers = list(first["scorers"])
+    rows = [
+        [
+            name,
+            *(format_number(each["quality"].get(metric), 2) for metric in ("BLEU", "chrF", *recognized)),
+            *(format_number(each["scorers"][scorer]["mean"], 3) for scorer in scorers),
+        ]
+        for name, each in scores.items()
+    ]
+    note = reasons_of(each["scorers"][scorer] for each in scores.values() for scorer in scorers)
+    return ScoreTable("Quality", ["system", "BLEU", "chrF", *recognized, *scorers], rows, note)
+
+
+def _latency_tables(scores: Mapping[str, Mapping[str, Any]], unit: str) -> list[ScoreTable]:
+    tables = []
+    for suffix, title in (("", "Latency"), (CLOCK_SUFFIX, "Computation-aware latency")):
+        names = [name + suffix for name in LATENCIES]
+        names += [f"{name} of sentences" for name in ("LAAL", "LongYAAL")] if not suffix else []
+        names = [name for name in names if any(name in each["latency"] for each in scores.values())]
+        if not names:
+            continue
+        rows = [
+            [name, *(format_number(each["latency"].get(key, {}).get("mean"), 2) for key in names)]
+            for name, each in scores.items()
+        ]
+        note = reasons_of(
+            each["latency"][key] for each in scores.values() for key in names if key in each["latency"]
+        )
+        headings = ["system", *(name.removesuffix(suffix) if suffix else name for name in names)]
+        tables.append(ScoreTable(f"{title}, mean over outputs, {unit} (AP: a share)", headings, rows, note))
+    return tables
+
+
+def _output_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
+    headings = ["system", "outputs", "empty", "set aside", "gaps per output", "mean gap"]
+    rows = [
+        [
+            name,
+            *(str(each[key]) for key in ("outputs", "empty", "set_aside")),
+            *(format_number(each["gaps"][key], 2) for key in ("per_output", "mean")),
+        ]
+        for name, each in scores.items()
+    ]
+    return ScoreTable(
+        "Outputs", headings, rows, "A gap is a silence between pieces of speech: the output ran out."
+    )
+
+
+def _verdict_table(verdicts: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
+    from audiollm.evaluate.report.formats import with_interval
+
+    rows = [
+        [name.upper(), with_interval(each, "accuracy"), str(each["n"])] for name, each in verdicts.items()
+    ]
+    return ScoreTable("Valid fragments, as judged", ["", "share", "fragments"], rows)
+
+
+def _example(
+    output: LoggedOutput, row: Row, system: LogOfSystem, bench: InterpretationBench, mix: Mixer | None
+) -> tuple[float, Callable[[], Example]]:
+    lag = row["latency"].get("LAAL")
+
+    def make() -> Example:
+        lines = [("reference", output.reference), ("output", output.text or "(nothing)")]
+        lines += [("heard", row["heard"])] if row["heard"] is not None else []
+        lines.append(("LAAL", lag if isinstance(lag, str) else format_number(lag, 2)))
+        units = split_units(output.text, bench.latency.unit)
+        per_second = 1.0 if bench.latency.text_source else 1000.0
+        picture = timeline(output, units, output.delays if not output.is_speech else (), per_second)
+        mixed = mix(output, system.folder) if mix else None
+        sounds = [Sound("left: source, right: output, as heard", mixed)] if mixed else []
+        return Example(f"{system.name} · {output.index}", lines, sounds, picture)
+
+    return (lag if isinstance(lag, float | int) else float("inf")), make

@@ -1,0 +1,151 @@
+"""Latencies of one output, from the times at which its units came out.
+
+X is the length of the source, R the number of units of the reference, H that of the output, D_i the time at which unit
+i came out (i = 1 ... H). All times have one unit: milliseconds of speech, or words of a text source. A time counts the
+source that had been read (*plain*), or the time on the clock since the source began (*computation-aware*): the
+functions are the same.
+
+| name | definition | source |
+|---|---|---|
+| AP | sum of D_i / (X R); above 1 for an output longer than its reference | arXiv 1606.02012 |
+| AL | mean over i <= tau of D_i - (i - 1) X / R; tau: the first i with D_i >= X, else H | arXiv 1810.08398 |
+| LAAL | AL with max(R, H) in the place of R | arXiv 2206.05807 |
+| DAL | mean of d_i - (i - 1) X / H, d_1 = D_1, d_i = max(D_i, d_{i-1} + X / H) (R does not count) | arXiv 1906.05218 |
+| YAAL | LAAL over the units before the source's end alone; none if there is none | arXiv 2509.17349 |
+| LongYAAL | the same over the units before the recording's end | arXiv 2509.17349 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from audiollm.evaluate.report.metric_error import MetricError
+
+Revision = tuple[float, Sequence[str]]
+"""Time, and the units of the whole output as it is shown from then on."""
+
+
+@dataclass(frozen=True)
+class EmissionTimes:
+    """Times of an output's units, with the lengths that latencies compare them with."""
+
+    times_H: tuple[float, ...]
+    source_length: float
+    reference_units: int
+    recording_end: float | None = None
+    """End of the whole recording that the source is a part of; None: the source is the recording."""
+
+    def __post_init__(self) -> None:
+        if not self.times_H:
+            raise MetricError("no output")
+        if not self.source_length > 0:
+            raise MetricError("the source has no length")
+        if self.reference_units < 1:
+            raise MetricError("the reference has no units")
+
+    @classmethod
+    def at_the_end(cls, source_length: float, reference_units: int) -> EmissionTimes:
+        """Return the emissions that an empty output is scored as: the reference's units, all at the source's end."""
+        return cls((source_length,) * max(1, reference_units), source_length, max(1, reference_units))
+
+
+def average_proportion(output: EmissionTimes) -> float:
+    """Return AP, a share of the source."""
+    return sum(output.times_H) / (output.source_length * output.reference_units)
+
+
+def average_lagging(output: EmissionTimes) -> float:
+    """Return AL; D_1 for an output that begins after the source's end."""
+    return _lagging(output, output.reference_units)
+
+
+def length_adaptive_average_lagging(output: EmissionTimes) -> float:
+    """Return LAAL; D_1 for an output that begins after the source's end."""
+    return _lagging(output, max(output.reference_units, len(output.times_H)))
+
+
+def differentiable_average_lagging(output: EmissionTimes) -> float:
+    """Return DAL."""
+    pace = output.source_length / len(output.times_H)
+    total = previous = 0.0
+    for place, time in enumerate(output.times_H):
+        previous = time if place == 0 else max(time, previous + pace)
+        total += previous - place * pace
+    return total / len(output.times_H)
+
+
+def yaal(output: EmissionTimes) -> float:
+    """Return YAAL.
+
+    Raises:
+        MetricError: the first unit came out after the source's end.
+    """
+    return _lagging_before(output, output.source_length)
+
+
+def long_yaal(output: EmissionTimes) -> float:
+    """Return LongYAAL: units after the source's end count, up to the end of the recording.
+
+    Raises:
+        MetricError: the first unit came out after the recording's end.
+    """
+    end = output.recording_end
+    return _lagging_before(output, output.source_length if end is None else end)
+
+
+def start_offset(output: EmissionTimes) -> float:
+    """Return D_1."""
+    return output.times_H[0]
+
+
+def end_offset(output: EmissionTimes) -> float:
+    """Return D_H - X."""
+    return output.times_H[-1] - output.source_length
+
+
+def first_letter_appearance_lagging(
+    times: Sequence[float], revisions: Sequence[Revision] = (), onset: float = 0.0
+) -> float:
+    """Return FLAL: the time, from the onset, of the first unit that is never revised (arXiv 2407.21646, section 4.4).
+
+    Args:
+        times: of the output's units. They decide where nothing was ever revised: FLAL is then D_1 - onset.
+        revisions: everything that was shown, in order of time.
+        onset: when the source begins; 0, or the first sound of speech.
+
+    Raises:
+        MetricError: there is no output.
+    """
+    if not revisions:
+        if not times:
+            raise MetricError("no output")
+        return times[0] - onset
+    last = list(revisions[-1][1][:1])
+    if not last:
+        raise MetricError("no output")
+    settled = revisions[-1][0]
+    for time, shown in reversed(revisions):
+        if list(shown[:1]) != last:
+            break
+        settled = time
+    return settled - onset
+
+
+def _lagging(output: EmissionTimes, units: int) -> float:
+    if output.times_H[0] > output.source_length:
+        return output.times_H[0]
+    pace, total = output.source_length / units, 0.0
+    for place, time in enumerate(output.times_H):
+        total += time - place * pace
+        if time >= output.source_length:
+            break
+    return total / (place + 1)
+
+
+def _lagging_before(output: EmissionTimes, end: float) -> float:
+    pace = output.source_length / max(output.reference_units, len(output.times_H))
+    early = [time for time in output.times_H if time < end]
+    if output.times_H[0] >= end:
+        raise MetricError("the first unit came out after the end")
+    return sum(time - place * pace for place, time in enumerate(early)) / len(early)

@@ -1,0 +1,213 @@
+"""SimulEval's `instances.log`: one line of JSON per source, with the times of its output, for text and for speech.
+
+Times are milliseconds of a spoken source, or words of a written one. Keys of SimulEval are read and written as they are
+there; keys of ours stand beside them, and others are kept.
+
+Units: `word` (between spaces), `character` (without spaces), `segment` (a piece of speech as it came out, which is what
+SimulEval counts for speech), `frame` (a fixed duration of speech, at the time at which it is heard).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from audiollm.errors import BadSample, ConfigError
+from audiollm.evaluate.interpret.latency import EmissionTimes, Revision
+from audiollm.evaluate.interpret.playback import Playback
+from audiollm.evaluate.report.lists import read_rows
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.files.atomic import write_jsonl
+
+LOG_NAME = "instances.log"
+Unit = Literal["word", "character", "segment", "frame"]
+UNITS: tuple[Unit, ...] = ("word", "character", "segment", "frame")
+FRAME_MS = 40.0
+"""Duration of a frame of speech: one frame of a codec of 25 Hz."""
+
+
+class LoggedOutput(BaseModel):
+    """A line of the log: what was said for one source, and when."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    index: int
+    """Number of the source."""
+    prediction: str
+    """The text, or the path of the sound."""
+    delays: list[float]
+    """Source that had been read when each unit came out."""
+    elapsed: list[float] = []
+    """Time on the clock when each unit came out; empty where it was not measured."""
+    prediction_length: float = 0
+    """Units of the text, or seconds of sound."""
+    reference: str = ""
+    source: Any = ""
+    """The written source, the path of the sound, or what SimulEval says of it."""
+    source_length: float = Field(gt=0)
+    durations: list[float] = []
+    """Duration of each piece of speech; empty for text."""
+    prediction_offset: float | None = None
+    """Time at which the sound of `prediction` begins."""
+    intervals: list[tuple[float, float]] = []
+    """(start, duration) of each piece of speech as it is heard."""
+    transcript: str | None = None
+    """Words of the speech, as they were meant."""
+    revisions: list[tuple[float, str]] = []
+    """(time, whole text) of everything that was shown, of a system that rewrites."""
+    onset: float = 0.0
+    """Time at which the source's speech begins."""
+    recording_end: float | None = None
+    """End of the recording that the source is a part of, from the source's beginning."""
+    reference_duration: float | None = None
+    """Duration of the reference as speech."""
+
+    @property
+    def is_speech(self) -> bool:
+        return bool(self.durations)
+
+    @property
+    def text(self) -> str:
+        """The words of the output; empty for speech without a transcript."""
+        return (self.transcript or "") if self.is_speech else self.prediction
+
+    def playback(self) -> Playback:
+        """Return the playback of the speech."""
+        return Playback.of(self.delays, self.durations)
+
+
+def split_units(text: str, unit: Unit) -> list[str]:
+    """Split a text into words, or into characters without spaces."""
+    return list("".join(text.split())) if unit == "character" else text.split()
+
+
+def revisions_of(output: LoggedOutput, unit: Unit) -> list[Revision]:
+    """Return the revisions of an output in units."""
+    return [(time, split_units(text, unit)) for time, text in output.revisions]
+
+
+def emissions_of(output: LoggedOutput, unit: Unit, frame: float = FRAME_MS) -> EmissionTimes:
+    """Return the times of an output's units, with the lengths of source and reference.
+
+    Args:
+        frame: duration of a frame, for the unit `frame`.
+
+    Raises:
+        MetricError: there is no output, or the log was not written in this unit.
+    """
+    if not output.delays:
+        raise MetricError("no output")
+    if unit == "frame":
+        times = _frame_times(output, frame)
+        reference = reference_units(output, unit, frame) if output.reference_duration else len(times)
+    else:
+        times = output.delays if output.is_speech or unit == "segment" else _text_times(output, unit)
+        reference = reference_units(output, unit)
+    return EmissionTimes(tuple(times), output.source_length, reference, output.recording_end)
+
+
+def reference_units(output: LoggedOutput, unit: Unit, frame: float = FRAME_MS) -> int:
+    """Return the number of units of the reference, at least 1; frames of a reference of unknown duration: 1."""
+    if unit == "frame":
+        return max(1, round((output.reference_duration or 0) / frame))
+    return max(1, len(split_units(output.reference, "character" if unit == "character" else "word")))
+
+
+def read_log(path: Path) -> tuple[list[LoggedOutput], list[BadSample]]:
+    """Read a log: the file, or the folder that holds `instances.log`.
+
+    Returns:
+        The outputs, and the lines that are none: a key of the wrong type, times out of order, numbers that do not fit.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no line that is an output.
+    """
+    path = path / LOG_NAME if path.is_dir() else path
+    outputs, bad, seen = [], [], set()
+    for where, values in read_rows(path):
+        try:
+            output = LoggedOutput.model_validate(values)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            key = ".".join(str(part) for part in problem["loc"])
+            bad.append(BadSample(where, _name(values), f"{key}: {problem['msg']}", "not an output"))
+            continue
+        reason = _contradiction(output)
+        if not reason and output.index in seen:
+            reason = "an index that is used twice"
+        if reason:
+            bad.append(BadSample(where, str(output.index), reason))
+            continue
+        seen.add(output.index)
+        outputs.append(output)
+    if not outputs:
+        reason = f"no output that can be used: {bad[0].reason}" if bad else "the log is empty"
+        raise ConfigError(reason, str(path), "give the instances.log of SimulEval or of `audiollm interpret`")
+    return outputs, bad
+
+
+def write_log(path: Path, outputs: Iterable[LoggedOutput]) -> None:
+    """Write a log that SimulEval can score: `simuleval --score-only --output FOLDER`."""
+    write_jsonl(path, (output.model_dump(exclude_unset=True) | _required(output) for output in outputs))
+
+
+def _required(output: LoggedOutput) -> dict[str, Any]:
+    """The keys that SimulEval reads of every line."""
+    keys = (
+        "index",
+        "prediction",
+        "delays",
+        "elapsed",
+        "prediction_length",
+        "reference",
+        "source",
+        "source_length",
+    )
+    return {key: getattr(output, key) for key in keys}
+
+
+def _frame_times(output: LoggedOutput, frame: float) -> list[float]:
+    if not output.is_speech:
+        raise MetricError("text has no frames")
+    times = output.playback().frames(frame)
+    if not times:
+        raise MetricError("the speech is shorter than a frame")
+    return times
+
+
+def _text_times(output: LoggedOutput, unit: Unit) -> list[float]:
+    """Return a time for each word or character; the characters of a log of words came out with their word."""
+    times, words = output.delays, output.prediction.split()
+    if unit == "character" and len(times) != len(split_units(output.prediction, unit)):
+        if len(times) == len(words):
+            return [time for time, word in zip(times, words, strict=True) for _ in word]
+        raise MetricError(f"{len(times)} times are neither of the characters nor of the words")
+    if unit == "word" and len(times) != len(words):
+        raise MetricError(f"{len(times)} times for {len(words)} words: is the log by character?")
+    return times
+
+
+def _contradiction(output: LoggedOutput) -> str:
+    """Why the numbers of a line cannot be; empty where they can."""
+    for name in ("delays", "elapsed"):
+        times = getattr(output, name)
+        if any(after < before for before, after in itertools.pairwise(times)):
+            return f"{name} are out of order"
+        if any(not math.isfinite(time) or time < 0 for time in times):
+            return f"{name} must be finite and not negative"
+    if output.elapsed and len(output.elapsed) != len(output.delays):
+        return f"{len(output.elapsed)} elapsed for {len(output.delays)} delays"
+    if output.durations and len(output.durations) != len(output.delays):
+        return f"{len(output.durations)} durations for {len(output.delays)} delays"
+    if any(duration < 0 for duration in output.durations):
+        return "a duration is negative"
+    return ""
+
+
+def _name(values: Any) -> str:
+    return str(values.get("index", "")) if isinstance(values, dict) else ""

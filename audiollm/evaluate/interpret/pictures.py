@@ -1,0 +1,107 @@
+"""Pictures of interpretation as inline SVG: quality over latency, and the timeline of one source and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 560.0, 300.0, 52.0, 40.0, 26.0, 90.0
+
+
+@dataclass(frozen=True)
+class QualityPoint:
+    """A system in the picture of quality over latency."""
+
+    name: str
+    latency: float
+    quality: float
+
+
+def quality_over_latency(points: Sequence[QualityPoint], latency: str, quality: str) -> str:
+    """Draw systems as labelled points: better ones lie up and left."""
+    x_low, x_high = _range([point.latency for point in points])
+    y_low, y_high = _range([point.quality for point in points])
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        x, y = (
+            _LEFT + share * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM),
+        )
+        parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y))
+        parts.append(_text(_LEFT - 6, y + 4, f"{y_low + share * (y_high - y_low):.4g}", "end"))
+        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, f"{x_low + share * (x_high - x_low):.4g}", "middle"))
+    for place, point in enumerate(points):
+        x = _LEFT + (point.latency - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        y = _HEIGHT - _BOTTOM - (point.quality - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{_colour(place % 6)}"/>')
+        parts.append(_text(x + 8, y + 4, point.name, "start"))
+    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, latency, "middle"))
+    parts.append(_text(4, 10, quality, "start"))
+    return _svg(_WIDTH, _HEIGHT, parts, f"{quality} over {latency}")
+
+
+def timeline(output: LoggedOutput, units: Sequence[str], times: Sequence[float], per_second: float) -> str:
+    """Draw the source as a bar, and below it the output when it came out: words, or pieces of speech as heard.
+
+    Args:
+        per_second: units of time per second: 1000 for milliseconds.
+    """
+    intervals = output.playback().intervals if output.is_speech else ()
+    end = max([output.source_length, *times, *(start + length for start, length in intervals)])
+    width = max(_WIDTH, 70.0 * end / per_second)
+    scale = (width - 20) / end
+    parts = [
+        f'<rect x="10" y="6" width="{output.source_length * scale:.1f}" height="14" fill="{_colour(0)}"/>',
+        _text(14, 17, "source", "start"),
+    ]
+    for start, length in intervals:
+        parts.append(
+            f'<rect x="{10 + start * scale:.1f}" y="26" width="{max(1.0, length * scale):.1f}" height="14" '
+            f'fill="{_colour(1)}" fill-opacity="0.6"/>'
+        )
+    ends = [-1e9] * 4
+    for unit, time in zip(units, times, strict=False):
+        x = 10 + time * scale
+        lane = min(range(len(ends)), key=lambda each: (ends[each] > x, each))
+        ends[lane] = x + 7.5 * len(unit) + 6
+        parts.append(_line(x, 24, x, 46 + lane * 14))
+        parts.append(_text(x + 2, 56 + lane * 14, unit, "start"))
+    bottom = 46 + 4 * 14 + 12
+    for second in range(int(end / per_second) + 1):
+        parts.append(_text(10 + second * per_second * scale, bottom + 8, f"{second} s", "middle"))
+    return _svg(width, bottom + 14, parts, "timeline of source and output")
+
+
+def _colour(number: int) -> str:
+    """A colour of the page of a suite, or of that of a run."""
+    return f"var(--c{number}, var(--m{number}))"
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    margin = 0.1 * (high - low) or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
+    head = (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" aria-label="{_escape(title)}">'
+    )
+    return f'<div style="overflow-x:auto">{head}{"".join(parts)}</svg></div>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--line)"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    style = 'font-size="11" fill="currentColor"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}>{_escape(text)}</text>'
+
+
+def _escape(text: str) -> str:
+    from html import escape
+
+    return escape(text)

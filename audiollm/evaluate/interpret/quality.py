@@ -1,0 +1,70 @@
+"""Quality of interpreted outputs over a corpus: BLEU and chrF with their signatures, and ASR-BLEU of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+from audiollm.evaluate.judges.judging import Recognizer
+from audiollm.evaluate.judges.text_scorers import Translation, bleu_tokenizer
+from audiollm.evaluate.report.text_errors import TextForm
+
+
+@dataclass(frozen=True)
+class CorpusQuality:
+    """BLEU and chrF of a corpus, from 0 to 100, and the signatures by which they can be reproduced."""
+
+    bleu: float
+    chrf: float
+    signatures: dict[str, str]
+
+    def plain(self) -> dict[str, Any]:
+        return {"BLEU": self.bleu, "chrF": self.chrf, "signatures": self.signatures}
+
+
+def corpus_quality(translations: Sequence[Translation], language: str) -> CorpusQuality:
+    """Score outputs of a language; an empty output counts as an empty sentence."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    outputs = [each.output for each in translations]
+    references = [[each.reference for each in translations]]
+    bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
+    scores = bleu.corpus_score(outputs, references), chrf.corpus_score(outputs, references)
+    signatures = {"BLEU": str(bleu.get_signature()), "chrF": str(chrf.get_signature())}
+    return CorpusQuality(scores[0].score, scores[1].score, signatures)
+
+
+@dataclass(frozen=True)
+class HeardOutput:
+    """An output's speech as a recognizer writes it down."""
+
+    text: str
+    problem: str = ""
+    """Why there is no text; empty where there is."""
+
+
+def hear(output: LoggedOutput, folder: Path, recognizer: Recognizer) -> HeardOutput:
+    """Write down the speech of an output. The silences at its ends are cut, as recognizers write words into them.
+
+    Args:
+        folder: the folder that relative paths of sound are relative to.
+    """
+    from audiollm.audio import AudioError, load
+    from audiollm.generation.speaking.long_text import trim
+
+    path = folder / output.prediction
+    if not output.delays:
+        return HeardOutput("")
+    try:
+        wave = load(path, mono=True)
+    except AudioError as error:
+        return HeardOutput("", error.reason)
+    return HeardOutput(recognizer.recognize(trim(wave.samples_CN, wave.sample_rate), wave.sample_rate))
+
+
+def in_form(translation: Translation, form: TextForm) -> Translation:
+    """Return a translation whose output and reference are in the form in which recognized texts are compared."""
+    return Translation(translation.source, form.apply(translation.output), form.apply(translation.reference))

@@ -1,0 +1,119 @@
+"""The command `evaluate sound`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.errors import ConfigError
+from audiollm.evaluate.options import Examples, Limit, Out
+from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
+
+if TYPE_CHECKING:
+    from audiollm.evaluate.sound.suite import SuiteJudges
+
+ClassesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Judge of what is heard: a .tflite or .onnx tagger (YAMNet), a folder (an audio classifier of "
+        "transformers, or our own), or package.module:factory."
+    ),
+]
+SpaceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Space of the Fréchet distance: the folder of a ClapModel, a judge as --classes, or "
+        "package.module:factory. By default the logits of --classes."
+    ),
+]
+ClapOption = Annotated[
+    str | None,
+    typer.Option(help="Space of sounds and texts: a ClapModel's folder, or package.module:factory."),
+]
+SynchronyOption = Annotated[
+    str | None, typer.Option(help="Judge of synchrony with the video (Synchformer): package.module:factory.")
+]
+
+
+def sound(
+    listing: Annotated[
+        Path,
+        typer.Argument(
+            help="generated.jsonl of the stage generate_sound, or a list of your own: a JSON object per line "
+            "with audio, and if known reference, video, caption, thought, events.",
+            metavar="LIST",
+        ),
+    ],
+    out: Out,
+    classes: ClassesOption = None,
+    space: SpaceOption = None,
+    clap: ClapOption = None,
+    synchrony: SynchronyOption = None,
+    training: Annotated[
+        Path | None, typer.Option(help="Folder of the training sounds, to find copies of them.")
+    ] = None,
+    edits: Annotated[
+        Path | None, typer.Option(help="edited.jsonl of the stage edit_sounds, judged beside the sounds.")
+    ] = None,
+    limit: Limit = None,
+    examples: Examples = 8,
+) -> None:
+    """Score generated sounds: Fréchet distance, KL of classes, inception score, CLAP, DeSync, onsets, copies.
+
+    Example: audiollm evaluate sound runs/sound/generate_sound/generated.jsonl --classes yamnet.tflite -o scores
+    """
+    from audiollm.audio import AudioError, find_audio
+    from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
+    from audiollm.evaluate.sound.generated_sounds import read_generated
+    from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
+
+    console = Console()
+    sounds = spread_items(read_generated(listing), limit)
+    if not sounds:
+        raise ConfigError("no sound to score", str(listing), "generate sounds first")
+    try:
+        known = find_audio(training)[0] if training is not None else []
+    except AudioError as error:
+        raise ConfigError(error.reason, "--training", "give a folder of sound") from None
+    edited = spread_items(read_edited(edits), limit) if edits is not None else []
+    judges = load_judges(classes, space, clap, synchrony)
+    with bar(console, "scoring", len(sounds) + len(known) + len(edited)) as progress:
+        outcome = evaluate_sounds(sounds, judges, known, lambda what: step(progress, what))
+        if edited:
+            found = judge_edits(edited, judges.classes, lambda what: step(progress, what))
+            outcome = with_edits(outcome, found)
+    conclude(outcome, out, examples, console)
+
+
+def load_judges(
+    classes: str | None, space: str | None, clap: str | None, synchrony: str | None
+) -> SuiteJudges:
+    """Load the judges of the suite.
+
+    Raises:
+        ConfigError: one of them cannot be loaded.
+    """
+    from audiollm.evaluate.sound.sound_judges import (
+        ClassSpace,
+        load_sound_classes,
+        load_sound_space,
+        load_text_space,
+    )
+    from audiollm.evaluate.sound.suite import SuiteJudges
+    from audiollm.recipe.plug_ins import import_named
+
+    given = {"classes": classes, "space": space or classes, "texts": clap, "synchrony": synchrony}
+    named = load_sound_classes(classes) if classes else None
+    places = load_sound_space(space) if space else (ClassSpace(named) if named else None)
+    return SuiteJudges(
+        classes=named,
+        space=places,
+        texts=load_text_space(clap) if clap else None,
+        synchrony=import_named(synchrony, "name a function that returns a judge with offsets")()
+        if synchrony
+        else None,
+        names={role: name for role, name in given.items() if name},
+    )

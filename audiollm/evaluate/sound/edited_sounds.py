@@ -1,0 +1,213 @@
+"""Edited sounds: whether the sound is there or gone, the others are still there, and the track is whole around it.
+
+A list has a row for each edit, as `edit_sounds` writes it: the track before and after, the span, the sound that was
+edited, the other sounds, and if known the track that a perfect edit gives.
+
+Shapes: N samples, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from audiollm.audio import AudioError, Waveform, load
+from audiollm.errors import ConfigError
+from audiollm.evaluate.report.formats import with_interval
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import share
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
+from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list
+from audiollm.evaluate.sound.sound_judges import SoundClasses
+from audiollm.evaluate.sound.sound_measures import border_excess
+from audiollm.files.atomic import read_jsonl
+from audiollm.flow.editing.tracks import read_track
+
+UNTOUCHED = "outside of the span unchanged"
+DONE = "the sound is heard, or gone"
+DONE_PERFECTLY = "the same of a perfect edit"
+OTHERS = "other sounds still recognized"
+BORDERS = "borders as smooth as the track"
+BORDERS_PERFECT = "the same places of a perfect edit"
+MEASURES = (UNTOUCHED, DONE, DONE_PERFECTLY, OTHERS, BORDERS, BORDERS_PERFECT)
+
+
+@dataclass(frozen=True)
+class EditedSound:
+    """An edit of a track with what is known of it."""
+
+    id: str
+    case: str
+    """The operation, and how the sound was named: `add by words`."""
+    operation: str
+    path: Path
+    before: Path
+    reference: Path | None
+    """The track that a perfect edit gives."""
+    span_s: tuple[float, float]
+    event: WantedEvent
+    others: tuple[WantedEvent, ...]
+    caption: str
+
+
+@dataclass(frozen=True)
+class EditsOutcome:
+    """The measures of all edits."""
+
+    result: Mapping[str, Mapping[str, Any]]
+    """Case -> measure -> its share with interval."""
+    table: ScoreTable
+    rows: Sequence[Mapping[str, Any]]
+    examples: Sequence[Example]
+
+
+def read_edited(listing: Path) -> list[EditedSound]:
+    """Read the `edited.jsonl` of `edit_sounds`; paths are relative to the list, or to the working directory.
+
+    Raises:
+        ConfigError: a row without its tracks, its span or its sound.
+    """
+    rows = read_jsonl(listing, "give the edited.jsonl of the stage edit_sounds")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            first, last = (float(each) for each in row["span"])
+            edit = EditedSound(
+                id=str(row["id"]),
+                case=f"{row['operation']} by {row['by']}",
+                operation=str(row["operation"]),
+                path=beside_list(row["audio"], listing.parent),
+                before=beside_list(row["before"], listing.parent),
+                reference=beside_list(row["reference"], listing.parent) if row.get("reference") else None,
+                span_s=(first, last),
+                event=_event(row["event"]),
+                others=tuple(_event(each) for each in row.get("others") or ()),
+                caption=str(row.get("caption") or ""),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            remedy = (
+                "a row has id, operation, by, before, audio, span, and event with label, start_s and end_s"
+            )
+            raise ConfigError(f"unreadable edit ({error!r})", f"{listing}:{number}", remedy) from None
+        found.append(edit)
+    return found
+
+
+def judge_edits(
+    edits: Sequence[EditedSound],
+    classes: SoundClasses | None,
+    advance: Callable[[str], None] = lambda what: None,
+) -> EditsOutcome:
+    """Measure all edits.
+
+    Args:
+        classes: judge of what is heard; None: only what needs no judge is measured.
+    """
+    rows: list[dict[str, Any]] = []
+    for edit in edits:
+        try:
+            values = _measured(edit, classes)
+        except AudioError as error:
+            values = {"unreadable": str(error)}
+        rows.append({"id": edit.id, "case": edit.case, "path": str(edit.path), **values})
+        advance(edit.id)
+    result = {}
+    for case in dict.fromkeys(edit.case for edit in edits):
+        own = [row for row in rows if row["case"] == case]
+        result[case] = {name: share(_values(own, name)) for name in MEASURES}
+    cells = [[case, *(_cell(table[name]) for name in MEASURES)] for case, table in result.items()]
+    note = (
+        "Smooth: the spectral flux at the borders is within its 95th percentile in the same track outside of the "
+        "span. By chance it is not, even in a track that nobody edited: compare the column beside it."
+    )
+    table = ScoreTable("Edits", ["edit", *MEASURES], cells, note)
+    order = sorted(range(len(edits)), key=lambda n: bool(rows[n].get(DONE)))
+    return EditsOutcome(result, table, rows, [_example(edits[n], rows[n]) for n in order])
+
+
+# Private
+
+
+def _event(given: Mapping[str, Any]) -> WantedEvent:
+    return WantedEvent(str(given["label"]), float(given["start_s"]), float(given["end_s"]))
+
+
+def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]:
+    after, before = load(edit.path), load(edit.before)
+    real = load(edit.reference) if edit.reference is not None else None
+    found: dict[str, Any] = {UNTOUCHED: _is_untouched(edit)}
+    for name, sound in ((BORDERS, after), (BORDERS_PERFECT, real)):
+        if sound is not None:
+            try:
+                found[name] = (
+                    border_excess(sound.samples_CN.mean(0).numpy(), sound.sample_rate, edit.span_s) <= 1
+                )
+            except MetricError as error:
+                found[f"{name}, n/a"] = error.reason
+    if classes is None or edit.event.label not in classes.labels:
+        return found
+    asked = edit.event.label
+
+    def is_done(heard: str) -> bool:
+        return heard != asked if edit.operation == "remove" else heard == asked
+
+    found["heard"] = _heard(after, edit.event, classes)
+    found[DONE] = is_done(found["heard"])
+    if real is not None:
+        found[DONE_PERFECTLY] = is_done(_heard(real, edit.event, classes))
+    known = [other for other in edit.others if other.end_s <= before.duration_s]
+    known = [other for other in known if _heard(before, other, classes) == other.label]
+    found[OTHERS] = [_heard(after, other, classes) == other.label for other in known]
+    return found
+
+
+def _is_untouched(edit: EditedSound) -> bool:
+    """Whether every sample outside of the span is the input's own, in the input's format."""
+    before, after = read_track(edit.before), read_track(edit.path)
+    if (before.sample_rate, before.subtype, before.format) != (
+        after.sample_rate,
+        after.subtype,
+        after.format,
+    ):
+        return False
+    first, last = (round(second * before.sample_rate) for second in edit.span_s)
+    old_NC, new_NC = before.samples_NC, after.samples_NC
+    return np.array_equal(old_NC[:first], new_NC[:first]) and np.array_equal(old_NC[last:], new_NC[last:])
+
+
+def _heard(sound: Waveform, event: WantedEvent, classes: SoundClasses) -> str:
+    """The class of the sound at the event's place; empty for silence."""
+    rate = sound.sample_rate
+    cut_CN: Tensor = sound.samples_CN[:, round(event.start_s * rate) : round(event.end_s * rate)]
+    try:
+        return classes.labels[int(classes.logits(Waveform(cut_CN.contiguous(), rate)).argmax())]
+    except ValueError:
+        return ""
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[bool]:
+    values: list[bool] = []
+    for row in rows:
+        found = row.get(name)
+        values += found if isinstance(found, list) else [] if found is None else [found]
+    return values
+
+
+def _cell(table: Mapping[str, Any]) -> str:
+    return f"{with_interval(table, 'accuracy')}, n = {table['n']}" if table["n"] else ""
+
+
+def _example(edit: EditedSound, row: Mapping[str, Any]) -> Example:
+    first, last = edit.span_s
+    lines = [("edit", f"{edit.case}, {first:.2f} to {last:.2f} s"), ("asked", edit.caption)]
+    if "heard" in row:
+        lines.append(("heard at its place", row["heard"] or "(silence)"))
+    sounds = [Sound("before", edit.before), Sound("after", edit.path)]
+    if edit.reference is not None:
+        sounds.append(Sound("a perfect edit", edit.reference))
+    return Example(f"{edit.id}: {edit.case}", [line for line in lines if line[1]], sounds)

@@ -1,0 +1,350 @@
+"""The suite on generated sounds: every measure that the given judges allow, and n/a with its reason for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from audiollm.audio import AudioError, Waveform, load
+from audiollm.evaluate.report.formats import format_number, with_interval
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.statistics import metric_table, share
+from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, metric_cells, reasons_of
+from audiollm.evaluate.sound.edited_sounds import EditsOutcome
+from audiollm.evaluate.sound.generated_sounds import GeneratedSound, WantedEvent
+from audiollm.evaluate.sound.sound_judges import (
+    ClassSpace,
+    SoundClasses,
+    SoundSpace,
+    SynchronyJudge,
+    TextSoundSpace,
+    Vector,
+)
+from audiollm.evaluate.sound.sound_measures import (
+    class_divergence,
+    cosines,
+    desync,
+    frechet_distance,
+    inception_score,
+    match_onsets,
+    nearest_distances,
+)
+
+ONSET_TOLERANCE_S = 0.2
+_MATCH_WITHIN_S = 1.0
+_ONSET_RATE, _ONSET_HOP = 16000, 160
+_ONSET_RANGE_DB = 40.0
+"""Sound that is further below the loudest moment does not begin."""
+_RISE_HOPS, _APART_HOPS = 3, 15
+_SILENT_PEAK = 1e-4
+_CONTEXT_S = 0.02
+
+PairMeasure = float | str
+"""A value, or the reason why there is none."""
+
+
+@dataclass
+class SuiteJudges:
+    """The judges of the suite; None: that is not judged."""
+
+    classes: SoundClasses | None = None
+    space: SoundSpace | None = None
+    texts: TextSoundSpace | None = None
+    synchrony: SynchronyJudge | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Judge -> the name that the page shows."""
+
+    def with_classes(self, classes: SoundClasses, name: str) -> SuiteJudges:
+        """The judges with another one of classes, whose logits are the space of sounds where there is none."""
+        space = self.space or ClassSpace(classes)
+        names = {**self.names, "classes": name, **({} if self.space else {"space": "logits of the classes"})}
+        return replace(self, classes=classes, space=space, names=names)
+
+
+@dataclass
+class _Heard:
+    """The findings of the judges on one sound and on its reference."""
+
+    values: dict[str, PairMeasure] = field(default_factory=dict)
+    logits: Vector | None = None
+    reference_logits: Vector | None = None
+    place: Vector | None = None
+    reference_place: Vector | None = None
+    recognized: list[tuple[str, str]] = field(default_factory=list)
+    """Label asked for and label heard of each event."""
+
+
+def evaluate_sounds(
+    sounds: Sequence[GeneratedSound],
+    judges: SuiteJudges,
+    training: Sequence[Path] = (),
+    advance: Callable[[str], None] = lambda what: None,
+) -> SuiteResult:
+    """Measure all sounds.
+
+    Args:
+        training: sounds that the model was trained on, for the distance to the nearest of them.
+    """
+    heard = []
+    for sound in sounds:
+        heard.append(_judge(sound, judges))
+        advance(sound.id)
+    known = _places(training, judges, advance)
+    whole = _whole_measures(heard, known)
+    names = sorted({name for each in heard for name in each.values})
+    tables = {
+        name: metric_table([each.values.get(name, "not asked for") for each in heard]) for name in names
+    }
+    pairs = [pair for each in heard for pair in each.recognized]
+    recognized = share([asked == found for asked, found in pairs])
+    result = {
+        "sounds": len(sounds),
+        "whole": {name: value for name, (value, _) in whole.items()},
+        "whole_reasons": {name: reason for name, (_, reason) in whole.items() if reason},
+        "measures": tables,
+        "recognized": recognized,
+        "judges": dict(judges.names),
+    }
+    return _outcome(sounds, heard, result, tables)
+
+
+def with_edits(outcome: SuiteResult, edits: EditsOutcome) -> SuiteResult:
+    """The outcome with the measures of edits beside those of whole sounds; examples of the two take turns."""
+    examples = [
+        each for pair in zip_longest(outcome.examples, edits.examples) for each in pair if each is not None
+    ]
+    return replace(
+        outcome,
+        about=[*outcome.about, f"{len(edits.rows)} edits"],
+        result={**outcome.result, "edits": edits.result},
+        tables=[*outcome.tables, edits.table],
+        examples=examples,
+        rows=[*outcome.rows, *edits.rows],
+    )
+
+
+def energy_onsets(sound: Waveform) -> Vector:
+    """Seconds at which the energy rises: peaks of the level's rise, by librosa's detector; none in silence."""
+    import librosa
+    from librosa.onset import onset_detect
+
+    samples_N = sound.mono().resample(_ONSET_RATE).samples_CN[0].numpy()
+    if np.abs(samples_N).max(initial=0.0) < _SILENT_PEAK:
+        return np.zeros(0)
+    power_T = librosa.feature.rms(y=samples_N, frame_length=2 * _ONSET_HOP, hop_length=_ONSET_HOP)[0] ** 2
+    level_T = librosa.power_to_db(power_T, ref=np.max, top_db=_ONSET_RANGE_DB)
+    rise_T = np.maximum(0.0, level_T - np.pad(level_T, (_RISE_HOPS, 0), mode="edge")[:-_RISE_HOPS])
+    found = onset_detect(
+        onset_envelope=rise_T, sr=_ONSET_RATE, hop_length=_ONSET_HOP, delta=0.2, wait=_APART_HOPS
+    )
+    return np.asarray(found * _ONSET_HOP / _ONSET_RATE, np.float64)
+
+
+# Private: one sound
+
+
+def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
+    heard = _Heard()
+    try:
+        made = load(sound.path)
+        real = load(sound.reference) if sound.reference is not None else None
+    except AudioError as error:
+        heard.values["readable"] = error.reason
+        return heard
+    if judges.classes is not None:
+        heard.logits, heard.reference_logits = _both(judges.classes.logits, made, real)
+        if heard.logits is not None and heard.reference_logits is not None:
+            for kind in ("softmax", "sigmoid"):
+                name = f"KL {kind}"
+                heard.values[name] = float(
+                    class_divergence(heard.reference_logits[None], heard.logits[None], kind)[0]
+                )
+        heard.recognized = _recognized(sound.events or (), made, judges.classes)
+    if judges.space is not None:
+        heard.place, heard.reference_place = _both(judges.space.embed, made, real)
+    if judges.texts is not None:
+        for name, text in (("CLAP caption", sound.caption), ("CLAP CoT", sound.thought)):
+            heard.values[name] = _text_cosine(judges.texts, made, text)
+    if judges.synchrony is not None:
+        heard.values["DeSync"] = _desync(judges.synchrony, sound, made)
+    heard.values.update(_onset_errors(sound, made))
+    return heard
+
+
+def _both(
+    judge: Callable[[Waveform], Vector], made: Waveform, real: Waveform | None
+) -> tuple[Vector | None, Vector | None]:
+    """The findings of a judge on both; None for silence."""
+    found: list[Vector | None] = []
+    for sound in (made, real):
+        try:
+            found.append(None if sound is None else judge(sound))
+        except ValueError:
+            found.append(None)
+    return found[0], found[1]
+
+
+def _recognized(
+    events: Sequence[WantedEvent], made: Waveform, classes: SoundClasses
+) -> list[tuple[str, str]]:
+    """Each event that is a class of the judge, cut out at its place, and what is heard there."""
+    pairs = []
+    for event in events:
+        if event.label in classes.labels:
+            start = round(max(0.0, event.start_s - _CONTEXT_S) * made.sample_rate)
+            cut_CN = made.samples_CN[:, start : round(event.end_s * made.sample_rate)]
+            try:
+                logits = classes.logits(Waveform(cut_CN.contiguous(), made.sample_rate))
+                pairs.append((event.label, classes.labels[int(logits.argmax())]))
+            except ValueError:
+                pairs.append((event.label, "(silence)"))
+    return pairs
+
+
+def _text_cosine(space: TextSoundSpace, made: Waveform, text: str | None) -> PairMeasure:
+    if not text:
+        return "no text"
+    try:
+        return float(cosines(space.embed(made)[None], space.embed_text(text)[None])[0])
+    except ValueError as error:
+        return str(error)
+
+
+def _desync(judge: SynchronyJudge, sound: GeneratedSound, made: Waveform) -> PairMeasure:
+    if sound.video is None:
+        return "no video"
+    try:
+        first, last = judge.offsets(sound.video, made)
+        return float(desync(first[None], last[None])[0])
+    except ValueError as error:
+        return str(error)
+
+
+def _onset_errors(sound: GeneratedSound, made: Waveform) -> dict[str, PairMeasure]:
+    name, shared = "onset error, s", f"onsets within {ONSET_TOLERANCE_S:g} s"
+    precise = "heard onsets that were asked for"
+    if sound.events is None:
+        return {}
+    if sound.has_backdrop:
+        return dict.fromkeys((name, shared, precise), "a backdrop")
+    wanted_s = np.array([event.start_s for event in sound.events])
+    heard_s = energy_onsets(made)
+    errors = np.abs(match_onsets(heard_s, wanted_s, _MATCH_WITHIN_S))
+    found = errors[~np.isnan(errors)]
+    return {
+        name: float(found.mean()) if len(found) else f"no onset within {_MATCH_WITHIN_S:g} s",
+        shared: float((errors <= ONSET_TOLERANCE_S).mean()) if len(errors) else "no events",
+        # noise has onsets everywhere: some lie near those that were asked for, and most do not
+        precise: float((errors <= ONSET_TOLERANCE_S).sum() / len(heard_s)) if len(heard_s) else "no onset",
+    }
+
+
+# Private: all sounds
+
+
+def _places(training: Sequence[Path], judges: SuiteJudges, advance: Callable[[str], None]) -> list[Vector]:
+    places = []
+    for path in training if judges.space is not None else ():
+        try:
+            places.append(judges.space.embed(load(path)))  # type: ignore[union-attr]
+        except (AudioError, ValueError):
+            continue
+        finally:
+            advance(path.name)
+    return places
+
+
+def _whole_measures(heard: Sequence[_Heard], known: Sequence[Vector]) -> dict[str, tuple[float | None, str]]:
+    """Measure -> its value or None, and the reason why there is none."""
+    made = [each.place for each in heard if each.place is not None]
+    real = [each.reference_place for each in heard if each.reference_place is not None]
+    logits = [each.logits for each in heard if each.logits is not None]
+
+    def frechet() -> float:
+        return frechet_distance(_stacked(made, "no space of sounds"), _stacked(real, "no real sounds"))
+
+    def near(places: Sequence[Vector]) -> float:
+        known_MD = _stacked(known, "no training sounds")
+        return float(np.median(nearest_distances(_stacked(places, "no sounds"), known_MD)))
+
+    measures: dict[str, Callable[[], float]] = {
+        "Fréchet distance": frechet,
+        "inception score": lambda: inception_score(_stacked(logits, "no judge of classes")),
+        "distance to the nearest training sound": lambda: near(made),
+        "the same of the real sounds": lambda: near(real),
+    }
+    found: dict[str, tuple[float | None, str]] = {}
+    for name, measure in measures.items():
+        try:
+            found[name] = (measure(), "")
+        except MetricError as error:
+            found[name] = (None, error.reason)
+    return found
+
+
+def _stacked(values: Sequence[Vector], missing: str) -> Vector:
+    if not values:
+        raise MetricError(missing)
+    return np.stack(values)
+
+
+def _outcome(
+    sounds: Sequence[GeneratedSound],
+    heard: Sequence[_Heard],
+    result: dict[str, Any],
+    tables: Mapping[str, Mapping[str, Any]],
+) -> SuiteResult:
+    reasons = result["whole_reasons"]
+    whole_rows = [
+        [name, format_number(value), reasons.get(name, "")] for name, value in result["whole"].items()
+    ]
+    if result["recognized"]["n"]:
+        whole_rows.append(
+            ["events recognized at their places", with_interval(result["recognized"], "accuracy"), ""]
+        )
+    shown = [
+        ScoreTable("All sounds together", ["measure", "value", "n/a because"], whole_rows),
+        ScoreTable(
+            "Sound by sound",
+            ["measure", "mean", "median", "n", "n/a"],
+            [[name, *metric_cells(table)] for name, table in tables.items()],
+            reasons_of(tables.values()),
+        ),
+    ]
+    about = [f"{len(sounds)} generated sounds"]
+    about += [f"{role}: {name}" for role, name in result["judges"].items()]
+    rows = [
+        {"id": sound.id, "path": str(sound.path), **each.values, "recognized": each.recognized}
+        for sound, each in zip(sounds, heard, strict=True)
+    ]
+    missing = [
+        (sound.id, f"{name}: {value}")
+        for sound, each in zip(sounds, heard, strict=True)
+        for name, value in each.values.items()
+        if isinstance(value, str)
+    ]
+    order = sorted(range(len(sounds)), key=lambda n: _badness(heard[n]), reverse=True)
+    examples = [_example(sounds[n], heard[n]) for n in order]
+    return SuiteResult("Generated sounds", about, result, shown, examples, missing, rows)
+
+
+def _badness(heard: _Heard) -> tuple[float, float]:
+    wrong = sum(asked != found for asked, found in heard.recognized)
+    divergence = heard.values.get("KL softmax", 0.0)
+    return float(wrong), divergence if isinstance(divergence, float) else 0.0
+
+
+def _example(sound: GeneratedSound, heard: _Heard) -> Example:
+    lines = [(name, text) for name, text in (("caption", sound.caption), ("CoT", sound.thought)) if text]
+    if heard.recognized:
+        lines.append(("heard", ", ".join(f"{asked}: {found}" for asked, found in heard.recognized)))
+    lines += [(name, format_number(v)) for name, v in heard.values.items() if isinstance(v, float)]
+    sounds = [Sound("generated", sound.path)]
+    if sound.reference is not None:
+        sounds.append(Sound("real", sound.reference))
+    return Example(sound.id, lines, sounds)

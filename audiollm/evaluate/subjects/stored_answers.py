@@ -1,0 +1,163 @@
+"""Answers of models that are paid for once: kept by their content in one file, and counted against a budget.
+
+Several processes may share the file: each answer is in it before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from audiollm.audio import Waveform
+from audiollm.endpoints import Budget
+from audiollm.errors import TransientError
+from audiollm.evaluate.subjects.chat import ChatReply
+from audiollm.models.audio_llms.inputs import Parts, Pictures, Turn
+
+Checked = TypeVar("Checked")
+_TABLES = (
+    "create table if not exists answers (key text primary key, text text not null, tokens integer) without rowid",
+    "create table if not exists spent (run text primary key, calls integer not null, tokens integer not null)",
+)
+_WAIT_S = 60.0
+_MAX_QUOTED_CHARACTERS = 4000
+AGAIN = (
+    "That answer cannot be used: {problem}\nAnswer the question again, with one JSON object and nothing else."
+)
+
+
+class BudgetSpent(TransientError):
+    """The budget of calls or tokens is spent; answers so far are kept."""
+
+
+class RefusedAnswer(Exception):
+    """No answer passed the check; the message quotes the last problem."""
+
+
+class CountedChat(Protocol):
+    """A chat of any number of turns that tells what a reply cost."""
+
+    def reply_counted(self, turns: Sequence[Turn]) -> ChatReply:
+        """The assistant's next turn, and its cost."""
+
+
+@dataclass
+class StoredAnswers:
+    """Answers by a hash of the question, in a SQLite file.
+
+    Args:
+        path: made with its folder where it is absent.
+    """
+
+    path: Path
+    budget: Budget
+
+    def __post_init__(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(self.path, isolation_level=None, timeout=_WAIT_S)
+        self._database.execute("pragma journal_mode = wal")
+        for table in _TABLES:
+            self._database.execute(table)
+
+    def reply(self, chat: CountedChat, identity: str, turns: Sequence[Turn]) -> str:
+        """The answer to these turns: the one that is kept, or a new one, which is kept.
+
+        Args:
+            identity: of the model and its settings.
+
+        Raises:
+            BudgetSpent: a new answer would exceed the budget.
+            ChatError: there is no answer.
+        """
+        key = question_key(identity, turns)
+        known = self._database.execute("select text from answers where key = ?", (key,)).fetchone()
+        if known is not None:
+            return str(known[0])
+        self._begin_call()
+        reply = chat.reply_counted(turns)
+        self._database.execute("begin immediate")
+        self._database.execute(
+            "insert or ignore into answers values (?, ?, ?)", (key, reply.text, reply.tokens)
+        )
+        self._database.execute(
+            "update spent set tokens = tokens + ? where run = ?", (reply.tokens or 0, self.budget.run)
+        )
+        self._database.execute("commit")
+        return reply.text
+
+    def spent(self) -> tuple[int, int]:
+        """Calls and tokens of this run."""
+        row = self._database.execute(
+            "select calls, tokens from spent where run = ?", (self.budget.run,)
+        ).fetchone()
+        return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _begin_call(self) -> None:
+        """Count a call before it is made, so that several processes together keep to the budget."""
+        budget = self.budget
+        self._database.execute("begin immediate")
+        try:
+            self._database.execute("insert or ignore into spent values (?, 0, 0)", (budget.run,))
+            calls, tokens = self.spent()
+            if budget.calls is not None and calls >= budget.calls:
+                raise BudgetSpent(f"the budget of {budget.calls} calls is spent")
+            if budget.tokens is not None and tokens >= budget.tokens:
+                raise BudgetSpent(f"the budget of {budget.tokens} tokens is spent: {tokens} were used")
+            self._database.execute("update spent set calls = calls + 1 where run = ?", (budget.run,))
+        finally:
+            self._database.execute("commit")
+
+
+def ask_checked(
+    reply: Callable[[Sequence[Turn]], str], parts: Parts, check: Callable[[str], Checked], asks: int
+) -> tuple[Checked, int]:
+    """Ask until an answer passes the check; each new request quotes the answer and what is wrong with it.
+
+    Args:
+        reply: gives the answer to turns.
+        check: reads an answer, or raises `ValueError` with what is wrong with it.
+        asks: the most requests.
+
+    Returns:
+        What the check made of the answer, and the number of requests.
+
+    Raises:
+        RefusedAnswer: no answer passed.
+    """
+    turns: list[Turn] = [("user", parts)]
+    for number in range(1, asks + 1):
+        answer = reply(turns)
+        try:
+            return check(answer), number
+        except ValueError as error:
+            problem = str(error)
+        turns = [
+            ("user", parts),
+            ("assistant", [answer[:_MAX_QUOTED_CHARACTERS] or "(nothing)"]),
+            ("user", [AGAIN.format(problem=problem)]),
+        ]
+    raise RefusedAnswer(f"{asks} answer{'s' * (asks > 1)} could not be used; the last one: {problem}")
+
+
+def question_key(identity: str, turns: Sequence[Turn]) -> str:
+    """SHA-256 of a model and all that it is asked: texts, samples and pixels."""
+    shown = [[role, [_fact(part) for part in parts]] for role, parts in turns]
+    return hashlib.sha256(json.dumps([identity, shown]).encode()).hexdigest()
+
+
+def _fact(part: str | Waveform | Pictures) -> Any:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Waveform):
+        samples = part.samples_CN.contiguous().numpy()
+        return ["sound", part.sample_rate, list(samples.shape), hashlib.sha256(samples.tobytes()).hexdigest()]
+    frames = [[list(picture.shape), hashlib.sha256(picture.tobytes()).hexdigest()] for picture in part.frames]
+    return ["pictures", list(part.times_s), frames]

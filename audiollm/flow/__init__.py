@@ -1,0 +1,1 @@
+"""Flow matching: sound from video, words and sound."""

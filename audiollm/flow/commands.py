@@ -1,0 +1,306 @@
+"""The commands `sound generate` and `sound edit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from audiollm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
+    from audiollm.data.records.sample import VideoPart
+    from audiollm.flow.generator import SoundGenerator
+    from audiollm.flow.model.sampling import SamplerSettings
+    from audiollm.flow.service import Job
+
+VIDEO_ENDINGS = (".mp4", ".mov", ".mkv")
+"""Endings of files that hold pictures beside the sound; FLAC in .mkv and PCM in .mov keep 16 bits of every sample."""
+Model = Annotated[
+    Path, typer.Argument(help="A train_flow stage's folder, or its run's folder.", show_default=False)
+]
+AutoencoderOption = Annotated[
+    str | None,
+    typer.Option(help="The autoencoder's folder or import path; by default the run's own train_vae."),
+]
+Caption = Annotated[str, typer.Option(help="The sounds in words, as in 'a dog barks over rain'.")]
+Cot = Annotated[str, typer.Option(help="The chain of thought: which sounds, when, in what order, how.")]
+Video = Annotated[Path | None, typer.Option(help="A video whose pictures the sound belongs to.")]
+RegionOption = Annotated[
+    str | None,
+    typer.Option(help="The object in the video that sounds, as X,Y,W,H in pixels.", metavar="X,Y,W,H"),
+]
+Steps = Annotated[int, typer.Option(min=1, max=1000, help="Steps of the sampler.")]
+Solver = Annotated[str, typer.Option(help="euler, midpoint or heun.")]
+Guidance = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Scale of the conditions; 1: none.", show_default="4.5, or 1 without dropout"),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**62, help="Another seed, another sound.")]
+
+
+def make_sound(
+    model: Model,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The sound file to write, or a .mp4, .mov or .mkv: the video with the sound.",
+            show_default=False,
+        ),
+    ],
+    caption: Caption = "",
+    cot: Cot = "",
+    video: Video = None,
+    region: RegionOption = None,
+    duration_s: Annotated[
+        float | None,
+        typer.Option("--duration", min=0.05, max=3600.0, help="Seconds; by default the video's."),
+    ] = None,
+    autoencoder: AutoencoderOption = None,
+    steps: Steps = 24,
+    solver: Solver = "euler",
+    guidance: Guidance = None,
+    seed: Seed = 0,
+) -> None:
+    """Make a sound from a video, a caption, a chain of thought, or any mix of them.
+
+    Example: audiollm sound generate runs/thinksound-tiny --video clip.mp4 --caption "a bell rings" -o bell.wav
+    """
+    from audiollm.audio import SOUND_ENDINGS, Waveform
+    from audiollm.flow.service import SoundOrder, load_generator, make_ordered
+
+    console = Console()
+    _check_conditions(caption, cot, video, region)
+    _check_out(out, video, SOUND_ENDINGS)
+    pictured = _video_part(video, region)
+    duration_s = duration_s or _video_length(video)
+    generator = load_generator(model, autoencoder)
+    settings = _settings(generator, steps, solver, guidance)
+    order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
+    made_CN = _with_progress(
+        console, generator, lambda job: make_ordered(generator, order, job.watched(settings), f"{seed}/sound")
+    )
+    _write_sound(out, Waveform(made_CN, generator.sample_rate), video)
+    console.print(f"{out}: {duration_s:.2f} s", highlight=False)
+
+
+def edit_sound(
+    model: Model,
+    track: Annotated[Path, typer.Argument(help="The sound file to edit.", show_default=False)],
+    operation: Annotated[str, typer.Argument(help="extend, inpaint, add or remove.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file to write, in the format of the input; or a .mp4, .mov or .mkv: the video "
+            "with the edited sound, which is encoded anew.",
+            show_default=False,
+        ),
+    ],
+    given_span: Annotated[
+        str,
+        typer.Option(
+            "--span", help="Seconds from the beginning: FROM,TO; either may be left out.", metavar="FROM,TO"
+        ),
+    ] = ",",
+    caption: Caption = "",
+    cot: Cot = "",
+    video: Video = None,
+    region: RegionOption = None,
+    layer: Annotated[
+        Path | None,
+        typer.Option(help="Also write the edited sound minus the input, from which the input is recovered."),
+    ] = None,
+    autoencoder: AutoencoderOption = None,
+    steps: Steps = 24,
+    solver: Solver = "euler",
+    guidance: Guidance = None,
+    seed: Seed = 0,
+) -> None:
+    """Extend a track, fill a span of it, add a sound or remove one; all samples outside of the span stay as they are.
+
+    Example: audiollm sound edit runs/thinksound-tiny street.wav add --span 2,3.5 --caption "a bell rings" -o out.wav
+    """
+    from audiollm.audio import AudioError, Waveform
+    from audiollm.flow.editing.operations import find_operation, find_span
+    from audiollm.flow.editing.requests import EditRequest
+    from audiollm.flow.editing.tracks import read_track
+    from audiollm.flow.service import edit_ordered, load_generator
+
+    console = Console()
+    wanted = find_operation(operation)
+    if wanted in ("add", "remove"):
+        _check_conditions(caption, cot, video, region)
+    try:
+        before = read_track(track)
+    except AudioError as error:
+        raise ConfigError(str(error), str(track)) from error
+    span = find_span(before, wanted, *_numbers(given_span, "--span", 2))
+    rate, pictured = before.sample_rate, _video_part(video, region)
+    shown = video or (track if out.suffix.lower() in VIDEO_ENDINGS else None)
+    if out.suffix.lower() in VIDEO_ENDINGS:
+        _check_out(out, shown, ())
+    else:
+        before.check_name(out)
+    if layer is not None and layer.suffix.lower() != ".wav":
+        raise ConfigError(f"--layer: {layer.name} is written as WAV", "command line", "end the name in .wav")
+    if out.exists() and out.samefile(track):
+        raise ConfigError(f"--out: {out} is the input", "command line", "give another name")
+    generator = load_generator(model, autoencoder)
+    settings = _settings(generator, steps, solver, guidance)
+    request = EditRequest(wanted, caption, span.start / rate, span.end / rate, cot, pictured)
+    place = str(video or "command line")
+    result = _with_progress(
+        console,
+        generator,
+        lambda job: edit_ordered(
+            generator, before, request, span, job.watched(settings), f"{seed}/edit", place
+        ),
+    )
+    if out.suffix.lower() in VIDEO_ENDINGS:
+        _write_sound(out, Waveform(result.track.waveform(), rate), shown)
+    else:
+        result.track.save(out)
+    if layer is not None:
+        result.layer.save(layer)
+    where = f"{span.start / rate:.3f} to {span.end / rate:.3f} s"
+    kept = (
+        "its sound is encoded anew"
+        if out.suffix.lower() in VIDEO_ENDINGS
+        else f"all other samples are those of {track}"
+    )
+    console.print(f"{out}: {wanted} {where}; {kept}", highlight=False, soft_wrap=True)
+
+
+# Private
+
+
+def _with_progress(console: Console, generator: SoundGenerator, work: Callable[[Job], Any]) -> Any:
+    """Do a request in a service of its own, with the sampling steps on the console; Ctrl-C ends it after a step."""
+    from audiollm.flow.service import SoundService
+
+    service = SoundService(generator)
+    try:
+        with console.status("encoding") as status:
+            job = service.submit(work)
+            while not job.wait(0.1):
+                if job.step:
+                    status.update(f"step {job.step} of {job.steps}")
+        return job.value()
+    finally:
+        service.close()
+
+
+def _check_conditions(caption: str, cot: str, video: Path | None, region: str | None) -> None:
+    if not (caption.strip() or cot.strip() or video):
+        raise ConfigError("nothing to make a sound from", "command line", "give --caption, --cot or --video")
+    if region is not None and video is None:
+        raise ConfigError("--region: there is no video", "command line", "give --video")
+
+
+def _settings(generator: SoundGenerator, steps: int, solver: str, guidance: float | None) -> SamplerSettings:
+    from audiollm.flow.model.sampling import SamplerSettings
+    from audiollm.flow.service import default_guidance
+
+    if solver not in ("euler", "midpoint", "heun"):
+        raise ConfigError(f"--solver: no solver {solver!r}", "command line", "known: euler, midpoint, heun")
+    if guidance is None:
+        guidance = default_guidance(generator)
+    return SamplerSettings(steps=steps, solver=solver, guidance=guidance)  # type: ignore[arg-type]
+
+
+def _video_part(video: Path | None, region: str | None) -> VideoPart | None:
+    """The video with the object in it."""
+    from audiollm.data.records.sample import Region, VideoPart
+
+    if video is None:
+        return None
+    boxes = []
+    if region is not None:
+        x, y, width, height = _numbers(region, "--region", 4)
+        if x is None or y is None or width is None or height is None:
+            raise ConfigError(f"--region: {region!r} is not X,Y,W,H", "command line", "give four numbers")
+        try:
+            boxes = [Region(x=x, y=y, width=width, height=height)]
+        except ValueError as error:
+            raise ConfigError(
+                f"--region: {region!r} is no box", "command line", "X,Y from 0, W,H above 0"
+            ) from error
+    return VideoPart(path=str(video), region=boxes)
+
+
+def _check_out(out: Path, video: Path | None, sound_endings: Sequence[str]) -> None:
+    """Refuse a file name that nothing can be written to, before the work begins."""
+    ending = out.suffix.lower()
+    if ending in VIDEO_ENDINGS:
+        if video is None:
+            raise ConfigError(
+                f"--out: {out.name} is a video, and none is given",
+                "command line",
+                "give --video, or end the name in .wav",
+            )
+        if out.exists() and video.exists() and out.samefile(video):
+            raise ConfigError(f"--out: {out} is the input", "command line", "give another name")
+        return
+    if ending not in sound_endings:
+        known = ", ".join([*sound_endings, *VIDEO_ENDINGS])
+        raise ConfigError(
+            f"--out: no format {ending or out.name!r}", "command line", f"end the name in {known}"
+        )
+
+
+def _write_sound(out: Path, sound: Waveform, video: Path | None) -> None:
+    """Write a sound file, or the video with the sound in place of its own."""
+    from audiollm.audio import save
+    from audiollm.video.decoders import VideoError
+    from audiollm.video.writing import replace_sound
+
+    if out.suffix.lower() not in VIDEO_ENDINGS:
+        save(out, sound.samples_CN, sound.sample_rate)
+        return
+    assert video is not None
+    try:
+        replace_sound(video, sound, out)
+    except VideoError as error:
+        raise ConfigError(error.reason, str(error.path)) from error
+
+
+def _video_length(video: Path | None) -> float:
+    from audiollm.video.decoders import VideoError
+    from audiollm.video.frames import probe_video
+
+    if video is None:
+        raise ConfigError(
+            "--duration: there is no video to tell the length", "command line", "give --duration in seconds"
+        )
+    try:
+        duration_s = probe_video(video).duration_s
+    except VideoError as error:
+        raise ConfigError(error.reason, str(video)) from error
+    if duration_s is None:
+        raise ConfigError("the video does not tell its length", str(video), "give --duration in seconds")
+    return duration_s
+
+
+def _numbers(text: str, option: str, count: int) -> list[float | None]:
+    """Numbers separated by commas; an empty one is None.
+
+    Raises:
+        ConfigError: another count, or what is no number.
+    """
+    pieces = [piece.strip() for piece in text.split(",")]
+    try:
+        if len(pieces) != count:
+            raise ValueError
+        return [float(piece) if piece else None for piece in pieces]
+    except ValueError:
+        raise ConfigError(
+            f"{option}: {text!r} is not {count} numbers separated by commas", "command line", "as in 1.5,3"
+        ) from None

@@ -1,0 +1,1 @@
+"""Conditions of a sound: words and pictures of a sample, encoders that are trained along, and pretrained ones."""

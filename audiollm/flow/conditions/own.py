@@ -1,0 +1,97 @@
+"""Small encoders that are trained along with the model: words, and pictures at any rate.
+
+Shapes: R rows of all samples, C width, F pictures, S side of a picture in pixels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.data.packing import SegmentLayout
+from audiollm.flow.model.packed import PackedModality
+from audiollm.flow.model.rows import SampleRows
+from audiollm.models.attention import attention_backend, sequence_attention
+from audiollm.models.audio_encoder import sinusoids
+
+MAX_WORDS = 512
+"""Words of a text that are encoded; the rest is cut."""
+_HEAD = 32
+
+
+class WordEncoder(nn.Module):
+    """A transformer over the words of a text, each of which sees all."""
+
+    def __init__(self, num_words: int, width: int, layers: int = 2) -> None:
+        super().__init__()
+        if width % _HEAD:
+            raise ValueError(f"the width of a word encoder is a multiple of {_HEAD}, not {width}")
+        self.embedding = nn.Embedding(num_words, width)
+        nn.init.normal_(self.embedding.weight, std=0.5)
+        self.layers = nn.ModuleList(_WordLayer(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("positions", sinusoids(MAX_WORDS, width), persistent=False)
+        self.positions: Tensor
+
+    def forward(self, packed: PackedModality) -> Tensor:
+        """`[R, C]` from word numbers `[R, 1]`."""
+        rows = packed.rows
+        x_RC = self.embedding(packed.values_RC[:, 0].long()) + self.positions[rows.place_R % MAX_WORDS]
+        layout = SegmentLayout.in_order([length for length in rows.lengths if length], x_RC.device)
+        for layer in self.layers:
+            x_RC = layer(x_RC, layout)
+        out_RC: Tensor = self.norm(x_RC)
+        return out_RC
+
+
+class _WordLayer(nn.Module):
+    """Norm and attention, norm and feed-forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_RC: Tensor, layout: SegmentLayout) -> Tensor:
+        query, key, value = self.qkv(self.attention_norm(x_RC)).unflatten(-1, (3, -1, _HEAD)).unbind(1)
+        backend = attention_backend(query.device, query.dtype, _HEAD).name
+        attended = sequence_attention(query, key, value, layout, backend=backend, causal=False)
+        x_RC = x_RC + self.out(attended.flatten(1).to(x_RC.dtype))
+        fed_RC: Tensor = x_RC + self.down(functional.gelu(self.up(self.ffn_norm(x_RC))))
+        return fed_RC
+
+
+class PictureEncoder(nn.Module):
+    """Strided convolutions over each picture and its difference from the one before it, then a linear layer."""
+
+    def __init__(self, side: int, width: int, channels: int = 16) -> None:
+        super().__init__()
+        if side % 16:
+            raise ValueError(f"pictures have sides that are multiples of 16 pixels, not {side}")
+        self.side = side
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(6, channels, 4, 4),
+            nn.SiLU(),
+            nn.Conv2d(channels, 2 * channels, 3, 2, 1),
+            nn.SiLU(),
+            nn.Conv2d(2 * channels, 4 * channels, 3, 2, 1),
+            nn.SiLU(),
+        )
+        self.linear = nn.Linear(4 * channels * (side // 16) ** 2, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, packed: PackedModality) -> Tensor:
+        """`[R, C]` from pictures `[R, 3 * S * S]` of values from 0 to 1."""
+        dtype = self.linear.weight.dtype
+        now_F = packed.values_RC.to(dtype).unflatten(1, (3, self.side, self.side)) * 2 - 1
+        change_F = torch.where(_is_first(packed.rows), 0, now_F - now_F.roll(1, 0))
+        seen = self.convolutions(torch.cat([now_F, change_F], dim=1)).flatten(1)
+        out_RC: Tensor = self.norm(self.linear(seen))
+        return out_RC
+
+
+def _is_first(rows: SampleRows) -> Tensor:
+    """bool `[R, 1, 1, 1]`: whether a row is the first of its sample."""
+    return (rows.place_R == 0)[:, None, None, None]

@@ -1,0 +1,151 @@
+"""Tracks to edit: samples in the format of their file, so that what is not edited is written back bit for bit.
+
+Shapes: N samples, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audiollm.audio import load
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import atomic_path
+
+_INTEGER_BITS: Mapping[str, int] = {"PCM_U8": 8, "PCM_S8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
+_FLOATS = ("FLOAT", "DOUBLE")
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    ".wav": ("WAV", "WAVEX", "RF64"),
+    ".flac": ("FLAC",),
+    ".aiff": ("AIFF",),
+    ".aif": ("AIFF",),
+    ".w64": ("W64",),
+    ".caf": ("CAF",),
+}
+"""Endings of files, and the formats that are written back as they are; tracks of others become WAV with 32-bit float
+samples."""
+_LOSSLESS = frozenset(name for formats in _FORMATS.values() for name in formats)
+
+
+@dataclass(frozen=True)
+class Track:
+    """A track with its format. Integer samples stand in the high bits of int32, as soundfile reads them."""
+
+    samples_NC: NDArray[Any]
+    """int32 of integer formats; float64 of others, which holds float32 exactly."""
+    sample_rate: int
+    format: str
+    """soundfile's name of the container."""
+    subtype: str
+    """soundfile's name of the sample format."""
+    source: str = ""
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of integer samples; None: they are floating-point."""
+        return _INTEGER_BITS.get(self.subtype)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples_NC)
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_samples / self.sample_rate
+
+    def waveform(self, start: int = 0, end: int | None = None) -> Tensor:
+        """float32 `[C, N]` of a part of the track."""
+        part_NC = self.samples_NC[start:end]
+        scaled_NC = part_NC / 2.0**31 if self.bits is not None else part_NC
+        return torch.from_numpy(np.ascontiguousarray(scaled_NC.T, dtype=np.float32))
+
+    def stored(self, samples_CN: Tensor) -> NDArray[Any]:
+        """A waveform as samples `[N, C]` of this track's format, rounded and limited to its range."""
+        wide_NC = samples_CN.double().T.numpy()
+        if self.bits is None:
+            return wide_NC.astype(np.float32).astype(np.float64) if self.subtype == "FLOAT" else wide_NC
+        most = 2 ** (self.bits - 1)
+        return (
+            np.clip(np.round(wide_NC * most), -most, most - 1).astype(np.int64) << (32 - self.bits)
+        ).astype(np.int32)
+
+    def replaced(self, start: int, samples_CN: Tensor) -> Track:
+        """The track with a waveform in place of the samples from `start` on; longer than before where it ends later."""
+        new_NC = self.stored(samples_CN)
+        size = max(self.num_samples, start + len(new_NC))
+        out_NC = np.zeros((size, self.samples_NC.shape[1]), self.samples_NC.dtype)
+        out_NC[: self.num_samples] = self.samples_NC
+        out_NC[start : start + len(new_NC)] = new_NC
+        return replace(self, samples_NC=out_NC)
+
+    def layer(self, edited: Track) -> Track:
+        """The difference edited - this track, in a format that holds it exactly: the track is edited - layer."""
+        size = edited.num_samples
+        before_NC = np.zeros_like(edited.samples_NC)
+        before_NC[: self.num_samples] = self.samples_NC
+        if self.bits is None:
+            return Track(edited.samples_NC - before_NC, self.sample_rate, "WAV", "DOUBLE")
+        steps_NC = (edited.samples_NC.astype(np.int64) - before_NC.astype(np.int64)) >> (32 - self.bits)
+        # in units of this track's steps, which float64 holds exactly
+        return Track(steps_NC[:size] / 2.0 ** (self.bits - 1), self.sample_rate, "WAV", "DOUBLE")
+
+    def without(self, layer: Track) -> Track:
+        """The track that a layer was added to, from the edited one."""
+        if self.bits is None:
+            return replace(self, samples_NC=self.samples_NC - layer.samples_NC)
+        steps_NC = np.round(layer.samples_NC * 2.0 ** (self.bits - 1)).astype(np.int64) << (32 - self.bits)
+        return replace(self, samples_NC=(self.samples_NC.astype(np.int64) - steps_NC).astype(np.int32))
+
+    def check_name(self, path: Path) -> None:
+        """Refuse a file name of another format.
+
+        Raises:
+            ConfigError: the path's extension is another format's.
+        """
+        if self.format not in _FORMATS.get(path.suffix.lower(), ()):
+            ending = next((key for key, formats in _FORMATS.items() if self.format in formats), ".wav")
+            raise ConfigError(
+                f"{path.name}: the track is {self.format} with {self.subtype} samples, and is written as such",
+                str(path),
+                f"end the name in {ending}",
+            )
+
+    def save(self, path: Path) -> None:
+        """Write the track; the file is whole or absent.
+
+        Raises:
+            ConfigError: see `check_name`.
+        """
+        self.check_name(path)
+        with atomic_path(path) as temporary:
+            soundfile.write(
+                temporary, self.samples_NC, self.sample_rate, subtype=self.subtype, format=self.format
+            )
+
+
+def read_track(path: Path) -> Track:
+    """Read a track in its own format; one of a lossy format or a video becomes WAV with 32-bit float samples.
+
+    Raises:
+        AudioError: it cannot be read.
+    """
+    try:
+        with soundfile.SoundFile(path) as file:
+            keeps = file.format in _LOSSLESS and (file.subtype in _INTEGER_BITS or file.subtype in _FLOATS)
+            if keeps:
+                dtype = "int32" if file.subtype in _INTEGER_BITS else "float64"
+                samples_NC = file.read(dtype=dtype, always_2d=True)
+                return Track(samples_NC, file.samplerate, file.format, file.subtype, str(path))
+    except (soundfile.LibsndfileError, OSError):
+        pass  # the decoders below say what is wrong, or can read it
+    waveform = load(path)
+    samples_NC = np.ascontiguousarray(waveform.samples_CN.T.double().numpy())
+    return Track(samples_NC, waveform.sample_rate, "WAV", "FLOAT", str(path))

@@ -1,0 +1,212 @@
+"""A trained model with its autoencoder: sounds from conditions, one by one, by a seed.
+
+Every sound is sampled alone, so that the same seed gives the same sound whatever is made beside it.
+
+Shapes: C channels, N samples, D latent dimension, T latents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from audiollm.autoencoder import Autoencoder, latent_rate, load_autoencoder
+from audiollm.data.records.sample import Part, Sample, VideoPart
+from audiollm.devices import default_device
+from audiollm.errors import ConfigError
+from audiollm.flow.conditions.own import MAX_WORDS
+from audiollm.flow.conditions.reading import COT, sound_request
+from audiollm.flow.encoding import ConditionEncoders
+from audiollm.flow.model.context import AudioContext
+from audiollm.flow.model.packed import Conditions, Features, Modality, pack_conditions
+from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.sampling import SamplerSettings, sample_latents
+from audiollm.flow.settings import EncodersConfig, PicturesConfig, SoundSamplingConfig
+from audiollm.flow.sound_model import SoundModel, check_autoencoder, check_guidance
+
+
+@dataclass
+class SoundGenerator:
+    """A model, its autoencoder, and the encoders of conditions."""
+
+    model: SoundModel
+    autoencoder: Autoencoder
+    encoders: ConditionEncoders
+    device: torch.device
+
+    @classmethod
+    def load(cls, model: Path, autoencoder: str | Path) -> SoundGenerator:
+        """Load a `train_flow` stage's folder and its autoencoder; encoders of conditions as the training had them.
+
+        Raises:
+            ConfigError: something that cannot be loaded, or that is not what the model was trained with.
+        """
+        device = default_device()
+        loaded, codec = SoundModel.from_pretrained(model).to(device), load_autoencoder(autoencoder)
+        check_autoencoder(loaded.config, codec.digest, str(autoencoder))
+        generator = cls(loaded, codec, _encoders_of(loaded), device)
+        made = generator.encoders.facts()
+        for name, facts in loaded.config.conditions.items():
+            if facts["made_by"] != made[name]["made_by"]:
+                raise ConfigError(
+                    f"{name}: the encoder is not the one that the model was trained with",
+                    facts["source"] or str(model),
+                    "restore the encoder's folder",
+                )
+        return generator
+
+    @property
+    def sample_rate(self) -> int:
+        return self.autoencoder.sample_rate
+
+    def conditions(
+        self,
+        sample: Sample,
+        duration_s: float,
+        place: str,
+        only: Collection[Modality] | None = None,
+        start_s: float = 0.0,
+    ) -> Conditions:
+        """The conditions of a sample that the model takes.
+
+        Args:
+            only: the modalities that are used; None: all.
+            start_s: the second at which a part of the sound begins. A CoT tells times from 0: a later part has none.
+
+        Raises:
+            BadSample: see `ConditionEncoders.encode`.
+        """
+        request = sound_request(sample, place)
+        if only is not None and not {"frames", "sync"} & set(only):
+            sample = _without_video(sample)
+        found = dict(self.encoders.encode(_from(sample, start_s), duration_s, place))
+        for name, text in (("caption", request.caption), ("cot", "" if start_s else request.cot)):
+            facts = self.model.config.conditions.get(name)
+            if text and facts is not None and facts["kind"] == "words":
+                assert self.model.words is not None
+                numbers = self.model.words.numbers(text)[:MAX_WORDS]
+                found[name] = Features(torch.tensor(numbers, dtype=torch.float32)[:, None])  # type: ignore[index]
+        taken = (
+            set(self.model.config.conditions)
+            if only is None
+            else set(self.model.config.conditions) & set(only)
+        )
+        return {name: features for name, features in found.items() if name in taken}
+
+    def sample_latents(
+        self,
+        conditions: Conditions,
+        count: int,
+        settings: SamplerSettings,
+        key: str,
+        context: AudioContext | None = None,
+    ) -> Tensor:
+        """Normalized latents `[T, D]`.
+
+        Args:
+            count: number of latents.
+            key: decides the noise: the seed and the sound's name.
+
+        Raises:
+            ConfigError: guidance, or a context, with a model that was not trained for it.
+        """
+        check_guidance(self.model.config, settings.is_guided and bool(conditions), "sampling")
+        if context is not None and not self.model.config.context_trained:
+            raise ConfigError(
+                "this model was trained without audio context, and cannot edit",
+                "model",
+                "train it with audio_context",
+            )
+        noise_TD = torch.randn(count, self.model.latent_dim, generator=noise_generator(key)).to(self.device)
+        latents = rows_of([count], self.device)
+        if context is not None:
+            context = AudioContext(context.latents_LD.to(self.device), context.state_L.to(self.device))
+        packed = pack_conditions([conditions], self.device)
+        return sample_latents(self.model, noise_TD, packed, latents, settings, context).cpu()
+
+    def decode(self, latent_TD: Tensor, num_samples: int) -> Tensor:
+        """Normalized latents to sound `[C, N]`."""
+        with torch.no_grad():
+            return self.autoencoder.decode(
+                self.autoencoder.denormalize(latent_TD.T.contiguous()), num_samples
+            )
+
+    def make(self, conditions: Conditions, duration_s: float, settings: SamplerSettings, key: str) -> Tensor:
+        """Sound `[C, N]` of `duration_s` from conditions.
+
+        Raises:
+            ConfigError: see `sample_latents`; or a sound shorter than one latent.
+        """
+        num_samples = round(duration_s * self.sample_rate)
+        if num_samples < 1:
+            raise ConfigError(
+                f"duration: {duration_s:g} s is shorter than a sample", "command line", "give a longer one"
+            )
+        count = -(-num_samples // self.autoencoder.hop_samples)
+        return self.decode(self.sample_latents(conditions, count, settings, key), num_samples)
+
+    @property
+    def latent_rate(self) -> float:
+        return latent_rate(self.autoencoder)
+
+
+def sampler_settings(config: SoundSamplingConfig) -> SamplerSettings:
+    """The sampler's settings of a stage's or a command's."""
+    return SamplerSettings(**config.model_dump())
+
+
+def noise_generator(key: str) -> torch.Generator:
+    """A generator that depends on `key` alone."""
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little"))
+
+
+# Private
+
+
+def _encoders_of(model: SoundModel) -> ConditionEncoders:
+    """The encoders that made the conditions of the training."""
+    conditions = model.config.conditions
+    sources = {name: facts["source"] for name, facts in conditions.items() if facts["kind"] == "features"}
+    pads = model.config.preset == "thinksound"
+    pictures: dict[str, float] = {"sync_rate": 0.0}
+    for name, rate, side in (("frames", "frame_rate", "frame_side"), ("sync", "sync_rate", "sync_side")):
+        facts = conditions.get(name)
+        if facts is not None:
+            pictures[rate] = facts["rate"]
+            if facts["kind"] == "pictures":
+                pictures[side] = facts["side"]
+    encoders = EncodersConfig.model_construct(
+        caption=sources.get("caption"), cot=sources.get("cot"), frames=sources.get("frames"),
+        sync=sources.get("sync"), pads=pads,
+    )  # fmt: skip
+    return ConditionEncoders(encoders, PicturesConfig(**pictures))
+
+
+def _from(sample: Sample, start_s: float) -> Sample:
+    """The sample from a second on, without what is said of its times."""
+    if not start_s:
+        return sample
+
+    def later(part: Part) -> Part:
+        return (
+            part.model_copy(update={"start_s": part.start_s + start_s})
+            if isinstance(part, VideoPart)
+            else part
+        )
+
+    metadata = {key: value for key, value in sample.metadata.items() if key != COT}
+    return sample.with_parts(later).model_copy(update={"metadata": metadata})
+
+
+def _without_video(sample: Sample) -> Sample:
+    messages = []
+    for message in sample.messages:
+        content = [part for part in message.content if part.type != "video"]
+        if content:
+            messages.append(message.model_copy(update={"content": content}))
+    return sample.model_copy(update={"messages": messages})

@@ -1,0 +1,1 @@
+"""Multimodal diffusion transformers over packed rows, their objective and their samplers."""

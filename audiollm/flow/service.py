@@ -1,0 +1,339 @@
+"""A service of models that stay loaded: requests wait in a queue, report each sampling step, and can be stopped.
+
+One thread does the work, one request at a time: two at once would each take twice as long. The commands `sound` and the
+studio use the same service.
+
+Shapes: C channels, N samples.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from audiollm.data.records.sample import Message, Part, Sample, TextPart, VideoPart
+from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.flow.conditions.edits import edit_words
+from audiollm.flow.conditions.reading import COT, TASK
+from audiollm.flow.editing.operations import EditResult, EditSpan, edit_track
+from audiollm.flow.editing.requests import EditRequest, edit_conditions
+from audiollm.flow.editing.tracks import Track
+from audiollm.flow.encoding import encode_track
+from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.model.context import LatentState, span_context
+from audiollm.flow.model.packed import Conditions
+from audiollm.flow.model.sampling import SamplerSettings
+from audiollm.flow.windows import fill_latents, make_in_windows
+
+JobState = Literal["waiting", "running", "done", "failed", "stopped"]
+CLIPS_REMEMBERED = 16
+"""Windows of videos whose encoded pictures are kept."""
+_MOST_FINISHED = 200
+
+
+class JobStopped(Exception):
+    """The request was stopped by the person who made it."""
+
+
+class Job:
+    """One request: its place in the queue, its progress, and its end."""
+
+    def __init__(self, number: int, owner: str, title: str, work: Callable[[Job], Any]) -> None:
+        self.number, self.owner, self.title = number, owner, title
+        self.state: JobState = "waiting"
+        self.step, self.steps = 0, 0
+        """Steps of the sampler that are done, and how many a window takes; 0: none is counted."""
+        self.result: Any = None
+        self.problem: Exception | None = None
+        self._work: Callable[[Job], Any] | None = work
+        self._stop, self._ended = threading.Event(), threading.Event()
+
+    def stop(self) -> None:
+        """Ask for the end: a running request ends after the present sampling step."""
+        self._stop.set()
+
+    def took_step(self, done: int) -> None:
+        """Count a step.
+
+        Raises:
+            JobStopped: the request is to end.
+        """
+        self.step = done
+        self.check_stop()
+
+    def check_stop(self) -> None:
+        """
+        Raises:
+            JobStopped: the request is to end.
+        """
+        if self._stop.is_set():
+            raise JobStopped(self.title)
+
+    def watched(self, settings: SamplerSettings) -> SamplerSettings:
+        """The settings with this request's progress."""
+        self.steps = settings.steps
+        return replace(settings, on_step=self.took_step)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; returns whether it has come."""
+        return self._ended.wait(timeout_s)
+
+    def value(self) -> Any:
+        """Wait for the result.
+
+        Raises:
+            JobStopped: the request was stopped.
+            Exception: whatever the work raised.
+        """
+        self._ended.wait()
+        if self.problem is not None:
+            raise self.problem
+        return self.result
+
+    def run(self) -> None:
+        """Do the work, once; its inputs are let go afterwards."""
+        work, self._work = self._work, None
+        assert work is not None
+        self.state = "running"
+        try:
+            self.check_stop()
+            self.result = work(self)
+            self.state = "done"
+        except JobStopped as stopped:
+            self.state, self.problem = "stopped", stopped
+        except Exception as error:
+            traceback.clear_frames(
+                error.__traceback__
+            )  # else it keeps the sounds and pictures of the request
+            self.state, self.problem = "failed", error
+        finally:
+            self._ended.set()
+
+
+class SoundService:
+    """A generator that stays loaded, and the queue of requests to it.
+
+    Args:
+        generator: None: there is no model, and only requests that need none are taken.
+    """
+
+    def __init__(self, generator: SoundGenerator | None = None) -> None:
+        self._generator = generator
+        if generator is not None:
+            generator.encoders.remember_clips(CLIPS_REMEMBERED)
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._finished: deque[Job] = deque(maxlen=_MOST_FINISHED)
+        self._count, self._is_closed = 0, False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="sound service", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_model(self) -> bool:
+        return self._generator is not None
+
+    @property
+    def generator(self) -> SoundGenerator:
+        """
+        Raises:
+            ConfigError: there is no model.
+        """
+        if self._generator is None:
+            raise ConfigError(
+                "there is no trained model",
+                "model",
+                "make one with `audiollm run recipes/thinksound/tiny.yaml`, then name its run: "
+                "`audiollm studio --model runs/thinksound-tiny`",
+            )
+        return self._generator
+
+    def submit(self, work: Callable[[Job], Any], owner: str = "", title: str = "") -> Job:
+        """Put a request at the end of the queue.
+
+        Args:
+            work: called in the service's thread with its job; `Job.watched` gives settings that report steps.
+
+        Raises:
+            StageError: the service was closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise StageError("the service of sounds was closed", "start it anew")
+            self._count += 1
+            job = Job(self._count, owner, title, work)
+            self._waiting.append(job)
+            self._changed.notify_all()
+        return job
+
+    def place(self, job: Job) -> int:
+        """Requests that are done before this one; 0: it runs, or has ended."""
+        with self._changed:
+            if job not in self._waiting:
+                return 0
+            return self._waiting.index(job) + (self._running is not None)
+
+    def jobs(self, owner: str) -> list[Job]:
+        """The requests of an owner, in their order; of finished ones the last."""
+        with self._changed:
+            running = [self._running] if self._running is not None else []
+            known = [*self._finished, *running, *self._waiting]
+        return [job for job in known if job.owner == owner]
+
+    def stop(self, owner: str) -> None:
+        """Stop all requests of an owner."""
+        for job in self.jobs(owner):
+            job.stop()
+
+    def close(self) -> None:
+        """Stop all requests, and end the thread after the present step."""
+        with self._changed:
+            self._is_closed = True
+            for job in [*self._waiting, *([self._running] if self._running else [])]:
+                job.stop()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                self._running = job = self._waiting.popleft()
+            job.run()
+            with self._changed:
+                self._running = None
+                self._finished.append(job)
+
+
+@dataclass(frozen=True)
+class SoundOrder:
+    """A sound to be made from words and pictures."""
+
+    caption: str
+    duration_s: float
+    cot: str = ""
+    video: VideoPart | None = None
+    place: str = "command line"
+    """The video or command, for errors."""
+
+
+def make_ordered(generator: SoundGenerator, order: SoundOrder, settings: SamplerSettings, key: str) -> Tensor:
+    """The ordered sound `[C, N]`, in windows where it is longer than those of the training.
+
+    Raises:
+        ConfigError: the video cannot be read, or the model cannot do this.
+    """
+    content: list[Part] = [*([order.video] if order.video else []), TextPart(text=order.caption)]
+    asked = _sample(content, order.cot)
+
+    def conditions_at(start_s: float, length_s: float) -> Conditions:
+        return generator.conditions(asked, length_s, order.place, start_s=start_s)
+
+    try:
+        return make_in_windows(generator, conditions_at, order.duration_s, settings, key)
+    except BadSample as error:
+        raise ConfigError(error.reason, order.place) from error
+
+
+def edit_ordered(
+    generator: SoundGenerator,
+    track: Track,
+    request: EditRequest,
+    span: EditSpan,
+    settings: SamplerSettings,
+    key: str,
+    place: str = "command line",
+) -> EditResult:
+    """The edited track.
+
+    Raises:
+        ConfigError: the video cannot be read, or the model cannot do this.
+    """
+    conditions_at = edit_conditions(generator, request, place)
+    try:
+        return edit_track(generator, track, request.operation, span, conditions_at, settings, key)
+    except BadSample as error:
+        raise ConfigError(error.reason, place) from error
+
+
+def extract_ordered(
+    generator: SoundGenerator,
+    track: Track,
+    order: SoundOrder,
+    others: list[str],
+    settings: SamplerSettings,
+    key: str,
+) -> Tensor:
+    """The sound of `order.caption` alone, out of the whole track, `[C, N]` at the generator's rate.
+
+    Args:
+        others: sounds that are not to be in it.
+
+    Raises:
+        ConfigError: the video cannot be read, or the model cannot do this.
+    """
+    from audiollm.audio import resample, set_channels
+
+    if not generator.model.config.context_trained:
+        raise ConfigError(
+            "this model was trained without audio context, and cannot extract a sound",
+            "model",
+            "train it with audio_context",
+        )
+    rate, channels = generator.sample_rate, generator.autoencoder.channels
+    heard_CN = set_channels(resample(track.waveform(), track.sample_rate, rate)[:2], channels)
+    mean_TD = encode_track(generator.autoencoder, heard_CN).mean_DT.T.contiguous()
+    context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
+    words = TextPart(text=edit_words("extract", order.caption, others))
+    asked = _sample([*([order.video] if order.video else []), words], order.cot)
+
+    def conditions_at(start_s: float, length_s: float) -> Conditions:
+        return generator.conditions(asked, length_s, order.place, start_s=start_s)
+
+    try:
+        latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
+    except BadSample as error:
+        raise ConfigError(error.reason, order.place) from error
+    return generator.decode(latents_TD, heard_CN.shape[1])
+
+
+def load_generator(model: Path, autoencoder: str | None) -> SoundGenerator:
+    """The generator of a `train_flow` stage or its run, with the run's own autoencoder where none is given.
+
+    Raises:
+        ConfigError: there is no autoencoder beside it, or something cannot be loaded.
+    """
+    folder = model / "train_flow" if (model / "train_flow" / "model").exists() else model
+    if autoencoder is None:
+        own = folder.parent / "train_vae"
+        if not own.exists():
+            raise ConfigError(
+                f"no autoencoder beside {folder}",
+                "command line",
+                "give --autoencoder: that of `encode_latents`",
+            )
+        autoencoder = str(own)
+    return SoundGenerator.load(folder, autoencoder)
+
+
+def default_guidance(generator: SoundGenerator) -> float:
+    """4.5; 1 for a model that was trained without dropout of conditions."""
+    config = generator.model.config
+    return 4.5 if config.dropout_each or config.dropout_together else 1.0
+
+
+# Private
+
+
+def _sample(content: list[Part], cot: str) -> Sample:
+    message = Message(role="user", content=content)
+    return Sample(id="request", messages=[message], task=TASK, metadata={COT: cot} if cot else {})

@@ -1,0 +1,139 @@
+"""The stages `encode_latents`, `train_flow`, `generate_sound` and `edit_sounds`, and their plans. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from audiollm.flow.settings import EditSoundsConfig, EncodeLatentsConfig, GenerateSoundConfig, TrainFlowConfig
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan, required
+
+
+def _encode(config: EncodeLatentsConfig, context: Context) -> dict[str, Any]:
+    from audiollm.flow.encoding import encode_latents
+
+    return encode_latents(config, context)
+
+
+def _train(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
+    from audiollm.flow.training import train_flow
+
+    return train_flow(config, context)
+
+
+def _generate(config: GenerateSoundConfig, context: Context) -> dict[str, Any]:
+    from audiollm.flow.generate import generate_sounds
+
+    return generate_sounds(config, context)
+
+
+def _edit(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
+    from audiollm.flow.scene_edits import edit_sounds
+
+    return edit_sounds(config, context)
+
+
+def _plan_encode(config: EncodeLatentsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    samples = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
+    seconds = max((plan.facts.get("seconds", 0.0) for plan in plans.values()), default=0.0)
+    side, rate = config.pictures.frame_side, config.pictures.frame_rate
+    pictures = seconds * (rate * side**2 + config.pictures.sync_rate * config.pictures.sync_side**2) * 6
+    rows = samples * (1 + config.edits_per_sample)
+    return StagePlan(
+        memory_mb=1500,
+        disk_mb=(1 + config.edits_per_sample) * pictures / 2**20 + rows * 0.03,
+        facts={"samples": rows, "seconds": seconds},
+        note=f"{rows:.0f} sounds" if rows else "",
+    )
+
+
+def flow_parameters(config: TrainFlowConfig) -> int:
+    """Parameters of the transformer with all modalities, on the meta device."""
+    import torch
+
+    from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
+    from audiollm.flow.model.thinksound import ThinkSound, ThinkSoundConfig
+
+    width, heads = required(config.hidden_size), required(config.num_heads)
+    multi, single = required(config.multi_stream_blocks), required(config.single_stream_blocks)
+    with torch.device("meta"):
+        model: torch.nn.Module = (
+            MMDiT(
+                MMDiTConfig(
+                    hidden_size=width,
+                    num_heads=heads,
+                    multi_stream_blocks=multi,
+                    single_stream_blocks=single,
+                    audio_context=config.audio_context,
+                    gated_fusion=config.gated_fusion,
+                )
+            )
+            if config.preset == "native"
+            else ThinkSound(
+                ThinkSoundConfig(hidden_size=width, depth=multi + single, fused_depth=single, num_heads=heads)
+            )
+        )
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    parameters, batch = flow_parameters(config), required(config.batch_size)
+    sounds = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
+    steps = config.steps_for(sounds / batch) or 0
+    rows = batch * 300.0
+    blocks = required(config.multi_stream_blocks) + required(config.single_stream_blocks)
+    return StagePlan(
+        parameters=parameters,
+        tokens=steps * rows,
+        flops=6.0 * parameters * steps * rows,
+        memory_mb=1200 + parameters * 20 / 2**20 + rows * required(config.hidden_size) * blocks * 120 / 2**20,
+        disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
+        seconds=config.minutes * 60 if config.minutes else None,
+        note=config.budget_text(),
+    )
+
+
+def _plan_generate(config: GenerateSoundConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    sounds = config.max_samples * config.takes
+    return StagePlan(memory_mb=1500, disk_mb=sounds * 0.3, note=f"at most {sounds} sounds")
+
+
+def _plan_edit(config: EditSoundsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    edits = config.max_samples * len(config.operations) * len(config.by)
+    return StagePlan(memory_mb=1500, disk_mb=edits * 0.6, note=f"at most {edits} edits")
+
+
+ENCODE_LATENTS = Stage(
+    kind="encode_latents",
+    config=EncodeLatentsConfig,
+    run=_encode,
+    artifacts={"shards": "shards"},
+    help="encode sounds, words and pictures for flow matching",
+    plan=_plan_encode,
+)
+TRAIN_FLOW = Stage(
+    kind="train_flow",
+    config=TrainFlowConfig,
+    run=_train,
+    artifacts={"checkpoint": "model"},
+    help="train a flow-matching model of sound",
+    plan=_plan_train,
+    all_ranks=True,
+)
+GENERATE_SOUND = Stage(
+    kind="generate_sound",
+    config=GenerateSoundConfig,
+    run=_generate,
+    artifacts={"audio": "generated.jsonl"},
+    help="make sounds from pictures, words and sounds",
+    plan=_plan_generate,
+)
+EDIT_SOUNDS = Stage(
+    kind="edit_sounds",
+    config=EditSoundsConfig,
+    run=_edit,
+    artifacts={"audio": "edited.jsonl"},
+    help="extend, inpaint, add and remove sounds of scenes",
+    plan=_plan_edit,
+)

@@ -1,0 +1,229 @@
+"""Flow matching as a task of the training loop.
+
+Everything random of a sample is drawn by (seed, its number in the stream): neither packs nor ranks change it.
+
+Shapes: B samples, L latents of all samples, T latents of one, D latent dimension, E context channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.shards import Shards
+from audiollm.errors import BadSample, StageError
+from audiollm.flow.conditions.words import Words
+from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
+from audiollm.flow.model.context import AudioContext, ContextShares, hidden_context, training_context
+from audiollm.flow.model.objective import (
+    ConditionDropout,
+    TimeDensity,
+    hide,
+    losses_by_sample,
+    on_path,
+    velocity_loss,
+    velocity_target,
+)
+from audiollm.flow.model.packed import Conditions, PackedConditions, pack_conditions
+from audiollm.flow.model.rows import SampleRows, rows_of
+from audiollm.flow.sound_model import SoundModel
+from audiollm.recipe.ranks import ALONE, Ranks
+from audiollm.train.loop.loop import Figures, Update, step_generator
+
+EVAL_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Times at which the loss on held-out sounds is measured."""
+
+
+@dataclass(frozen=True)
+class FlowTaskConfig:
+    """Batch and objective of a training."""
+
+    seed: int
+    batch_size: int
+    density: TimeDensity = field(default_factory=TimeDensity)
+    dropout: ConditionDropout = field(default_factory=ConditionDropout)
+    context: ContextShares | None = field(default_factory=ContextShares)
+    """None: the model takes no audio context."""
+    window: int | None = None
+    """Latents of a random window of longer sounds; None: sounds are taken whole."""
+    max_eval_samples: int = 64
+
+
+class TrainingSound(NamedTuple):
+    """A sound with all that was drawn for it."""
+
+    data_TD: Tensor
+    noise_TD: Tensor
+    time: float
+    context: AudioContext
+    conditions: Conditions
+
+
+class FlowBatch(NamedTuple):
+    """This rank's share of a step."""
+
+    x_LD: Tensor
+    target_LD: Tensor
+    t_B: Tensor
+    wanted_L: Tensor
+    """Latents that count in the loss: all but the kept ones."""
+    context_LE: Tensor | None
+    conditions: PackedConditions
+    latents: SampleRows
+    total: float
+    """Latents that count in the step, on all ranks."""
+
+
+class FlowTask:
+    """A `Task` of the training loop: the sound model alone."""
+
+    def __init__(
+        self,
+        model: SoundModel,
+        sources: Sequence[Shards],
+        facts: CorpusFacts,
+        usable: UsableSounds,
+        config: FlowTaskConfig,
+        weights: Sequence[float] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        if config.batch_size < ranks.world:
+            raise StageError(
+                f"batch_size is {config.batch_size}, and {ranks.world} processes train",
+                "raise batch_size to the number of processes, or start fewer",
+                2,
+            )
+        self.model, self.config = model, config
+        self._wrapped: nn.Module = model
+        self._sources, self._facts, self._usable, self._ranks = sources, facts, usable, ranks
+        self._words: Words | None = model.words
+        self._device = next(model.parameters()).device
+        sizes = [len(each) for each in usable.train]
+        self._mixture = Mixture(sizes, weights, config.seed, run_samples=1, window_runs=max(1, *sizes))
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model}
+
+    def optimizers(self) -> dict[str, list[str]]:
+        return {"main": ["model"]}
+
+    def adopt(self, modules: Mapping[str, nn.Module]) -> None:
+        self._wrapped = modules["model"]
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> FlowBatch:
+        size, (rank, world) = self.config.batch_size, (self._ranks.rank, self._ranks.world)
+        own = range(step * size + rank * size // world, step * size + (rank + 1) * size // world)
+        return self.packed([self.sound(item) for item in own])
+
+    def sound(self, item: int) -> TrainingSound:
+        """The sound at a place of the endless stream, and all that is drawn for it.
+
+        Raises:
+            StageError: it can no longer be read.
+        """
+        source, index, _ = self._mixture.item(item)
+        try:
+            loaded = self._sources[source][self._usable.train[source][index]]
+            sound = read_sound(loaded, self._facts, self._words)
+        except BadSample as error:
+            raise StageError(f"{error}", "it could be read when training began: restore it") from error
+        return self._drawn(sound, step_generator(self.config.seed, item, "sound"))
+
+    def packed(self, sounds: Sequence[TrainingSound]) -> FlowBatch:
+        """Put sounds end to end on the device."""
+        device = self._device
+        latents = rows_of([len(each.data_TD) for each in sounds], device)
+        data_LD = torch.cat([each.data_TD for each in sounds]).to(device)
+        noise_LD = torch.cat([each.noise_TD for each in sounds]).to(device)
+        t_B = torch.tensor([each.time for each in sounds], device=device)
+        context = AudioContext(
+            torch.cat([each.context.latents_LD for each in sounds]).to(device),
+            torch.cat([each.context.state_L for each in sounds]).to(device),
+        )
+        wanted_L = ~context.kept_L
+        return FlowBatch(
+            on_path(noise_LD, data_LD, t_B[latents.sample_R][:, None]),
+            velocity_target(noise_LD, data_LD),
+            t_B,
+            wanted_L,
+            context.channels() if self.model.takes_context else None,
+            pack_conditions([each.conditions for each in sounds], device),
+            latents,
+            float(self._ranks.sum(wanted_L.sum().double())),
+        )
+
+    def updates(self, batch: FlowBatch, step: int, steps: int) -> Iterator[Update]:
+        velocity_LD = self._wrapped(batch.x_LD, batch.t_B, batch.conditions, batch.latents, batch.context_LE)
+        loss = velocity_loss(velocity_LD, batch.target_LD, batch.wanted_L, batch.total)
+        figures: Figures = {"tokens": float(batch.latents.total)}
+        yield Update(loss, figures)
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """The loss on held-out sounds at fixed times and noise: with all conditions, and without any.
+
+        The first rank computes it. `conditions_gain` is the share by which the conditions lower the loss.
+        """
+        if not (self._ranks.first and self._usable.test):
+            return {}
+        stride = max(1, len(self._usable.test) // self.config.max_eval_samples)
+        chosen = self._usable.test[::stride][: self.config.max_eval_samples]
+        sums = {"loss": 0.0, "loss_unconditional": 0.0}
+        for number, (source, index) in enumerate(chosen):
+            sound = read_sound(self._sources[source][index], self._facts, self._words)
+            dice = step_generator(self.config.seed, number, "evaluation")
+            noise_TD = torch.randn(sound.mean_TD.shape, generator=dice).to(self._device)
+            data_TD = sound.mean_TD.to(self._device)
+            for name, conditions in (("loss", sound.conditions), ("loss_unconditional", {})):
+                sums[name] += self._loss_over_times(data_TD, noise_TD, conditions)
+        figures = {name: total / len(chosen) for name, total in sums.items()}
+        figures["conditions_gain"] = 1 - figures["loss"] / max(figures["loss_unconditional"], 1e-9)
+        return figures
+
+    def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
+        """Conditions that the model does not use."""
+        gain = figures.get("evaluation/conditions_gain")
+        if gain is not None and step > 1000 and gain < 0.001:
+            return {
+                "unused conditions": (
+                    f"conditions lower the held-out loss by {gain:.2%}: are words and pictures those of the sounds?"
+                )
+            }
+        return {}
+
+    # Private
+
+    def _drawn(self, sound: EncodedSound, dice: torch.Generator) -> TrainingSound:
+        config = self.config
+        if config.window is not None and len(sound) > config.window:
+            first = int(torch.randint(0, len(sound) - config.window + 1, (1,), generator=dice))
+            sound = sound.window(first, config.window, self._facts.latent_rate)
+        latent_noise_TD = torch.randn(sound.mean_TD.shape, generator=dice)
+        data_TD = sound.mean_TD + sound.deviation_TD * latent_noise_TD
+        input_TD = None
+        if sound.input_mean_TD is not None and sound.input_deviation_TD is not None:
+            input_TD = sound.input_mean_TD + sound.input_deviation_TD * latent_noise_TD
+        noise_TD = torch.randn(data_TD.shape, generator=dice)
+        (time,) = config.density.draw([len(data_TD)], dice).tolist()
+        context = hidden_context(len(data_TD), data_TD.shape[1])
+        if config.context is not None:
+            kind = config.context.draw(input_TD is not None, dice)
+            context = training_context(kind, data_TD, input_TD, dice)
+        hidden = config.dropout.draw(sound.conditions, dice)
+        return TrainingSound(data_TD, noise_TD, time, context, hide(sound.conditions, hidden))
+
+    def _loss_over_times(self, data_TD: Tensor, noise_TD: Tensor, conditions: Conditions) -> float:
+        count = len(EVAL_TIMES)
+        latents = rows_of([len(data_TD)] * count, self._device)
+        t_B = torch.tensor(EVAL_TIMES, device=self._device)
+        noise_LD, data_LD = noise_TD.repeat(count, 1), data_TD.repeat(count, 1)
+        packed = pack_conditions([conditions] * count, self._device)
+        x_LD = on_path(noise_LD, data_LD, t_B[latents.sample_R][:, None])
+        velocity_LD = self.model(x_LD, t_B, packed, latents)
+        everywhere_L = torch.ones(latents.total, dtype=torch.bool, device=self._device)
+        losses_B = losses_by_sample(velocity_LD, velocity_target(noise_LD, data_LD), everywhere_L, latents)
+        return float(losses_B.mean())

@@ -1,0 +1,224 @@
+"""The work of the stage `train_flow`. Called on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from audiollm.devices import default_device
+from audiollm.errors import ConfigError, StageError
+from audiollm.files.json_files import read_json_file
+from audiollm.files.set_aside import SetAside
+from audiollm.flow.conditions.words import Words
+from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, survey_sounds
+from audiollm.flow.model.context import ContextShares
+from audiollm.flow.model.mmdit import MMDiTConfig
+from audiollm.flow.model.objective import ConditionDropout, TimeDensity
+from audiollm.flow.model.thinksound import CAPTION_DIM, ThinkSound, ThinkSoundConfig
+from audiollm.flow.settings import TrainFlowConfig
+from audiollm.flow.sound_model import ConditionFacts, SoundModel, SoundModelConfig
+from audiollm.flow.task import FlowTask, FlowTaskConfig
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import required
+from audiollm.train.loop.loop import train
+
+
+def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
+    """Train on the encoded sounds and save the model to `model`.
+
+    Raises:
+        StageError: no sound can be used, sources of different encoders, or settings that do not fit the sounds.
+        ConfigError: a model to start from that cannot be loaded.
+    """
+    device, ranks = default_device(), context.ranks
+    sources, facts = open_corpus([each.path for each in config.latents])
+    usable = survey_sounds(sources, facts)
+    _check_usable(usable, config)
+    if ranks.first:
+        set_aside = SetAside(context.folder / "set_aside.jsonl", "train_flow")
+        set_aside.add(usable.bad)
+    torch.manual_seed(config.seed)
+    model = build_sound_model(config, facts, usable).to(device)
+    given = [each.weight for each in config.latents]
+    weights = [
+        len(used) if weight is None else weight for weight, used in zip(given, usable.train, strict=True)
+    ]
+    window = None if config.window_s is None else max(1, round(config.window_s * facts.latent_rate))
+    task_config = FlowTaskConfig(
+        seed=config.seed,
+        batch_size=required(config.batch_size),
+        density=TimeDensity(**config.time.model_dump()),
+        dropout=ConditionDropout(config.dropout, config.dropout_together),
+        context=ContextShares(**config.context.model_dump()) if model.takes_context else None,
+        window=window,
+        max_eval_samples=config.max_eval_samples,
+    )
+    task = FlowTask(
+        model, sources, facts, usable, task_config, None if given == [None] * len(given) else weights, ranks
+    )
+    steps = config.steps_for(sum(len(each) for each in usable.train) / required(config.batch_size))
+    # a step in which a modality is hidden everywhere leaves its weights without a gradient
+    loop = config.loop_config(steps, evaluations=8, unused_parameters=True, betas=(0.9, 0.95))
+    figures = train(task, loop, context.folder, context, device)
+    if ranks.first:
+        model.cpu().save_pretrained(context.folder / "model")
+        figures["set_aside"] = len(usable.bad)
+        figures["sounds"] = sum(len(each) for each in usable.train)
+    ranks.barrier()
+    return figures
+
+
+def build_sound_model(config: TrainFlowConfig, facts: CorpusFacts, usable: UsableSounds) -> SoundModel:
+    """The model of a training: its transformer and encoders from the settings and the sounds, or the one to start from.
+
+    Raises:
+        ConfigError: a start of another kind, of another autoencoder, or with other conditions.
+    """
+    if config.start is not None and _is_sound_model(config.start):
+        model = SoundModel.from_pretrained(config.start)
+        _check_start(model.config, facts, config.start)
+        return model.train()
+    made = sound_model_config(config, facts, usable)
+    model = SoundModel(made)
+    if config.start is not None:
+        if not isinstance(model.transformer, ThinkSound):
+            raise ConfigError(
+                "no trained sound model here",
+                str(config.start),
+                "released weights go with preset: thinksound",
+            )
+        released = ThinkSound.from_released(config.start, model.transformer.config)
+        model.transformer.load_state_dict(released.state_dict())
+    return model
+
+
+def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: UsableSounds) -> SoundModelConfig:
+    """The shape of a new model.
+
+    Raises:
+        StageError: the released structure, and conditions that it does not take.
+    """
+    conditions: dict[str, ConditionFacts] = {}
+    for name in usable.present:
+        each = facts.conditions[name]
+        width = each.width if each.kind == "features" else required(config.encoder_width)
+        conditions[name] = ConditionFacts(**{**asdict(each), "width": width})
+    words = Words.of(usable.texts).known if any(each.kind == "words" for each in conditions.values()) else ()
+    widths = {
+        name: conditions[name].width if name in conditions else 0
+        for name in ("frames", "sync", "caption", "cot")
+    }
+    if config.preset == "native":
+        transformer: Mapping[str, Any] = asdict(
+            MMDiTConfig(
+                latent_dim=facts.latent_dim,
+                latent_rate=facts.latent_rate,
+                hidden_size=required(config.hidden_size),
+                num_heads=required(config.num_heads),
+                multi_stream_blocks=required(config.multi_stream_blocks),
+                single_stream_blocks=required(config.single_stream_blocks),
+                frames_dim=widths["frames"],
+                sync_dim=widths["sync"],
+                caption_dim=widths["caption"],
+                caption_pooled_dim=usable.pooled_width,
+                cot_dim=widths["cot"],
+                audio_context=config.audio_context,
+                gated_fusion=config.gated_fusion,
+            )
+        )
+    else:
+        transformer = asdict(_released_shape(config, facts, conditions))
+    return SoundModelConfig(
+        preset=config.preset,
+        transformer=transformer,
+        autoencoder=facts.autoencoder,
+        sample_rate=facts.sample_rate,
+        channels=facts.channels,
+        hop_samples=facts.hop_samples,
+        conditions={name: asdict(each) for name, each in conditions.items()},
+        words=words,
+        dropout_each=config.dropout,
+        dropout_together=config.dropout_together,
+        context_trained=config.preset == "native" and config.audio_context,
+        longest_s=usable.longest / facts.latent_rate,
+    )
+
+
+# Private
+
+
+def _released_shape(
+    config: TrainFlowConfig, facts: CorpusFacts, conditions: Mapping[str, ConditionFacts]
+) -> ThinkSoundConfig:
+    own = sorted(name for name, each in conditions.items() if each.kind != "features")
+    if own:
+        raise StageError(
+            f"preset thinksound takes features of pretrained encoders, and {', '.join(own)} have none",
+            "name encoders in `encode_latents`, with pads: true",
+            2,
+        )
+    shape = ThinkSoundConfig()
+    widths = {name: each.width for name, each in conditions.items()}
+    if widths.get("caption", CAPTION_DIM) != CAPTION_DIM or widths.get("cot", CAPTION_DIM) < CAPTION_DIM:
+        raise StageError(
+            f"preset thinksound takes captions of width {CAPTION_DIM} and a CoT at least as wide, not "
+            f"{widths.get('caption', CAPTION_DIM)} and {widths.get('cot', shape.text_dim)}",
+            "encode with MetaCLIP H/14 and T5 v1.1 XL, or train preset native",
+            2,
+        )
+    multi, single = required(config.multi_stream_blocks), required(config.single_stream_blocks)
+    return ThinkSoundConfig(
+        latent_dim=facts.latent_dim,
+        frames_dim=widths.get("frames", shape.frames_dim),
+        sync_dim=widths.get("sync", shape.sync_dim),
+        text_dim=widths.get("cot", shape.text_dim),
+        hidden_size=required(config.hidden_size),
+        depth=multi + single,
+        fused_depth=single,
+        num_heads=required(config.num_heads),
+        latent_rate=facts.latent_rate,
+    )
+
+
+def _is_sound_model(folder: Path) -> bool:
+    try:
+        found = read_json_file(model_folder(folder) / "config.json", dict).get("model_type")
+    except ConfigError:
+        return False
+    return found == "audiollm_flow"
+
+
+def _check_start(start: SoundModelConfig, facts: CorpusFacts, folder: Path) -> None:
+    if start.autoencoder != facts.autoencoder:
+        raise ConfigError(
+            f"was trained on latents of another autoencoder ({start.autoencoder[:12]}, here {facts.autoencoder[:12]})",
+            str(folder),
+            "encode the sounds with its autoencoder",
+        )
+    for name, given in start.conditions.items():
+        here = facts.conditions.get(name)
+        if here is not None and here.made_by != given["made_by"]:
+            raise ConfigError(
+                f"was trained on {name} of another encoder", str(folder), "encode them with its encoder"
+            )
+
+
+def _check_usable(usable: UsableSounds, config: TrainFlowConfig) -> None:
+    if not any(usable.train):
+        raise StageError(
+            "train_flow: no sound to train on",
+            f"{len(usable.bad)} cannot be used, {len(usable.test)} are held out; the first reason: "
+            + (str(usable.bad[0]) if usable.bad else "there are none"),
+            2,
+        )
+    weighted = [each.weight for each in config.latents]
+    for number, (weight, used) in enumerate(zip(weighted, usable.train, strict=True)):
+        if weight and not used:
+            raise StageError(
+                f"{config.latents[number].path} has a weight and no sound to train on", "leave it out", 2
+            )

@@ -1,0 +1,132 @@
+"""The stage `evaluate_interpreter`: a model interprets held-out streams, and is scored by latency and quality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+
+
+class EvaluateInterpreterConfig(StageConfig):
+    """Settings of `evaluate_interpreter`."""
+
+    model: InputPath
+    """A training stage's folder, or a saved model's."""
+    samples: InputPath
+    """Streams with their codes: a folder of shards of `tokenize`, or a .jsonl."""
+    split: Literal["test", "train"] = "test"
+    """Metadata `split` of the streams that are interpreted."""
+    max_streams: int = Field(200, ge=1)
+    """Streams that are interpreted, evenly picked."""
+    language: str = "en"
+    """Language of the outputs, which decides BLEU's tokenizer."""
+    temperature: float = Field(0.0, ge=0)
+    """0 takes the likeliest actions."""
+    silence_bias: float = 0.0
+    """Added to the logit of silence where an action begins: above 0 the model waits more."""
+    max_answer_tokens: int = Field(64, ge=1)
+    """Longest text of an action, in tokens."""
+    examples: int = Field(8, ge=0)
+    """Streams of the page with a timeline, the longest lag first."""
+    seed: int = 0
+    """Seed of the draws."""
+
+
+def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context) -> dict[str, Any]:
+    """Write instances.log, figures.json, results.json, rows.jsonl and report.html; returns the figures.
+
+    Raises:
+        StageError: the model is no DualFFN, or no stream of the split can be interpreted.
+    """
+    from audiollm.devices import default_device
+    from audiollm.errors import StageError
+    from audiollm.evaluate.interpret.interpretation_suite import (
+        InterpretationBench,
+        LogOfSystem,
+        evaluate_interpretation,
+    )
+    from audiollm.evaluate.interpret.latency_scores import LatencyOptions
+    from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, Unit, write_log
+    from audiollm.evaluate.report.statistics import share
+    from audiollm.evaluate.report.suite import conclude
+    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
+    from audiollm.files.atomic import write_json
+    from audiollm.files.set_aside import SetAside
+    from audiollm.generation.engine.request import Limits
+    from audiollm.generation.engine.sampling import SamplingConfig
+    from audiollm.interpret.held_out_streams import (
+        interpret_streams,
+        logged_stream,
+        read_streams,
+        right_segments,
+    )
+    from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+    from audiollm.rl.preference.policies import load_policy
+
+    policy = load_policy(config.model)
+    if not isinstance(policy, DualFFNPolicy):
+        raise StageError("the model is no DualFFN, which streams need", "give a model of `train`", 2)
+    policy.root.to(default_device())
+    prompts, bad = read_streams(policy, Path(config.samples), config.split, config.max_streams)
+    set_aside = SetAside(context.folder / "set_aside.jsonl", "evaluate_interpreter")
+    set_aside.add(bad)
+    if not prompts:
+        raise StageError(
+            f"no stream of the split {config.split} can be interpreted",
+            "see set_aside.jsonl; `compose_streams` takes the split of a recording from its key `split`",
+            2,
+        )
+    acted = interpret_streams(
+        policy,
+        prompts,
+        [config.seed * len(prompts) + number for number in range(len(prompts))],
+        SamplingConfig(temperature=config.temperature, top_p=1.0),
+        Limits(max_text_tokens=config.max_answer_tokens),
+        silence_bias=config.silence_bias,
+    )
+    texts = [[action.text.strip() for action in actions] for actions in acted]
+    outputs = [
+        logged_stream(index, prompt, said, _source(prompt.prompted.prompt))
+        for index, (prompt, said) in enumerate(zip(prompts, texts, strict=True))
+    ]
+    write_log(context.folder / LOG_NAME, outputs)
+    right = [
+        each for prompt, said in zip(prompts, texts, strict=True) for each in right_segments(prompt, said)
+    ]
+    unit: Unit = "character" if config.language in CHARACTER_LANGUAGES else "word"
+    bench = InterpretationBench(
+        config.language, LatencyOptions(unit, score_empty=True), choose_form("spoken", config.language)
+    )
+    outcome = evaluate_interpretation([LogOfSystem(context.folder.name, context.folder, outputs)], bench)
+    conclude(outcome, context.folder, config.examples, context.console)
+    (scores,) = outcome.result["systems"].values()
+    figures = {name: scores["latency"][name]["mean"] for name in ("AL", "LAAL")}
+    figures |= {"chrF": scores["quality"]["chrF"], "BLEU": scores["quality"]["BLEU"]}
+    figures |= {"right_segments": share(right)["accuracy"], "empty": scores["empty"], "streams": len(outputs)}
+    write_json(context.folder / "figures.json", {**figures, "right_segments": share(right)})
+    return {**figures, "set_aside": len(set_aside.rows)}
+
+
+def _source(messages: Any) -> str:
+    """The path of the recording that is heard."""
+    paths = [part.path for message in messages for part in message.content if hasattr(part, "path")]
+    return str(paths[-1]) if paths else ""
+
+
+def _plan(config: EvaluateInterpreterConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    return StagePlan(memory_mb=1500, disk_mb=5, note=f"at most {config.max_streams} streams")
+
+
+STAGE = Stage(
+    kind="evaluate_interpreter",
+    config=EvaluateInterpreterConfig,
+    run=run_evaluate_interpreter,
+    artifacts={"log": "instances.log", "figures": "figures.json", "report": "report.html"},
+    help="interpret held-out streams with a model: latency, quality, and a log for evaluate interpret",
+    plan=_plan,
+)

@@ -1,0 +1,149 @@
+"""Held-out streams, interpreted by a model and logged as SimulEval logs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from audiollm.codec import FRAME_RATE
+from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import Sample, TextPart
+from audiollm.data.records.source import LoadedSample
+from audiollm.errors import BadSample
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+from audiollm.generation.engine.request import Acted, AnswerKind, Limits
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.models.packed_decoder import GenerationDecoder
+from audiollm.rl.online.prompts import without_right_answer
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.streams import PromptedContents
+from audiollm.rl.rollouts.stream_rollouts import run_streams, stream_course
+
+
+@dataclass(frozen=True)
+class StreamPrompt:
+    """A stream to be interpreted, with its reference."""
+
+    sample: Sample
+    prompted: PromptedContents
+
+    @property
+    def chunk_ends_s(self) -> list[float]:
+        """The time at which each chunk is over, in seconds."""
+        frames = self.prompted.audio[-1].shape[1] if isinstance(self.prompted.audio[-1], Tensor) else 0
+        size = self.prompted.chunk_frames or 1
+        return [min(frames, first + size) / FRAME_RATE for first in range(0, frames, size)]
+
+    @property
+    def reference(self) -> list[str]:
+        """The text of each action of the reference."""
+        return [
+            "".join(part.text for part in action if isinstance(part, TextPart)).strip()
+            for action in self.sample.messages[-1].actions()
+        ]
+
+
+@torch.inference_mode()
+def interpret_streams(
+    policy: DualFFNPolicy,
+    prompts: Sequence[StreamPrompt],
+    seeds: Sequence[int],
+    sampling: SamplingConfig,
+    limits: Limits,
+    answer: AnswerKind = "text",
+    silence_bias: float = 0.0,
+    max_slots: int = 64,
+) -> list[list[Acted]]:
+    """Return the model's actions over each stream.
+
+    Args:
+        seeds: of each stream; greedy sampling reads none.
+        silence_bias: added to the logit of silence where an action begins.
+
+    Raises:
+        BadSample: a stream that does not fit the model.
+    """
+    model = policy.root.model
+    model.eval()
+    courses = [
+        stream_course(prompt.prompted, seed, sampling, limits, answer, silence_bias)
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    acted = run_streams(model, policy.template, GenerationDecoder(model), max_slots, courses)
+    return [each.actions for each in acted]
+
+
+def logged_stream(index: int, prompt: StreamPrompt, texts: Sequence[str], source: str = "") -> LoggedOutput:
+    """Return the line of SimulEval's log for a stream.
+
+    Args:
+        texts: of the action after each chunk.
+
+    Raises:
+        BadSample: another number of actions than of chunks.
+    """
+    ends_s = prompt.chunk_ends_s
+    if len(texts) != len(ends_s):
+        raise BadSample(
+            prompt.prompted.place, prompt.sample.id, f"{len(texts)} actions for {len(ends_s)} chunks"
+        )
+    words = [(word, 1000 * end_s) for text, end_s in zip(texts, ends_s, strict=True) for word in text.split()]
+    return LoggedOutput(
+        index=index,
+        prediction=" ".join(word for word, _ in words),
+        delays=[time for _, time in words],
+        prediction_length=len(words),
+        reference=" ".join(text for text in prompt.reference if text),
+        source=source,
+        source_length=1000 * ends_s[-1],
+        id=prompt.sample.id,  # by which the report finds the recording
+    )
+
+
+def right_segments(prompt: StreamPrompt, texts: Sequence[str]) -> list[bool]:
+    """Return, for each segment of the reference, whether exactly its words are said for it.
+
+    The output is divided among the segments by the fewest edits between words (`resegment`); times do not count.
+    """
+    segments = [ReferenceSegment(0.0, 1.0, tuple(text.split())) for text in prompt.reference if text]
+    words = [word for text in texts for word in text.split()]
+    if not segments:
+        return []
+    return [part.units == part.segment.units for part in resegment(words, [0.0] * len(words), segments)]
+
+
+def read_streams(
+    policy: DualFFNPolicy, path: Path, split: str, most: int
+) -> tuple[list[StreamPrompt], list[BadSample]]:
+    """Read the streams of a split, evenly picked, and what cannot be interpreted.
+
+    Args:
+        path: a .jsonl or a folder of shards.
+    """
+    source = open_source(path)
+    prompts: list[StreamPrompt] = []
+    bad = list(source.bad)
+    places = [n for n in range(len(source)) if (source[n].sample.metadata.get("split") or "train") == split]
+    picked = places if len(places) <= most else [places[n * len(places) // most] for n in range(most)]
+    for number in picked:
+        place = f"{source.name} [{number}]"
+        try:
+            prompts.append(_prompt(policy, source[number], place))
+        except BadSample as error:
+            bad.append(error.with_traceback(None))
+    return prompts, bad
+
+
+def _prompt(policy: DualFFNPolicy, loaded: LoadedSample, place: str) -> StreamPrompt:
+    chunk_frames = loaded.sample.messages[-1].chunk_frames
+    if chunk_frames is None:
+        raise BadSample(
+            place, loaded.sample.id, "is no stream: its last message has no chunk_frames", "no stream"
+        )
+    prompted = policy.take(without_right_answer(loaded), [], place)
+    return StreamPrompt(loaded.sample, replace(prompted, chunk_frames=chunk_frames))

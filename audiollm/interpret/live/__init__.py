@@ -1,0 +1,1 @@
+"""Live interpretation: sound in, chunk by chunk, words and speech out."""

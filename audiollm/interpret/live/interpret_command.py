@@ -1,0 +1,183 @@
+"""The command `interpret`: a model interprets a file or the microphone, live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from audiollm.errors import ConfigError, StageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from audiollm.interpret.live.live_session import LiveAction, LiveSession
+
+
+def interpret_live(
+    model: Annotated[
+        Path, typer.Option(help="A train stage's folder, or a saved model's.", show_default=False)
+    ],
+    source: Annotated[str, typer.Option("--from", help="A sound file, or microphone.")] = "microphone",
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="A .wav for the speech, or speaker; without it the model writes."),
+    ] = None,
+    transcript: Annotated[
+        Path | None, typer.Option(help="JSON lines: one per chunk, with times, text and lag.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="A folder for SimulEval's instances.log, for `evaluate interpret`.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The system message of the training streams.")] = "",
+    codec: Annotated[
+        Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
+    ] = None,
+    chunk_s: Annotated[
+        float | None, typer.Option(min=0.04, help="Seconds of a chunk; by default that of the training.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest text of an action, in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest actions.")] = 0.0,
+    silence_bias: Annotated[
+        float, typer.Option(help="Added to the logit of silence: above 0 it waits more.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Seed of the draws.")] = 0,
+) -> None:
+    """Interpret speech while it is heard: show what is said with its times, lag and real-time factor.
+
+    Ctrl-C ends it: what was said so far is kept. A machine that is too slow drops no sound, and falls behind.
+
+    Example: audiollm interpret --model runs/interpret/stage_2 --from talk.wav --transcript talk.jsonl --log scores
+    """
+    console = Console(soft_wrap=True)
+    from audiollm.data.records.sample import Message, TextPart
+    from audiollm.generation.engine.defaults import read_trained
+    from audiollm.generation.engine.request import Limits
+    from audiollm.generation.engine.sampling import SamplingConfig
+    from audiollm.generation.speaking.generator import Generator
+    from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+    from audiollm.interpret.live.sound_input import MICROPHONE, file_pieces, microphone_pieces
+    from audiollm.models.pretrained import model_folder
+
+    if source != MICROPHONE and not Path(source).is_file():
+        raise ConfigError(f"{source}: no such file", "--from", "give a sound file, or microphone")
+    trained = read_trained(model_folder(model))
+    generator = Generator.from_pretrained(model, codec)
+    rate = generator.codec.frame_rate
+    frames = trained.chunk_frames if chunk_s is None else max(1, round(chunk_s * rate))
+    if frames is None:
+        raise ConfigError(
+            "the model was not trained on streams (trained.json has no chunk_frames)",
+            str(model),
+            "train it on streams (recipes/interpret), or say --chunk-s to try it all the same",
+        )
+    options = LiveOptions(
+        frames,
+        [Message(role="system", content=[TextPart(text=prompt)])] if prompt else (),
+        "any" if to else "text",
+        SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
+        Limits(max_frames=3 * frames, max_text_tokens=max_tokens),
+        silence_bias,
+        seed,
+    )
+    session = LiveSession(generator.model, generator.template, generator.codec, options)
+    sample_rate = generator.codec.sample_rate
+    pieces = (
+        microphone_pieces(sample_rate) if source == MICROPHONE else file_pieces(Path(source), sample_rate)
+    )
+    problem: ConfigError | StageError | None = None
+    with _Outputs(to, transcript, sample_rate) as outputs:
+        try:
+            for action in _actions(session, pieces):
+                outputs.take(action)
+                _show(console, action, session)
+        except KeyboardInterrupt:
+            console.print("stopped", style="yellow")
+        except (ConfigError, StageError) as error:  # no microphone, or damage in the midst of a file
+            if not session.chunks:
+                raise
+            problem = error
+        try:
+            for action in session.finish():
+                outputs.take(action)
+                _show(console, action, session)
+        except KeyboardInterrupt:
+            console.print("stopped before the end of what was heard", style="yellow")
+    if log is not None:
+        from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
+
+        speech = str(Path(to).resolve()) if to and to != "speaker" else ""
+        write_log(log / LOG_NAME, [session.log(0, str(Path(source).resolve()), "", speech)])
+    console.print(
+        f"{session.chunks} chunks, {len(session.said)} with words or speech; "
+        f"real-time factor {session.real_time_factor:.2f}, {session.behind_s:.1f} s behind at the end",
+        style="dim",
+        highlight=False,
+    )
+    if problem is not None:
+        raise problem
+
+
+def _actions(session: LiveSession, pieces: Iterator[Tensor]) -> Iterator[LiveAction]:
+    for piece_1N in pieces:
+        yield from session.hear(piece_1N)
+
+
+def _show(console: Console, action: LiveAction, session: LiveSession) -> None:
+    """Print an action that says something; and every ten chunks that the session is behind."""
+    if action.speaks:
+        lag = action.elapsed_s - action.heard_s
+        console.print(
+            f"{action.heard_s:8.2f} s  +{lag:.2f} s  {action.text.strip() or '(speech)'}",
+            highlight=False,
+            markup=False,
+        )
+    elif session.behind_s > 1.0 and action.chunk % 10 == 0:
+        console.print(f"{session.behind_s:.1f} s behind", style="yellow", highlight=False)
+
+
+class _Outputs:
+    """Writes the speech, in time, and the transcript, line by line."""
+
+    def __init__(self, to: str | None, transcript: Path | None, sample_rate: int) -> None:
+        from audiollm.generation.speaking.wav_stream import WavWriter
+        from audiollm.interpret.live.sound_input import SPEAKER, LoudSpeaker
+
+        self._speaker = LoudSpeaker(sample_rate) if to == SPEAKER else None
+        self._file = WavWriter(Path(to), sample_rate) if to and to != SPEAKER else None
+        self._sample_rate, self._written = sample_rate, 0
+        if transcript is not None:
+            transcript.parent.mkdir(parents=True, exist_ok=True)
+        self._lines = None if transcript is None else transcript.open("w", encoding="utf-8")
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._file is not None:
+            self._file.__exit__(None, None, None)
+        if self._speaker is not None:
+            self._speaker.close()
+        if self._lines is not None:
+            self._lines.close()
+
+    def take(self, action: LiveAction) -> None:
+        """Write an action's line and play its speech; in a file it stands where it is heard, after silence."""
+        import torch
+
+        if self._lines is not None:
+            self._lines.write(json.dumps(action.row(), ensure_ascii=False) + "\n")
+            self._lines.flush()
+        if not action.samples_1N.shape[1]:
+            return
+        if self._speaker is not None:
+            self._speaker.play(action.samples_1N)
+        if self._file is not None:
+            silence = max(0, round(action.heard_s * self._sample_rate) - self._written)
+            both_1N = torch.cat([torch.zeros(1, silence), action.samples_1N], dim=1)
+            self._file.write(both_1N)
+            self._written += both_1N.shape[1]

@@ -1,0 +1,224 @@
+"""A live session: a model that hears chunks and acts, with the times of everything that it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.codec import Codec
+from audiollm.data.chat.template import Template
+from audiollm.data.records.sample import Message
+from audiollm.errors import ConfigError
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRequest
+from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.generation.engine.streaming import code_stream
+from audiollm.interpret.live.chunk_hearing import ChunkHearing
+from audiollm.models.dual_ffn import DualFFN
+
+GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0)
+LIMITS = Limits(max_frames=75, max_text_tokens=64)
+MAX_UNFORGETTING_S = 120.0
+"""Longest stream of a model without a sliding window in every layer, for which the whole stream is kept."""
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """How a session listens and acts."""
+
+    chunk_frames: int
+    messages: Sequence[Message] = ()
+    """Messages before the stream: the kept prefix."""
+    answer: AnswerKind = "text"
+    sampling: SamplingConfig = GREEDY
+    limits: Limits = LIMITS
+    """Of each action."""
+    silence_bias: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class LiveAction:
+    """An action with its times, in seconds from the beginning of the stream."""
+
+    chunk: int
+    heard_s: float
+    """Sound that had been heard when the model acted."""
+    elapsed_s: float
+    """Time on the clock when the action was complete, had the sound come in at its own pace."""
+    text: str
+    samples_1N: Tensor
+    """Speech; empty for text or silence."""
+    compute_s: float
+    """Seconds that hearing and acting took."""
+    reason: str
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it has words or speech."""
+        return bool(self.text.strip()) or self.samples_1N.shape[1] > 0
+
+    def row(self) -> dict[str, Any]:
+        """Return the line of a transcript."""
+        return {
+            "chunk": self.chunk,
+            "heard_s": round(self.heard_s, 3),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "text": self.text,
+            "speech_samples": self.samples_1N.shape[1],
+            "compute_s": round(self.compute_s, 4),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class SaidPiece:
+    """The part of an action that a log tells: an endless session keeps no silence and no sound."""
+
+    text: str
+    heard_s: float
+    elapsed_s: float
+    duration_s: float
+    """Duration of its speech."""
+
+
+class LiveSession:
+    """One stream from its first sample to its last. Its memory grows by what is said alone, a line per action.
+
+    Args:
+        clock: seconds of a clock that counts computation.
+
+    Raises:
+        ConfigError: the codec cannot hear in pieces, or the prefix does not fit.
+    """
+
+    def __init__(
+        self,
+        model: DualFFN,
+        template: Template,
+        codec: Codec,
+        options: LiveOptions,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._codec, self._options, self._clock = codec, options, clock
+        self._hearing = ChunkHearing(codec, options.chunk_frames)
+        self._engine = Engine(model, template, 1, _slot_length(model, template, options, codec.frame_rate))
+        request = OpenRequest(
+            options.messages, options.seed, (), options.sampling, options.limits, options.answer,
+            silence_bias=options.silence_bias,
+        )  # fmt: skip
+        try:
+            self._number = self._engine.open(request)
+        except ValueError as error:
+            raise ConfigError(
+                str(error), "prompt", "shorten it, or take a model with a sliding window"
+            ) from None
+        self._voice = code_stream(codec)
+        self._chunks = 0
+        self._heard = 0
+        self._ready_s = 0.0
+        self._compute_s = 0.0
+        self.said: list[SaidPiece] = []
+        """Actions with words or speech."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that were heard, each with an action."""
+        return self._chunks
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds by which the session lags behind a source that plays at its own pace; 0 where it keeps up."""
+        return max(0.0, self._ready_s - self._heard / self._codec.frame_rate)
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of computation per second of sound."""
+        heard_s = self._heard / self._codec.frame_rate
+        return self._compute_s / heard_s if heard_s else 0.0
+
+    def hear(self, samples_1N: Tensor) -> Iterator[LiveAction]:
+        """Take samples at the codec's rate; yield the actions after the chunks that they complete."""
+        began = self._clock()
+        chunks = self._hearing.push(samples_1N)
+        yield from self._act(chunks, began)
+
+    def finish(self) -> Iterator[LiveAction]:
+        """End the source: yield the actions after the last chunks."""
+        began = self._clock()
+        yield from self._act(self._hearing.flush(), began)
+
+    def log(self, index: int, source: str = "", reference: str = "", prediction: str = "") -> LoggedOutput:
+        """Return what was said as a line of SimulEval's log.
+
+        Args:
+            prediction: path of the output's sound, for an output in speech.
+        """
+        said = self.said
+        values: dict[str, Any] = {
+            "index": index, "source": source, "reference": reference,
+            "source_length": max(1e-3, 1000 * self._heard / self._codec.frame_rate),
+        }  # fmt: skip
+        if prediction:
+            spoken = [each for each in said if each.duration_s]
+            values |= {
+                "prediction": prediction,
+                "transcript": " ".join(each.text for each in said if each.text),
+                "delays": [1000 * each.heard_s for each in spoken],
+                "elapsed": [1000 * each.elapsed_s for each in spoken],
+                "durations": [1000 * each.duration_s for each in spoken],
+            }
+        else:
+            words = [(word, each) for each in said for word in each.text.split()]
+            values |= {
+                "prediction": " ".join(word for word, _ in words),
+                "delays": [1000 * each.heard_s for _, each in words],
+                "elapsed": [1000 * each.elapsed_s for _, each in words],
+                "prediction_length": len(words),
+            }
+        return LoggedOutput.model_validate(values)
+
+    def _act(self, chunks: Sequence[Tensor], began: float) -> Iterator[LiveAction]:
+        for chunk_KT in chunks:
+            self._engine.feed(self._number, chunk_KT)
+            acted = None
+            while acted is None:
+                acted = next((each for each in self._engine.step() if isinstance(each, Acted)), None)
+            samples_1N = self._spoken(acted)
+            now = self._clock()
+            compute_s, began = now - began, now
+            self._heard += chunk_KT.shape[1]
+            heard_s = self._heard / self._codec.frame_rate
+            # the chunk is there at heard_s, or the model is still busy with the one before
+            self._ready_s = max(heard_s, self._ready_s) + compute_s
+            action = LiveAction(
+                self._chunks, heard_s, self._ready_s, acted.text, samples_1N, compute_s, acted.reason
+            )
+            self._chunks += 1
+            self._compute_s += compute_s
+            if action.speaks:
+                duration_s = samples_1N.shape[1] / self._codec.sample_rate
+                self.said.append(SaidPiece(acted.text.strip(), heard_s, self._ready_s, duration_s))
+            yield action
+
+    def _spoken(self, acted: Acted) -> Tensor:
+        codes = [part for part in acted.parts if isinstance(part, Tensor)]
+        if not codes:
+            return torch.zeros(1, 0)
+        pieces = [self._voice.push(torch.cat(codes, dim=1)).cpu(), self._voice.flush().cpu()]
+        return torch.cat(pieces, dim=1)
+
+
+def _slot_length(model: DualFFN, template: Template, options: LiveOptions, frame_rate: float) -> int:
+    prefix = len(template.stream_prompt(options.messages))
+    window = model.config.sliding_window
+    chunk = options.chunk_frames + template.num_codebooks + 4
+    if window is not None and model.config.sliding_window_layers is None:
+        return prefix + window + chunk
+    return prefix + 2 * round(MAX_UNFORGETTING_S * frame_rate) + chunk

@@ -1,0 +1,1 @@
+"""Rewards of streams as pure functions: of single actions, of whole sequences, standardised and combined."""

@@ -1,0 +1,113 @@
+"""Rewards of single actions: detection, initiative, quality, timing, format.
+
+With y_t the action after chunk t, y*_t the reference's, |y| = 0 silence, T_t the duration of its speech:
+
+| name | value | defined |
+|---|---|---|
+| detection | 1 where both are silent, else 0 | at every chunk |
+| initiative | 1 where both speak, else 0 | at every chunk |
+| quality | similarity of y_t and y*_t, in [0, 1] | where both speak |
+| timing | min(T_t, T*_t) / max(T_t, T*_t); 1 if both are 0, 0 if one is | at every chunk |
+| format | 1 where the whole action matches a pattern, else 0 | at every chunk |
+
+Source: the rewards of Seed LiveInterpret 2.0 (arXiv 2507.17527) as secondary sources tell them; similarity, the form of
+timing and all constants are choices of this project (`audiollm/interpret/README.md` has the table).
+
+Shapes: B streams, T chunks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from audiollm.evaluate.judges.text_scorers import TextScorer, Translation
+from audiollm.interpret.rewards.stream_actions import InterpretedStream, RewardTable, StreamBatch
+
+TimingTarget = Literal["reference", "source"]
+Similarity = Callable[[Sequence[tuple[str, str]]], list[float | None]]
+"""Scores (output, reference) pairs in [0, 1]; None where there is no score."""
+
+
+def similarity_by(scorer: TextScorer, low: float = 0.0, high: float = 100.0) -> Similarity:
+    """Return the similarity of a scorer of translations.
+
+    Args:
+        low, high: scores that become 0 and 1; scores beyond are clipped.
+    """
+
+    def similarity(pairs: Sequence[tuple[str, str]]) -> list[float | None]:
+        scores = scorer.score([Translation("", output, reference) for output, reference in pairs])
+        return [
+            None if isinstance(score, str) else min(1.0, max(0.0, (score - low) / (high - low)))
+            for score in scores
+        ]
+
+    return similarity
+
+
+def detection(batch: StreamBatch) -> RewardTable:
+    """Return r_l: both are silent."""
+    both_BT = ~batch.speaks_BT() & ~batch.reference_speaks_BT()
+    return _indicator(both_BT, batch)
+
+
+def initiative(batch: StreamBatch) -> RewardTable:
+    """Return r_s: both speak."""
+    return _indicator(batch.speaks_BT() & batch.reference_speaks_BT(), batch)
+
+
+def quality(batch: StreamBatch, similarity: Similarity) -> RewardTable:
+    """Return r_q: similarity where both speak. It is not defined elsewhere: as 0 it would count initiative twice."""
+    places = (batch.speaks_BT() & batch.reference_speaks_BT()).nonzero().tolist()
+    streams = batch.streams
+    pairs = [(streams[b].actions[t].text, streams[b].reference[t].text) for b, t in places]
+    rows: list[list[float | None]] = [[None] * len(stream.actions) for stream in streams]
+    for (b, t), score in zip(places, similarity(pairs), strict=True):
+        rows[b][t] = score
+    return batch.table(rows)
+
+
+def timing(batch: StreamBatch, target: TimingTarget = "reference") -> RewardTable:
+    """Return r_c: duration of speech against the reference's, or against that of the source it translates.
+
+    Raises:
+        ValueError: `source` is asked for, and a stream does not know its durations.
+    """
+    return batch.table([_timing(stream, target) for stream in batch.streams])
+
+
+def format_match(batch: StreamBatch, pattern: str) -> RewardTable:
+    """Return r_f: the whole action, as it was written, matches the pattern; silence is written as an empty text."""
+    compiled = re.compile(pattern, flags=re.DOTALL)
+    return batch.table(
+        [
+            [float(compiled.fullmatch(action.written) is not None) for action in stream.actions]
+            for stream in batch.streams
+        ]
+    )
+
+
+def duration_ratio(duration: float, wanted: float) -> float:
+    """Return the shorter over the longer duration; 1 if both are 0, 0 if one is."""
+    longer = max(duration, wanted)
+    return min(duration, wanted) / longer if longer > 0 else 1.0
+
+
+def _timing(stream: InterpretedStream, target: TimingTarget) -> list[float]:
+    wanted = [action.duration_s for action in stream.reference]
+    if target == "source":
+        if not stream.source_durations_s:
+            raise ValueError("timing against the source needs the durations of the source's segments")
+        wanted = list(stream.source_durations_s)
+    return [
+        duration_ratio(action.duration_s, goal) for action, goal in zip(stream.actions, wanted, strict=True)
+    ]
+
+
+def _indicator(flags_BT: Tensor, batch: StreamBatch) -> RewardTable:
+    exists_BT = batch.exists_BT()
+    return RewardTable((flags_BT & exists_BT).double(), exists_BT)

@@ -1,0 +1,126 @@
+"""From several rewards to one number per action or per rollout.
+
+| name | result |
+|---|---|
+| `sum_z` | R_t = sum of w_m z(r_m, t) + [t = T] sum of w_M z(r_M): Seed LiveInterpret 2.0 |
+| `grouped` | R_t = sum of w_m z(r_m, t) + sum of w_M z(r_M): GRPO, also Hibiki-Zero's (arXiv 2602.11072) |
+| `seqpo` | w_q z(q) - w_l max(m, z(L)): SeqPO-SiMT (arXiv 2505.20622: w_q = lambda, w_l = 1); L is a latency |
+| `gated` | w_q z(mean q) - w_l z(mean gated latency): HPO (arXiv 2604.21045) |
+
+`sum_z` standardises over the whole step, the others among the rollouts of a stream.
+
+Shapes: B streams (rollouts), T chunks, S sentences of a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from audiollm.interpret.rewards.standardizing import standardized, standardized_in_groups
+from audiollm.interpret.rewards.stream_actions import RewardTable
+from audiollm.rl.policy_gradient.moments import Moments
+
+
+def sum_z(
+    of_actions: Mapping[str, RewardTable],
+    of_sequences: Mapping[str, RewardTable],
+    weights: Mapping[str, float],
+    moments: Mapping[str, Moments],
+    last_BT: Tensor,
+) -> Tensor:
+    """Return R `[B, T]`, the reward of each action.
+
+    Args:
+        weights: of every reward by name; a reward without one has no part.
+        moments: of every reward by name, over all ranks.
+        last_BT: bool: the last chunk of each stream, at which the rewards of its sequence stand.
+    """
+    total_BT = torch.zeros(last_BT.shape, dtype=torch.float64)
+    for name, table in of_actions.items():
+        total_BT += weights.get(name, 0.0) * standardized(table, moments[name])
+    for name, table in of_sequences.items():
+        score_B = weights.get(name, 0.0) * standardized(table, moments[name])
+        total_BT += torch.where(last_BT, score_B[:, None], 0.0)
+    return total_BT
+
+
+def grouped(
+    of_actions: Mapping[str, RewardTable],
+    of_sequences: Mapping[str, RewardTable],
+    weights: Mapping[str, float],
+    exists_BT: Tensor,
+    group_B: Tensor,
+    num_groups: int,
+) -> Tensor:
+    """Return R `[B, T]`, the advantage of each action: rewards standardised among the rollouts of its stream.
+
+    Rewards of actions are standardised chunk by chunk; those of a sequence are the same for all of its actions.
+
+    Args:
+        weights: of every reward by name; a reward without one has no part.
+        exists_BT: bool: the chunks that each stream has.
+        group_B: int64: the stream that each rollout belongs to.
+    """
+    total_BT = torch.zeros(exists_BT.shape, dtype=torch.float64)
+    for name, table in of_actions.items():
+        total_BT += weights.get(name, 0.0) * standardized_in_groups(table, group_B, num_groups)
+    for name, table in of_sequences.items():
+        score_B = weights.get(name, 0.0) * standardized_in_groups(table, group_B, num_groups)
+        total_BT += torch.where(exists_BT, score_B[:, None], 0.0)
+    return total_BT
+
+
+def seqpo(
+    quality: RewardTable,
+    latency: RewardTable,
+    group_B: Tensor,
+    num_groups: int,
+    quality_weight: float = 2.0,
+    floor: float = -1.0,
+    latency_weight: float = 1.0,
+) -> Tensor:
+    """Return `[B]` rewards of rollouts: a latency far below its group's mean earns no more than `floor` gives.
+
+    Args:
+        floor: m. The paper calls it the chunk size, which does not fit its unit; this default is ours.
+    """
+    quality_B = standardized_in_groups(quality, group_B, num_groups)
+    latency_B = standardized_in_groups(latency, group_B, num_groups)
+    return quality_weight * quality_B - latency_weight * latency_B.clamp(min=floor)
+
+
+def gated_latency(quality_BS: Tensor, latency_BS: Tensor, threshold: float, max_latency: float) -> Tensor:
+    """Return `[B, S]` latencies below `max_latency` as negative numbers; 0, the worst, where quality is too low."""
+    return torch.where(quality_BS < threshold, 0.0, (latency_BS - max_latency).clamp(max=0.0))
+
+
+def gated(
+    quality_BS: Tensor,
+    latency_BS: Tensor,
+    defined_BS: Tensor,
+    group_B: Tensor,
+    num_groups: int,
+    threshold: float = -5.0,
+    max_latency: float = 10.0,
+    quality_weight: float = 1.0,
+    latency_weight: float = 0.5,
+) -> Tensor:
+    """Return `[B]` rewards of rollouts from the quality and latency of their sentences.
+
+    Args:
+        threshold: quality below which a sentence's latency does not count (MetricX: -5).
+        max_latency: latency beyond which more costs nothing, in the unit of `latency_BS` (seconds).
+    """
+    gate_BS = gated_latency(quality_BS, latency_BS, threshold, max_latency)
+    count_B = defined_BS.double().sum(1)
+    means = [
+        torch.where(defined_BS, each, 0.0).sum(1) / count_B.clamp(min=1) for each in (quality_BS, gate_BS)
+    ]
+    scores = [
+        standardized_in_groups(RewardTable(mean_B.double(), count_B > 0), group_B, num_groups)
+        for mean_B in means
+    ]
+    return quality_weight * scores[0] - latency_weight * scores[1]

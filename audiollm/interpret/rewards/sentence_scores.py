@@ -1,0 +1,101 @@
+"""Average lagging of streams, and quality and latency of their sentences: what `seqpo` and `gated` are made of.
+
+Shapes: B streams, S sentences (segments of the reference) of the stream with the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from audiollm.evaluate.interpret.latency import (
+    EmissionTimes,
+    average_lagging,
+    length_adaptive_average_lagging,
+)
+from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.interpret.rewards.action_rewards import Similarity
+from audiollm.interpret.rewards.stream_actions import InterpretedStream, RewardTable, StreamBatch
+
+LATENCY_BY_NAME = {"AL": average_lagging, "LAAL": length_adaptive_average_lagging}
+
+
+def lagging_latency(batch: StreamBatch, name: Literal["AL", "LAAL"], chunk_s: Sequence[float]) -> RewardTable:
+    """Return the average lagging of each stream in seconds, `[B]`, by word.
+
+    A stream without a word is scored as its reference, all said at the end.
+
+    Args:
+        chunk_s: duration of a chunk of each stream.
+    """
+    values = []
+    for stream, size_s in zip(batch.streams, chunk_s, strict=True):
+        words, times = _timed_words(stream, size_s)
+        length_s = len(stream.actions) * size_s
+        units = max(1, sum(len(action.text.split()) for action in stream.reference))
+        if words:
+            emissions = EmissionTimes(tuple(times), length_s, units)
+        else:
+            emissions = EmissionTimes.at_the_end(length_s, units)
+        values.append(LATENCY_BY_NAME[name](emissions))
+    return RewardTable(torch.tensor(values, dtype=torch.float64), torch.ones(len(values), dtype=torch.bool))
+
+
+def sentence_scores(
+    batch: StreamBatch, similarity: Similarity, chunk_s: Sequence[float], worst_s: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return quality, LAAL in seconds, and where they are defined, `[B, S]`.
+
+    A sentence is a segment of the reference. It begins where the source of the segment before is over, and ends where
+    its own is; the output is divided among the sentences by the fewest edits between words.
+
+    Args:
+        worst_s: latency of a sentence for which nothing is said.
+    """
+    most = max((sum(action.speaks for action in stream.reference) for stream in batch.streams), default=0)
+    quality_BS = torch.zeros(len(batch.streams), most, dtype=torch.float64)
+    latency_BS, defined_BS = torch.zeros_like(quality_BS), torch.zeros_like(quality_BS, dtype=torch.bool)
+    pairs: list[tuple[str, str]] = []
+    places: list[tuple[int, int]] = []
+    for number, (stream, size_s) in enumerate(zip(batch.streams, chunk_s, strict=True)):
+        words, times = _timed_words(stream, size_s)
+        length_s = len(stream.actions) * size_s
+        for place, part in enumerate(resegment(words, times, _sentences(stream, size_s))):
+            places.append((number, place))
+            pairs.append((" ".join(part.units), " ".join(part.segment.units)))
+            try:
+                emissions = part.emissions(length_s)
+                latency_BS[number, place] = length_adaptive_average_lagging(emissions)
+            except MetricError:
+                latency_BS[number, place] = worst_s
+    for (number, place), score in zip(places, similarity(pairs), strict=True):
+        if score is not None:
+            quality_BS[number, place], defined_BS[number, place] = score, True
+    return quality_BS, latency_BS, defined_BS
+
+
+def _timed_words(stream: InterpretedStream, chunk_s: float) -> tuple[list[str], list[float]]:
+    """The words of a stream, and the end of the chunk after which each is said."""
+    timed = [
+        (word, (chunk + 1) * chunk_s)
+        for chunk, action in enumerate(stream.actions)
+        for word in action.text.split()
+    ]
+    return [word for word, _ in timed], [time for _, time in timed]
+
+
+def _sentences(stream: InterpretedStream, chunk_s: float) -> list[ReferenceSegment]:
+    """The segments of the reference with the spans of their sources; the last one may end with the stream."""
+    texts = [action.text for action in stream.reference if action.speaks]
+    said = [chunk for chunk, action in enumerate(stream.reference) if action.speaks]
+    ends = list(stream.source_ends) if len(stream.source_ends) == len(said) else said
+    found, begin_s = [], 0.0
+    for text, end in zip(texts, ends, strict=True):
+        end_s = max((end + 1) * chunk_s, begin_s + chunk_s)
+        found.append(ReferenceSegment(begin_s, end_s, tuple(text.split())))
+        begin_s = end_s
+    return found

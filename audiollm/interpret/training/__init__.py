@@ -1,0 +1,1 @@
+"""Training of interpreters by policy gradients over streams: the stage `train_interpreter`."""

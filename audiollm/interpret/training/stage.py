@@ -1,0 +1,34 @@
+"""The stage `train_interpreter`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from audiollm.interpret.training.settings import InterpreterTrainingConfig
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan
+
+
+def _run(config: InterpreterTrainingConfig, context: Context) -> dict[str, Any]:
+    from audiollm.interpret.training.run import train_interpreter
+
+    return train_interpreter(config, context)
+
+
+def _plan(config: InterpreterTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    streams = (config.batch_size or 0) * config.group_size
+    note = f"{config.budget_text()}, {streams} streams a step"
+    return StagePlan(seconds=config.minutes * 60 if config.minutes else None, note=note)
+
+
+STAGE = Stage(
+    kind="train_interpreter",
+    config=InterpreterTrainingConfig,
+    run=_run,
+    artifacts={"checkpoint": "model", "rollouts": "rollouts"},
+    help="train an interpreter on its own actions over streams (PPO), by rewards of actions and sequences",
+    plan=_plan,
+    all_ranks=True,
+    facts=lambda config: config.engine_facts(),
+)

@@ -1,0 +1,72 @@
+"""The streams of a step: sampled from the weights of now, and rewarded action by action."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from audiollm.errors import BadSample
+from audiollm.interpret.training.stream_rewarder import StreamRewarder
+from audiollm.rl.online.prompts import Prompt
+from audiollm.rl.online.rollout_step import RolloutGroup, RolloutStep
+from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
+
+
+class StreamMaker:
+    """A `SamplesSteps` over streams.
+
+    Args:
+        group_size: rollouts of each stream.
+    """
+
+    def __init__(
+        self, engine: RolloutEngine[Any], rewarder: StreamRewarder, settings: RolloutSettings, group_size: int
+    ) -> None:
+        self._engine, self._rewarder = engine, rewarder
+        self._settings, self._group_size = settings, group_size
+
+    def __call__(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Sample and reward the rollouts of each stream."""
+        return self._made(prompts, range(self._group_size), self._at(step, self._settings.temperature))
+
+    def greedy(self, prompts: Sequence[Prompt], step: int) -> RolloutStep:
+        """Take the likeliest actions of each stream once, and reward them."""
+        return self._made(prompts, [0], self._at(step, 0.0))
+
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """Sampling begins where the step does."""
+
+    def _made(
+        self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
+    ) -> RolloutStep:
+        started = time.monotonic()
+        groups: list[RolloutGroup] = []
+        bad: list[BadSample] = []
+        try:
+            found = self._engine.sample(
+                [each.prompted for each in prompts], [numbers] * len(prompts), settings
+            )
+            groups = [RolloutGroup(*each) for each in zip(prompts, found, strict=True)]
+        except BadSample:  # one at a time, so that the stream at fault is named
+            for prompt in prompts:
+                try:
+                    (rollouts,) = self._engine.sample([prompt.prompted], [numbers], settings)
+                    groups.append(RolloutGroup(prompt, rollouts))
+                except BadSample as error:
+                    bad.append(error.with_traceback(None))
+        sampled = time.monotonic()
+        samples = [group.prompt.sample for group in groups for _ in group.rollouts]
+        sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.long)
+        group_B = torch.arange(len(groups)).repeat_interleave(sizes)
+        scores, steps = self._rewarder(
+            samples, [each for group in groups for each in group.rollouts], group_B
+        )
+        seconds = {"rollout": sampled - started, "reward": time.monotonic() - sampled}
+        return RolloutStep(groups, scores, None, bad, seconds, steps)
+
+    def _at(self, step: int, temperature: float) -> RolloutSettings:
+        return replace(self._settings, step=step, temperature=temperature)

@@ -1,0 +1,102 @@
+"""Programs that answer JSON lines: questions go in by lines, an answer comes for each. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from audiollm.errors import ConfigError
+
+
+class ProcessFailed(Exception):
+    """A program died, hung, or answered too little; the text says which."""
+
+
+class JsonProcess:
+    """A program that is started once and asked batch after batch.
+
+    A batch is a line of JSON per question and an empty line; the program answers a line per question, in order. Its
+    errors go to the terminal. After a failure it is ended, and started again for the next batch.
+
+    Args:
+        command: as in a shell, without a shell's operators.
+        timeout_s: longest wait for the next answer.
+        setting: the option that the command was given with, for errors.
+    """
+
+    def __init__(self, command: str, timeout_s: float, setting: str) -> None:
+        self._command, self._timeout_s, self._setting = shlex.split(command), timeout_s, setting
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        if not self._command:
+            raise ConfigError("command: names no program", setting, "give command:PYTHON SCRIPT")
+
+    def ask(self, questions: Sequence[Any]) -> Iterator[str]:
+        """Yield the line that answers each question.
+
+        Raises:
+            ConfigError: the program cannot be started.
+            ProcessFailed: an answer did not come; those before it have been yielded.
+        """
+        if not questions:
+            return
+        process = self._started()
+        threading.Thread(target=_write, args=(process, questions), daemon=True).start()
+        for count in range(len(questions)):
+            try:
+                line = self._lines.get(timeout=self._timeout_s)
+            except queue.Empty:
+                self.close()
+                raise ProcessFailed(f"no answer within {self._timeout_s:g} s") from None
+            if line is None:
+                code = process.wait()
+                self.close()
+                raise ProcessFailed(f"ended with code {code} after {count} of {len(questions)} answers")
+            yield line
+
+    def close(self) -> None:
+        """End the program."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{self._command[0]}: cannot be started: {error}", self._setting, "give command:PYTHON SCRIPT"
+            ) from None
+        self._lines = queue.Queue()
+        threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
+        return self._process
+
+
+def _write(process: subprocess.Popen[str], questions: Sequence[Any]) -> None:
+    """Write a batch. A process that ends earlier is noticed where its answers are read."""
+    assert process.stdin is not None
+    try:
+        for each in questions:
+            process.stdin.write(json.dumps(each, ensure_ascii=False) + "\n")
+        process.stdin.write("\n")
+        process.stdin.flush()
+    except (BrokenPipeError, ValueError):
+        return
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip():
+            lines.put(line)
+    lines.put(None)

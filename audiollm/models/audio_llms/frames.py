@@ -1,0 +1,104 @@
+"""Pictures of videos as patches, as the vision encoders of Qwen2-VL and Qwen-Omni take them, without torchvision.
+
+Shapes: F pictures, H rows, W columns of pixels, P patches, D numbers of a patch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+"""Of CLIP's colours, where a folder has none of its own."""
+_MAX_ASPECT = 200
+
+
+class FramePatches:
+    """Turns videos into patches; stands in for transformers' `Qwen2VLVideoProcessor`, which needs torchvision.
+
+    Pictures are scaled so that both sides are multiples of a merged patch and their product lies between the two
+    limits. An odd last picture is repeated: the encoder takes `temporal_patch_size` pictures at once.
+
+    Args:
+        settings: of the folder's `video_preprocessor_config.json` or `preprocessor_config.json`.
+    """
+
+    model_input_names = ("pixel_values_videos", "video_grid_thw")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        size = settings.get("size") or {}
+        self.patch_size = int(settings.get("patch_size", 14))
+        self.temporal_patch_size = int(settings.get("temporal_patch_size", 2))
+        self.merge_size = int(settings.get("merge_size", 2))
+        self.min_pixels = int(size.get("shortest_edge") or settings.get("min_pixels") or 128 * 28 * 28)
+        self.max_pixels = int(size.get("longest_edge") or settings.get("max_pixels") or 768 * 28 * 28)
+        self._mean = np.array(settings.get("image_mean") or _MEAN, np.float32)
+        self._deviation = np.array(settings.get("image_std") or _DEVIATION, np.float32)
+
+    def __call__(self, videos: Any, **_: Any) -> dict[str, Any]:
+        """`pixel_values_videos` `[P, D]` of all videos, end to end, and `video_grid_thw` `[videos, 3]`.
+
+        Raises:
+            ValueError: a video without pictures, or with a side 200 times the other.
+        """
+        made = [self._one(frames_FHWC) for frames_FHWC in _flat(videos)]
+        return {
+            "pixel_values_videos": torch.cat([torch.from_numpy(patches_PD) for patches_PD, _ in made]),
+            "video_grid_thw": torch.tensor([grid for _, grid in made]),
+        }
+
+    def _one(self, frames_FHWC: NDArray[np.uint8]) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+        from PIL import Image
+
+        if not len(frames_FHWC):
+            raise ValueError("a video without pictures")
+        height, width = self.size_of(*frames_FHWC.shape[1:3])
+        scaled = [
+            np.asarray(Image.fromarray(np.asarray(frame)).resize((width, height), Image.Resampling.BICUBIC))
+            for frame in frames_FHWC
+        ]
+        scaled += [scaled[-1]] * (-len(scaled) % self.temporal_patch_size)
+        values_FHWC = (np.stack(scaled).astype(np.float32) / 255 - self._mean) / self._deviation
+        values_FCHW = values_FHWC.transpose(0, 3, 1, 2)
+        side, merge, times = self.patch_size, self.merge_size, self.temporal_patch_size
+        grid = (len(scaled) // times, height // side, width // side)
+        split = values_FCHW.reshape(
+            grid[0], times, 3, grid[1] // merge, merge, side, grid[2] // merge, merge, side
+        )
+        # patches that are merged into one token lie side by side
+        ordered = split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        return np.ascontiguousarray(ordered.reshape(math.prod(grid), -1), np.float32), grid
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that pictures are scaled to.
+
+        Raises:
+            ValueError: one side is more than 200 times the other.
+        """
+        if max(height, width) > _MAX_ASPECT * min(height, width):
+            raise ValueError(f"pictures of {width} x {height}: one side is more than 200 times the other")
+        factor = self.patch_size * self.merge_size
+        sides = [round(height / factor) * factor, round(width / factor) * factor]
+        if sides[0] * sides[1] > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+        elif sides[0] * sides[1] < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+        return sides[0], sides[1]
+
+
+def _flat(videos: Any) -> Sequence[NDArray[np.uint8]]:
+    """The videos of a batch, each `[F, H, W, 3]`: processors pass one, a list of them, or a list of lists."""
+    if isinstance(videos, np.ndarray) and videos.ndim == 4:
+        return [videos]
+    found: list[NDArray[np.uint8]] = []
+    for each in videos:
+        found += _flat(each)
+    return found

@@ -1,0 +1,147 @@
+"""The plan of `train_policy`: what its settings, and the files of its models, tell `rl.placement.planning`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import read_json
+from audiollm.models.hub import is_dual_ffn, is_language_model
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.stages import StagePlan, required
+from audiollm.rl.online.settings import PolicyTrainingConfig
+from audiollm.rl.placement import planning
+from audiollm.rl.placement.settings import PlacementChoice
+from audiollm.rl.preference.planning import ADAPTER_SHARE, num_parameters, num_records
+from audiollm.rl.rewards.settings import ModelSettings
+from audiollm.rl.rollouts.by_transformers import MAX_ROWS
+from audiollm.rl.rollouts.own import MAX_SLOTS
+from audiollm.supervised.planning import ASSUMED_CLIP_S, TEXT_ROWS
+
+ROWS_PER_SECOND = 25.0
+"""Positions of a prompt per second that is heard, assumed."""
+DELAY_ROWS = 8
+"""Rows that the delay pattern adds to speech."""
+UNTIMED_REWARDS = ("judge", "words", "voice", "quality")
+"""Built-in rewards whose time their sizes do not tell: endpoints, recognizers, voice encoders."""
+
+
+def plan_policy_training(config: PolicyTrainingConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
+    """Estimate a training; where its model is not there yet and no stage makes it, steps alone are known."""
+    batch = required(config.batch_size)
+    records = sum(num_records(source.path) for source in config.samples)
+    steps = config.steps_for(records / batch) if records else config.steps
+    note = f"{config.budget_text()}, {batch} prompts a step, {batch * config.group_size} answers"
+    if config.steps is None:
+        note += f", {steps} steps" if steps else ", its samples are not there yet"
+    seconds = config.minutes * 60 if config.minutes else None
+    model = _model(config.model, plans)
+    if model is None:
+        return StagePlan(seconds=seconds, note=f"{note}; its model is not there yet")
+    planned = _planned(config, model, plans)
+    rates = planning.CPU if config.size == "tiny" else planning.GPU
+
+    def seconds_on(devices: int, tflops: float) -> float:
+        """Seconds of all steps."""
+        return (steps or 0) * sum(planning.step_seconds(planned, devices, tflops, rates).values())
+
+    states = planning.MOMENT_BYTES * model.parameters * planned.trained_share
+    return StagePlan(
+        parameters=model.parameters,
+        tokens=(steps or 0) * planned.trained_positions,
+        memory_mb=planning.memory_mb(planned, 1),
+        memory_mb_on=partial(planning.memory_mb, planned),
+        disk_mb=(planning.WEIGHT_BYTES * model.parameters + 2 * states) / 2**20,
+        seconds=seconds,
+        seconds_on=None if seconds or not steps else seconds_on,
+        note=note,
+        details=partial(planning.described, planned, rates=rates),
+    )
+
+
+def _planned(
+    config: PolicyTrainingConfig, model: planning.PlannedModel, plans: Mapping[str, StagePlan]
+) -> planning.PlannedTraining:
+    is_own = _is_own(config.model)
+    is_adapter = config.trained == "adapter"
+    own_reference = config.needs_reference and not is_adapter
+    sizes = {
+        term.name: _parameters(term.settings.folder, plans) if isinstance(term.settings, ModelSettings) else 0
+        for term in config.reward_terms
+    }
+    critic = 0
+    if config.critic is not None:
+        critic = _parameters(config.critic.model or config.model, plans)
+    lengths = {"text": config.max_answer_tokens, "audio": config.max_frames + DELAY_ROWS}
+    return planning.PlannedTraining(
+        model=model,
+        trained_share=ADAPTER_SHARE if is_adapter else 1.0,
+        prompts=required(config.batch_size),
+        group_size=config.group_size,
+        prompt_length=TEXT_ROWS + ASSUMED_CLIP_S * ROWS_PER_SECOND,
+        answer_length=lengths.get(config.answer, sum(lengths.values())),
+        updates=config.updates,
+        max_tokens=required(config.max_tokens),
+        shares_prompt=is_own,
+        slots=MAX_SLOTS if is_own else MAX_ROWS,
+        reference=_parameters(config.reference or config.model, plans) if own_reference else 0,
+        reads_reference=config.needs_reference,
+        critic=critic,
+        rewards=sizes,
+        unknown_rewards=tuple(
+            term.name for term in config.reward_terms if term.is_plug_in or term.name in UNTIMED_REWARDS
+        ),
+        value_bytes=4 if config.precision == "fp32" else 2,
+        strategy=config.strategy,
+        placement=config.placement or PlacementChoice(),
+    )
+
+
+def _model(folder: Path, plans: Mapping[str, StagePlan]) -> planning.PlannedModel | None:
+    """A model by the stage that makes it, or by its files; None: neither is there."""
+    maker = _maker(folder, plans)
+    if maker is not None:
+        return _sized(maker.parameters, maker.model or {}) if maker.parameters else None
+    parameters = num_parameters(folder)
+    if not parameters:
+        return None
+    return _sized(parameters, read_json(model_folder(folder) / "config.json"))
+
+
+def _parameters(folder: Path, plans: Mapping[str, StagePlan]) -> int:
+    maker = _maker(folder, plans)
+    return num_parameters(folder) if maker is None else maker.parameters
+
+
+def _maker(folder: Path, plans: Mapping[str, StagePlan]) -> StagePlan | None:
+    """The plan of the stage that makes a folder."""
+    return next((plan for plan in plans.values() if folder in plan.artifacts.values()), None)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder is, or will be, a model that our engine samples from: what stages make is."""
+    try:
+        return is_dual_ffn(folder) or is_language_model(folder)
+    except (ConfigError, OSError):
+        return True
+
+
+def _sized(parameters: int, config: Mapping[str, Any]) -> planning.PlannedModel:
+    """The sizes of the language model in a config.json, which audio LLMs keep one or two levels down."""
+    inside = _language_model(config)
+    if inside is None:
+        return planning.PlannedModel(parameters)
+    width, heads = int(inside["hidden_size"]), int(inside.get("num_attention_heads") or 1)
+    head = int(inside.get("head_dim") or width // heads)
+    cached = 2 * head * int(inside.get("num_key_value_heads") or heads)
+    return planning.PlannedModel(parameters, int(inside["num_hidden_layers"]), width, cached)
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for key in ("text_config", "thinker_config"):
+        if isinstance(config.get(key), Mapping):
+            return _language_model(config[key])
+    return config if {"hidden_size", "num_hidden_layers"} <= config.keys() else None

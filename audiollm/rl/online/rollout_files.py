@@ -1,0 +1,127 @@
+"""Files of a policy's answers: those of every step with their tokens, and greedy ones to held-out prompts.
+
+Shapes: A answers of this rank, group after group; K codebooks, T frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from audiollm.files.atomic import atomic_path, write_jsonl
+from audiollm.generation.engine.request import SampledTokens
+from audiollm.recipe.ranks import Ranks
+from audiollm.rl.online.rollout_step import RolloutStep
+from audiollm.rl.preference.eval_answers import AnswersFile
+
+Pieces = Callable[[SampledTokens], list[str | int]]
+"""The texts of the tokens of an answer: `Policy.pieces`."""
+Coded = tuple[dict[str, Any], Tensor | None]
+"""The row of an answer, and the codes `[K, T]` of its speech where it has any."""
+
+
+class RolloutFiles:
+    """`rollouts/000012.jsonl`: the answers of step 12, by the first rank. A step done again replaces its file.
+
+    Codes of speech are in `000012.safetensors` beside it, by the name that the row has in `speech`.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, pieces: Pieces) -> None:
+        self._folder, self._ranks, self._pieces = folder, ranks, pieces
+
+    def write(
+        self,
+        step: int,
+        made: RolloutStep,
+        figures: Sequence[Mapping[str, Sequence[float]]],
+    ) -> None:
+        """Write a row for each answer. Called on every rank.
+
+        Args:
+            figures: of each answer's tokens, by name: the advantage, the log-probability before the updates, ...
+        """
+        coded = self._rows(step, made, figures)
+        if made.replaced is not None:
+            none: list[dict[str, list[float]]] = [
+                {"advantages": [], "old": []} for _ in made.replaced.rollouts
+            ]
+            replaced = self._rows(step, made.replaced, none)
+            coded += [({**row, "replaced": True}, codes_KT) for row, codes_KT in replaced]
+        rows = _gathered(coded, self._folder / f"{step:06d}.safetensors", self._ranks)
+        if self._ranks.first:
+            write_jsonl(self._folder / f"{step:06d}.jsonl", rows)
+
+    def _rows(
+        self, step: int, made: RolloutStep, figures: Sequence[Mapping[str, Sequence[float]]]
+    ) -> list[Coded]:
+        coded = answer_rows(step, made)
+        for place, ((row, _), rollout) in enumerate(zip(coded, made.rollouts, strict=True)):
+            if made.steps:
+                row["steps"] = [vars(each) for each in made.steps[place]]
+            row["pieces"] = self._pieces(rollout.tokens)
+            row |= {name: [round(value, 4) for value in own] for name, own in figures[place].items()}
+            behaviour = rollout.tokens.logprob_A
+            row["behaviour"] = [] if behaviour is None else [round(v, 4) for v in behaviour.tolist()]
+        return coded
+
+
+class GreedyAnswerFiles:
+    """`answers.jsonl`: greedy answers to the same held-out prompts at every evaluation, with their rewards.
+
+    Step 0 is the model that the training begins from. Codes of speech are in `answers/000012.safetensors`.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self._file, self._folder, self._ranks = AnswersFile(folder), folder / "answers", ranks
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the model that the training begins from has answered. Called on every rank."""
+        return bool(self._ranks.of_first(bool(self._ranks.first and self._file.before(1))))
+
+    def write(self, step: int, made: RolloutStep) -> None:
+        """Write a row for each answer, behind those of earlier evaluations. Called on every rank."""
+        rows = _gathered(answer_rows(step, made), self._folder / f"{step:06d}.safetensors", self._ranks)
+        if self._ranks.first:
+            self._file.write(step, rows)
+
+
+def answer_rows(step: int, made: RolloutStep) -> list[Coded]:
+    """Return what is told of each answer: the prompt, the answer, and its rewards."""
+    scores = made.scores
+    coded: list[Coded] = []
+    for group in made.groups:
+        for rollout in group.rollouts:
+            place, tokens = len(coded), rollout.tokens
+            row = {
+                "step": step,
+                "id": group.prompt.sample.id,
+                "messages": group.prompt.messages,
+                "number": rollout.number,
+                "answer": rollout.text,
+                "tokens": tokens.num_actions,
+                "truncated": rollout.truncated,
+                "rewards": {name: values[place] for name, values in scores.by_name.items()},
+                "reward": scores.told_A[place] if scores.kept_A[place] else None,
+            }
+            coded.append((row, torch.cat(tokens.codes, 1) if tokens.codes else None))
+    return coded
+
+
+def _gathered(coded: Sequence[Coded], path: Path, ranks: Ranks) -> list[dict[str, Any]]:
+    """The rows of all ranks; the first rank writes the codes of their speech. Called on every rank."""
+    every = [each for part in ranks.gather(list(coded)) for each in part]
+    codes = {}
+    for number, (row, codes_KT) in enumerate(every):
+        if codes_KT is not None:
+            row["speech"] = str(number)
+            codes[str(number)] = codes_KT.to("cpu", torch.int32).contiguous()
+    if ranks.first and codes:
+        with atomic_path(path) as temporary:
+            save_file(codes, temporary)
+    return [row for row, _ in every]

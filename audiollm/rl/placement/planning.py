@@ -1,0 +1,253 @@
+"""The plan of a training on fresh answers: who is where, memory of each device, seconds of a step by phase.
+
+Everything is an estimate, from sizes and settings alone. Its rules stand beside the constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from audiollm.rl.placement.settings import ActorShare, PlacementChoice
+
+OWN_MB = 700
+"""Python, torch, and the context of a device."""
+MOMENT_BYTES, WEIGHT_BYTES = 8, 4
+"""Bytes of a parameter in float32: the two moments of AdamW; the weight, and as many for its gradient."""
+GATHERED_SHARE = 0.1
+"""Assumed share of a model that FSDP2 and ZeRO 3 gather at a time."""
+KEPT_VALUES = 24
+"""Values that the backward pass keeps, per position and layer, in hidden sizes (as in the plan of `train`)."""
+SHARDED = ("fsdp2", "zero3")
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """How fast a device does what is not products of large matrices."""
+
+    read_bytes: float
+    """Bytes of weights per second, read for the next token of all answers together."""
+    step_s: float
+    """Seconds that the engine takes for each next token beside that."""
+    sent_bytes: float
+    """Bytes of weights per second from a rank to its actors, or gathered over the ranks."""
+    basis: str
+
+
+# a DualFFN of 8.9 M parameters on one core of an AMD EPYC, 2026-11-24: 19 ms for a next token of 32 answers, of which
+# their products are 12 ms; 0.67 GB of weights per second through buckets, before Ray carries them
+CPU = DeviceRates(8e9, 6e-3, 0.4e9, "the last measured on a CPU, the first assumed")
+GPU = DeviceRates(1.7e12, 15e-3, 2e9, "assumed for an H100: half of its bandwidth, 2 GB/s to actors")
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as far as its files tell."""
+
+    parameters: int
+    layers: int = 0
+    hidden_size: int = 0
+    """0 where config.json does not tell, or is not there yet."""
+    cached_size: int = 0
+    """Keys and values of a position and layer, together."""
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A `train_policy` stage in numbers."""
+
+    model: PlannedModel
+    trained_share: float
+    """Share of the parameters that are trained."""
+    prompts: int
+    """Of a step, over all ranks."""
+    group_size: int
+    prompt_length: float
+    """Positions of a prompt, assumed."""
+    answer_length: int
+    """Positions of an answer, at its longest."""
+    updates: int
+    max_tokens: int
+    """Positions in memory at a time."""
+    shares_prompt: bool
+    """Whether the rows of a prompt are computed once for its group in training (a DualFFN)."""
+    slots: int
+    """Most answers that the engine samples at a time."""
+    reference: int = 0
+    """Parameters of a reference of its own; 0: none, or the policy with its adapter off."""
+    reads_reference: bool = False
+    critic: int = 0
+    """Parameters of the critic; 0: none."""
+    rewards: Mapping[str, int] = field(default_factory=dict)
+    """Parameters of the rewards' models by name; 0 for a rule."""
+    unknown_rewards: tuple[str, ...] = ()
+    """Rewards whose time is not known: functions of a user's own, judges, recognizers."""
+    value_bytes: int = 4
+    """Bytes of an activation."""
+    strategy: str = "auto"
+    placement: PlacementChoice = field(default_factory=PlacementChoice)
+
+    @property
+    def trained_positions(self) -> float:
+        """Positions of a step that go through the model in one pass, over all ranks."""
+        prompts = self.prompts * (1 if self.shares_prompt else self.group_size)
+        return prompts * self.prompt_length + self.prompts * self.group_size * self.answer_length
+
+
+def memory_mb(plan: PlannedTraining, devices: int) -> float:
+    """Estimate the memory of a training rank's device, in MB."""
+    total = _trained_bytes(plan, plan.model.parameters, plan.trained_share, devices)
+    if plan.critic:
+        total += _trained_bytes(plan, plan.critic, plan.trained_share, devices)
+    if "reference" not in plan.placement.shares:
+        total += WEIGHT_BYTES * plan.reference
+    layers, width = plan.model.layers, plan.model.hidden_size
+    total += plan.max_tokens * layers * width * KEPT_VALUES * plan.value_bytes
+    if "rollout" not in plan.placement.shares:
+        total += _cache_bytes(plan, devices)
+        if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
+            total += WEIGHT_BYTES * plan.model.parameters  # the whole copy that samples
+    return OWN_MB + total / 2**20
+
+
+def actor_memory_mb(plan: PlannedTraining, role: str) -> float:
+    """Estimate the memory of an actor, in MB."""
+    share = plan.placement.shares[role]
+    if role == "rollout":
+        own = WEIGHT_BYTES * plan.model.parameters + _cache_bytes(plan, share.actors)
+    elif role == "reference":
+        own = WEIGHT_BYTES * (plan.reference or plan.model.parameters)
+    else:
+        own = WEIGHT_BYTES * max(plan.rewards.values(), default=0)
+    return OWN_MB + own / 2**20
+
+
+def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> dict[str, float]:
+    """Estimate the seconds of a step by phase; phases that do not occur are left out.
+
+    Args:
+        devices: training ranks.
+        tflops: operations per second of a device, in 10^12; an actor is taken to reach as many, times its share of a
+            GPU where it has less than one.
+    """
+    speed = 1e12 * tflops
+    passes = plan.trained_positions * 2 * plan.model.parameters
+    samplers = _count(plan, "rollout", devices)
+    found = {"rollout": _rollout_seconds(plan, samplers, speed * _part(plan, "rollout"), rates)}
+    scored = plan.prompts * plan.group_size * (plan.prompt_length + plan.answer_length)
+    if work := sum(2 * size * scored for size in plan.rewards.values()):
+        found["reward"] = work / (_count(plan, "reward", devices) * speed * _part(plan, "reward"))
+    old = passes / (devices * speed)
+    reference = 2 * (plan.reference or plan.model.parameters) * plan.trained_positions
+    beside = 0.0
+    if plan.reads_reference:
+        beside = reference / (_count(plan, "reference", devices) * speed * _part(plan, "reference"))
+    if "reference" in plan.placement.shares:
+        found["score"] = max(old, beside)  # at the same time
+    else:
+        found["score"] = old + beside
+    found["score"] += 2 * plan.critic * plan.trained_positions / (devices * speed)
+    # backward to the activations always; to the weights where they are trained
+    backward = 2 + plan.trained_share
+    found["update"] = plan.updates * passes * backward / (devices * speed)
+    found["update"] += plan.updates * 2 * plan.critic * plan.trained_positions * backward / (devices * speed)
+    sent = 0.0
+    if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
+        sent += WEIGHT_BYTES * plan.model.parameters
+    if "rollout" in plan.placement.shares:
+        sent += WEIGHT_BYTES * plan.model.parameters * (samplers / devices)
+    if sent:
+        found["weights"] = sent / rates.sent_bytes
+    return found
+
+
+def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceRates) -> list[str]:
+    """Describe layout, memory and the time of a step by phase, a line each."""
+    with_ranks = ["policy"]
+    if plan.critic:
+        with_ranks.append("critic")
+    if "rollout" not in plan.placement.shares:
+        with_ranks.append("rollouts")
+    if plan.reads_reference and "reference" not in plan.placement.shares:
+        with_ranks.append("reference" if plan.reference else "reference (the policy with its adapter off)")
+    if "reward" not in plan.placement.shares:
+        with_ranks.append("rewards")
+    ranks = f"{devices} training rank{'s' * (devices > 1)}"
+    lines = [f"{ranks}: {', '.join(with_ranks)}; {_gigabytes(memory_mb(plan, devices))} a device"]
+    for role, share in plan.placement.shares.items():
+        lines.append(_actors(plan, role, share, devices))
+    seconds = step_seconds(plan, devices, tflops, rates)
+    phases = ", ".join(f"{phase} {_seconds(spent)}" for phase, spent in seconds.items())
+    lines.append(f"a step: {_seconds(sum(seconds.values()))} = {phases}")
+    if plan.unknown_rewards:
+        lines.append(f"not in it: the time of {', '.join(plan.unknown_rewards)}")
+    lines.append(
+        f"basis: {plan.prompts} prompts of {plan.prompt_length:.0f} positions (assumed), {plan.group_size} answers to "
+        f"each at their longest ({plan.answer_length}); 2 operations per weight and position, 4 to 6 with gradients, "
+        f"at {tflops:g} TFLOP/s; a next token reads all weights ({rates.read_bytes / 1e9:g} GB/s) and takes "
+        f"{1e3 * rates.step_s:g} ms beside ({rates.basis})"
+    )
+    return lines
+
+
+def _actors(plan: PlannedTraining, role: str, share: ActorShare, devices: int) -> str:
+    cpus = f"{share.cpus:g} CPU{'s' * (share.cpus != 1)}"
+    gpus = f" and {share.gpus:g} GPU" if share.gpus else ""
+    text = f"{share.actors} {role} actor{'s' * (share.actors > 1)}, each {cpus}{gpus}: "
+    text += f"{_gigabytes(actor_memory_mb(plan, role))} each"
+    if 0 < share.gpus < 1:
+        most = int(1 / share.gpus + 1e-6)
+        text += f", up to {most} on a GPU"
+    if share.actors % devices:
+        text += f" (REFUSED: not a multiple of {devices} ranks)"
+    return text
+
+
+def _trained_bytes(plan: PlannedTraining, parameters: int, share: float, devices: int) -> float:
+    """Weights, gradients and moments of a model, as the strategy spreads them."""
+    weights = WEIGHT_BYTES * parameters
+    gradients, moments = WEIGHT_BYTES * parameters * share, MOMENT_BYTES * parameters * share
+    if devices == 1 or plan.strategy in ("auto", "ddp"):
+        return weights + gradients + moments
+    if plan.strategy == "zero2":
+        return weights + (gradients + moments) / devices
+    return (weights + gradients + moments) / devices + GATHERED_SHARE * weights
+
+
+def _cache_bytes(plan: PlannedTraining, samplers: int) -> float:
+    """Keys and values of the answers that are sampled at a time, in float32."""
+    answers = min(plan.slots, math.ceil(plan.prompts / samplers) * plan.group_size)
+    positions = answers * (plan.prompt_length + plan.answer_length)
+    return positions * plan.model.layers * plan.model.cached_size * 4
+
+
+def _rollout_seconds(plan: PlannedTraining, samplers: int, speed: float, rates: DeviceRates) -> float:
+    prompts = math.ceil(plan.prompts / samplers)
+    answers = prompts * plan.group_size
+    read = prompts * (1 if plan.shares_prompt else plan.group_size) * plan.prompt_length
+    prefill = 2 * plan.model.parameters * read / speed
+    together = min(plan.slots, answers)
+    token = max(
+        WEIGHT_BYTES * plan.model.parameters / rates.read_bytes, 2 * plan.model.parameters * together / speed
+    )
+    return prefill + math.ceil(answers / together) * plan.answer_length * (token + rates.step_s)
+
+
+def _count(plan: PlannedTraining, role: str, devices: int) -> int:
+    share = plan.placement.shares.get(role)
+    return devices if share is None else share.actors
+
+
+def _part(plan: PlannedTraining, role: str) -> float:
+    """The share of a device that an actor has; a training rank has a whole one."""
+    share = plan.placement.shares.get(role)
+    return 1.0 if share is None or not 0 < share.gpus < 1 else share.gpus
+
+
+def _gigabytes(mb: float) -> str:
+    return f"{mb * 2**20 / 1e9:.1f} GB"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"

@@ -1,0 +1,160 @@
+"""Rollouts by Ray actors, each with a whole model of its own; the weights reach them in buckets after every update."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from audiollm.cluster import cause_of_death
+from audiollm.devices import default_device
+from audiollm.errors import StageError
+from audiollm.rl.placement.buckets import Bucket, buckets, bytes_of, tensor_hashes, write_bucket
+from audiollm.rl.placement.joining import Joined
+from audiollm.rl.preference.policies import load_policy, plain_model
+from audiollm.rl.rollouts.engines import load_engine
+from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
+from audiollm.train.loop.modules import announce_weights
+from audiollm.train.loop.whole import whole_tensors
+
+
+@dataclass(frozen=True)
+class SampledModel:
+    """The model that actors load, and the engine that samples from it."""
+
+    folder: Path
+    max_tokens: int
+    rollouts: str | None
+    """Import path of a user's engine; None: ours, or transformers'."""
+    directory: str
+    """Working directory, in which relative paths and modules are looked for."""
+
+
+class RolloutHost:
+    """The work of a rollout actor."""
+
+    def __init__(self, model: SampledModel) -> None:
+        self._model = model
+        self._bytes = 0
+
+    def set_up(self, place: int) -> None:
+        """Load the model, whose weights are then overwritten by those that come in buckets."""
+        os.chdir(self._model.directory)
+        policy = load_policy(self._model.folder, max_tokens=self._model.max_tokens)
+        policy.root.requires_grad_(False).eval().to(default_device())
+        self._root: nn.Module = policy.root
+        self._targets: dict[str, Tensor] = plain_model(policy.root).state_dict(keep_vars=True)
+        self._engine = load_engine(policy, self._model.folder, self._model.rollouts)
+
+    def receive(self, bucket: Bucket) -> None:
+        """Write a bucket of weights."""
+        write_bucket(bucket, self._targets)
+        self._bytes += len(bucket.data_B)
+
+    def received(self, hashes: bool) -> dict[str, str]:
+        """Take notice that the weights are complete.
+
+        Returns:
+            SHA-256 of all tensors by name, where `hashes` asks for them.
+        """
+        expected, self._bytes, came = (
+            sum(len(bytes_of(each)) for each in self._targets.values()),
+            0,
+            self._bytes,
+        )
+        if came != expected:
+            raise ValueError(f"{came} bytes of weights came, and the model has {expected}")
+        announce_weights([self._root])
+        self._engine.weights_changed()
+        return tensor_hashes(self._targets.items()) if hashes else {}
+
+    def sample(
+        self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings
+    ) -> list[list[Rollout]]:
+        """See `RolloutEngine.sample`."""
+        return self._engine.sample(prompts, numbers, settings)
+
+
+class RolloutActors:
+    """A `RolloutEngine` of the actors of a rank: every n-th prompt, with its whole group, goes to the same one.
+
+    An actor that dies is replaced, gets the weights, and samples its part again: rollouts depend on seed, step, prompt
+    and number alone, so they are the same.
+
+    Args:
+        source: the model with the weights to sample from, whole on this rank, with or without LoRA adapters; read at
+            each call of `weights_changed`, and when an actor is replaced.
+    """
+
+    def __init__(self, joined: Joined, model: SampledModel, source: nn.Module) -> None:
+        share = joined.choice.rollout
+        assert share is not None
+        self._source, self._verify = source, share.verify
+        self._limit = max(1, int(share.bucket_mb * 1e6))
+        self._pool = joined.pool("rollout", RolloutHost, model)
+        self._pool.prepare = lambda place: self._send([place])
+
+    def sample(
+        self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings
+    ) -> list[list[Rollout]]:
+        """See `RolloutEngine.sample`."""
+        parts = [range(part, len(prompts), self._pool.count) for part in range(self._pool.count)]
+        asked = [
+            self._pool.ask(
+                place, "sample", [prompts[each] for each in part], [list(numbers[each]) for each in part], settings
+            )
+            for place, part in enumerate(parts)
+            if part
+        ]  # fmt: skip
+        found: list[list[Rollout]] = [[] for _ in prompts]
+        for part, call in zip(filter(len, parts), asked, strict=True):
+            for each, group in zip(part, self._pool.answer(call), strict=True):
+                found[each] = group
+        return found
+
+    def weights_changed(self) -> None:
+        """Send the weights to all actors."""
+        for place, cause in self._send(range(self._pool.count)).items():
+            self._pool.replace(place, cause)
+
+    def _send(self, places: Iterable[int]) -> dict[int, str]:
+        """Send the weights to actors; return those that died, with the cause. At most two buckets are in memory."""
+        left = {place: self._pool.actor(place) for place in places}
+        dead: dict[int, str] = {}
+
+        def settle(waiting: dict[int, Any]) -> dict[int, Any]:
+            found = {}
+            for place, reference in waiting.items():
+                try:
+                    found[place] = self._pool.result_of(reference)
+                except self._pool.died as error:
+                    dead[place] = cause_of_death(error)
+                    del left[place]
+            return found
+
+        waiting: dict[int, Any] = {}
+        for bucket in buckets(whole_tensors(self._source), self._limit):
+            stored = self._pool.ray.put(bucket)
+            settle(waiting)
+            waiting = {place: actor.receive.remote(stored) for place, actor in left.items()}
+        settle(waiting)
+        hashes = settle({place: actor.received.remote(self._verify) for place, actor in left.items()})
+        if self._verify:
+            self._compare(hashes)
+        return dead
+
+    def _compare(self, hashes: dict[int, dict[str, str]]) -> None:
+        expected = tensor_hashes(whole_tensors(self._source))
+        for place, found in hashes.items():
+            different = sorted(
+                name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+            )
+            if different:
+                raise StageError(f"rollout actor {place} has other weights than the policy: {different[:3]}")
+
+
+_: type[RolloutEngine[Any]] = RolloutActors

@@ -1,0 +1,44 @@
+"""Settings of the records that trainings on answers read. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from audiollm.supervised.settings import ShardsConfig
+
+
+def _one_or_many(given: Any) -> Any:
+    each = given if isinstance(given, list) else [given]
+    return [{"path": one} if not isinstance(one, dict | ShardsConfig) else one for one in each]
+
+
+def _all_or_no_weights(sources: list[ShardsConfig]) -> list[ShardsConfig]:
+    if 0 < sum(source.weight is not None for source in sources) < len(sources):
+        raise ValueError("give every one of the samples a weight, or none")
+    return sources
+
+
+SourceList = Annotated[
+    list[ShardsConfig], Field(min_length=1), BeforeValidator(_one_or_many), AfterValidator(_all_or_no_weights)
+]
+"""A path, or a list of paths and of `{path, weight}`."""
+
+
+def weights_of(sources: Sequence[ShardsConfig]) -> list[float] | None:
+    """Return the weights of sources; None: they follow from their sizes."""
+    return [source.weight for source in sources if source.weight is not None] or None
+
+
+class PTXChoice(BaseModel):
+    """Supervised samples beside the answers of a step: a cross entropy term in every update (PTX)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    samples: SourceList
+    """Samples whose last message is the answer to learn; as `samples` of the stage."""
+    weight: float = Field(1.0, gt=0)
+    """Weight of the mean cross entropy per token beside the loss of the answers (InstructGPT: 27.8)."""
+    batch_size: int | None = Field(None, ge=1)
+    """Samples of a step, over all ranks; None: as many as the stage's own."""

@@ -1,0 +1,130 @@
+"""The engine that samples the rollouts of a training: ours, transformers' `generate`, or one of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from audiollm.errors import ConfigError, StageError, error_line
+from audiollm.generation.engine.request import SampledTokens
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.plug_ins import import_named
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.protocol import Policy
+from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from audiollm.rl.rollouts.by_transformers import TransformersRollouts
+from audiollm.rl.rollouts.own import OwnRollouts
+from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
+
+REMEDY = "give package.module:name of a class or function f(policy, folder) that returns a RolloutEngine"
+
+EngineFactory = Callable[[Policy[Any, Any, Any], Path], RolloutEngine[Any]]
+"""Makes the engine of a policy. The folder is that of the model that the training begins from; the weights to sample
+from are those that `policy.root` has at each call of `weights_changed`."""
+
+
+def engine_of(policy: Policy[Any, Any, Any]) -> RolloutEngine[Any]:
+    """Return this project's engine for a policy's own weights."""
+    if isinstance(policy, DualFFNPolicy):
+        return OwnRollouts(policy.root.model, policy.template)
+    assert isinstance(policy, TransformersPolicy)
+    return TransformersRollouts(policy.root.model, policy.processor, policy.ends)
+
+
+def load_engine(
+    policy: Policy[Any, Any, Any], folder: Path, rollouts: str | None = None
+) -> RolloutEngine[Any]:
+    """Make the engine of a training.
+
+    Args:
+        folder: of the model that the training begins from.
+        rollouts: import path of a user's engine; None: this project's.
+
+    Raises:
+        ConfigError: the user's engine cannot be imported or made, or is no engine.
+    """
+    if rollouts is None:
+        return engine_of(policy)
+    factory = import_engine(rollouts)
+    try:
+        engine = factory(policy, model_folder(folder))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"rollouts: cannot be made: {error_line(error)}", rollouts, REMEDY) from error
+    for method in ("sample", "weights_changed"):
+        if not callable(getattr(engine, method, None)):
+            raise ConfigError(f"rollouts: {type(engine).__name__} has no method {method}", rollouts, REMEDY)
+    return CheckedRollouts(engine, rollouts)
+
+
+def import_engine(path: str) -> EngineFactory:
+    """Import what makes a user's engine.
+
+    Raises:
+        ConfigError: it cannot be imported, or cannot be called.
+    """
+    found = import_named(path, REMEDY)
+    if not callable(found):
+        raise ConfigError(f"rollouts: {type(found).__name__} cannot be called", path, REMEDY)
+    factory: EngineFactory = found
+    return factory
+
+
+class CheckedRollouts:
+    """A user's engine whose answers are checked: what is trained on must be what was asked for.
+
+    Args:
+        name: of the engine, for errors.
+    """
+
+    def __init__(self, engine: RolloutEngine[Any], name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def sample(
+        self, prompts: Sequence[Any], numbers: Sequence[Sequence[int]], settings: RolloutSettings
+    ) -> list[list[Rollout]]:
+        """See `RolloutEngine.sample`.
+
+        Raises:
+            StageError: the engine gave other answers than it was asked for, or answers without log-probabilities.
+        """
+        groups = self._engine.sample(prompts, numbers, settings)
+        if len(groups) != len(prompts):
+            raise self._error(f"{len(groups)} groups for {len(prompts)} prompts")
+        for prompt, asked, group in zip(prompts, numbers, groups, strict=True):
+            found = [(rollout.prompt, rollout.number) for rollout in group]
+            if found != [(prompt.id, number) for number in asked]:
+                raise self._error(
+                    f"prompt {prompt.id!r}: answers {found}, and asked for were {list(asked)}, in this order"
+                )
+            for rollout in group:
+                if reason := fault_of(rollout, settings):
+                    raise self._error(f"prompt {prompt.id!r}, answer {rollout.number}: {reason}")
+        return groups
+
+    def weights_changed(self) -> None:
+        """See `RolloutEngine.weights_changed`."""
+        self._engine.weights_changed()
+
+    def _error(self, reason: str) -> StageError:
+        return StageError(
+            f"rollouts: {self._name}: {reason}", "mend the engine: see RolloutEngine and Rollout"
+        )
+
+
+def fault_of(rollout: Rollout, settings: RolloutSettings) -> str:
+    """Return the reason why a rollout cannot be trained on; empty: it can."""
+    tokens = rollout.tokens
+    if not isinstance(tokens, SampledTokens):
+        return f"tokens are {type(tokens).__name__}, not SampledTokens"
+    if settings.temperature == 0:
+        return ""
+    if tokens.logprob_A is None:
+        return "no log-probability of its tokens"
+    if tokens.logprob_A.shape != (tokens.num_actions,):
+        return f"log-probabilities {tuple(tokens.logprob_A.shape)} for {tokens.num_actions} sampled tokens"
+    if not bool((tokens.logprob_A <= 1e-4).all()):  # false for NaN, too
+        return "log-probabilities above 0, or NaN"
+    return ""

@@ -1,0 +1,1 @@
+"""Pictures of videos: frames at given times, and files of pictures with sound."""

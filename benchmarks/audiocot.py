@@ -1,0 +1,207 @@
+"""Cost of `audiocot` on seconds-long clips: the engine over its steps, every step by itself, two workers; and how far
+records that are measured (YAMNet, onsets) are from the truth of composed scenes.
+
+The recordings are those of ESC-10 in the folder of real data; the tagger is YAMNet. Prints a JSON line per case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
+from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.audiocot.stage import STAGE
+from pipelines.scenes.settings import ComposeScenesConfig
+from pipelines.scenes.stage import run_compose_scenes
+
+YAMNET = "judge_models/tflite-support/tensorflow_lite_support/cc/test/testdata/task/audio"
+CLIP_S = 2.5
+EVENTS = {
+    "dog bark": {"dog", "bark"},
+    "clock tick": {"tick", "clock", "tick-tock"},
+    "person sneeze": {"sneeze", "cough"},
+    "rooster": {"chicken", "rooster", "crowing"},
+    "baby cry": {"baby cry", "crying"},
+}
+"""Labels of ESC-10 that are events, and the names of YAMNet's classes (as records have them) that are right."""
+BACKDROPS = ["rain", "sea waves"]
+NEAR_S = 0.25
+PR_SET_CHILD_SUBREAPER = 36
+"""Linux's prctl option by which a process adopts its orphaned descendants."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--files", type=int, default=60, help="recordings of a run, two clips each")
+    parser.add_argument("--pairs", type=int, default=5, help="of one worker and two; 0: without them")
+    parser.add_argument("--scenes", type=int, default=200, help="composed scenes; 0: without them")
+    arguments = parser.parse_args()
+    files = recordings(arguments.data, arguments.files)
+    settings = settings_of(arguments.data)
+    with tempfile.TemporaryDirectory() as temporary:
+        report_costs(files, settings, Path(temporary))
+        if arguments.pairs:
+            report_workers(files, settings, Path(temporary), arguments.pairs)
+        if arguments.scenes:
+            report_truth(arguments.data, settings, Path(temporary), arguments.scenes)
+
+
+def recordings(data: Path, count: int) -> list[str]:
+    """Recordings spread over the classes of ESC-10."""
+    found = sorted((data / "esc10").rglob("*.ogg"))
+    if len(found) < count:
+        raise SystemExit(f"fewer than {count} recordings in {data / 'esc10'}: give the folder with --data")
+    return [str(path.resolve()) for path in found[:: len(found) // count][:count]]
+
+
+def settings_of(data: Path) -> dict[str, Any]:
+    tagger = data / YAMNET / "yamnet_audio_classifier_with_metadata.tflite"
+    return {
+        "clip_s": CLIP_S,
+        "steps": {"tags": {"model": str(tagger.resolve())}},
+        "thresholds": {"max_voice": None, "max_balance": None, "min_level_dbfs": None},
+        "made": {"sample_rate": 16_000, "channels": 1},
+    }
+
+
+def report_costs(files: Sequence[str], settings: dict[str, Any], folder: Path) -> None:
+    """The engine over its steps, and every step by itself."""
+    # imports and models are no part of what a clip costs
+    think(folder / "warm", {**settings, "input": list(files[:1])})
+    think(folder / "one", {**settings, "input": list(files)})
+    timings = json.loads((folder / "one" / "timings.json").read_text())
+    took, own = timings["walk_cpu_s"], sum(step["seconds"] for step in timings["steps"].values())
+    line("overhead", took, round(own, 3), own / took, "CPU-seconds of the walks (peer: of their steps alone)")
+    for name, step in timings["steps"].items():
+        if step["seconds"]:
+            hours = step["audio_s"] / step["seconds"]
+            line(f"step {name}", round(hours, 1), None, None, "hours of sound an hour of one core")
+    rest = timings["driver_cpu_s"] - took
+    line("the rest", round(rest, 2), None, None, "CPU-seconds of made sounds, samples and shards")
+
+
+def report_workers(files: Sequence[str], settings: dict[str, Any], folder: Path, pairs: int) -> None:
+    """Commands of one worker and of two, in turns; wall-clock is that of the stage."""
+    walls: dict[int, list[float]] = {1: [], 2: []}
+    cpus: dict[int, list[float]] = {1: [], 2: []}
+    for pair in range(pairs):
+        for workers in (1, 2) if pair % 2 else (2, 1):
+            wall_s, cpu_s = command(files, settings, folder / f"{pair}-{workers}", workers)
+            walls[workers].append(wall_s)
+            cpus[workers].append(cpu_s)
+    ratio = median(one / two for one, two in zip(walls[1], walls[2], strict=True))
+    grown = median(two / one for one, two in zip(cpus[1], cpus[2], strict=True))
+    line(
+        "two workers", round(median(walls[2]), 2), round(median(walls[1]), 2), ratio,
+        f"wall-clock seconds (peer: one worker); CPU-seconds x {grown:.3f}; load {os.getloadavg()[0]:.1f}",
+    )  # fmt: skip
+
+
+def report_truth(data: Path, settings: dict[str, Any], folder: Path, scenes: int) -> None:
+    """Composed scenes of real sounds: records with the truth, and records with tagger and onsets alone."""
+    esc10 = {"folder": str((data / "esc10").resolve())}
+    config = ComposeScenesConfig.model_validate(
+        {
+            "events": [{**esc10, "labels": list(EVENTS)}],
+            "backdrops": [{**esc10, "labels": BACKDROPS}],
+            "scenes": scenes,
+            "held_out_scenes": 0,
+        }
+    )
+    composed = folder / "scenes"
+    run_compose_scenes(config, context_of(composed))
+    plain = {
+        **settings,
+        "preset": "everything",
+        "clip_s": None,
+        "shards": False,
+        "input": str(composed / "scenes.jsonl"),
+    }
+    plain["made"] = {"pairs": False, "edits": []}
+    for case, use_truth in (("with the truth", True), ("with YAMNet and onsets", False)):
+        out = folder / f"records-{use_truth}"
+        think(out, {**plain, "use_truth": use_truth})
+        wanted = timed = named = 0
+        for text in (out / "clips.jsonl").read_text().splitlines():
+            clip = json.loads(text)
+            facts = json.loads((Path(clip["path"]).parent / "scene.json").read_text())["metadata"]
+            found = clip["record"]["events"]
+            for event in facts["events"]:
+                near = [each for each in found if abs(each["start_s"] - event["start_s"]) <= NEAR_S]
+                right = {event["name"], *EVENTS[event["label"]]}
+                wanted += 1
+                timed += bool(near)
+                named += any(each["sound"] in right for each in near)
+        line(
+            f"events found in time {case}",
+            round(timed / wanted, 3),
+            None,
+            None,
+            f"share of {wanted}, within {NEAR_S} s",
+        )
+        line(f"and named right {case}", round(named / wanted, 3), None, None, f"share of {wanted}")
+
+
+def command(
+    files: Sequence[str], settings: dict[str, Any], folder: Path, workers: int
+) -> tuple[float, float]:
+    """Run `audiollm audiocot`; return its wall-clock, and the CPU-seconds of all of its processes."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    used = cpu_seconds()
+    listed, chosen = folder.with_suffix(".csv"), folder.with_suffix(".yaml")
+    listed.write_text("\n".join(["path", *files]))
+    chosen.write_text(json.dumps(settings))
+    program = str(Path(sys.executable).parent / "audiollm")
+    call = [program, "audiocot", str(listed), "-o", str(folder), "--workers", str(workers)]
+    done = subprocess.run([*call, "--settings", str(chosen)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"a run of {folder.name} failed:\n{done.stdout}{done.stderr}")
+    with suppress(ChildProcessError):  # what workers are forked from ends after the run
+        while True:
+            os.wait()
+    return json.loads((folder / "timings.json").read_text())["wall_s"], cpu_seconds() - used
+
+
+def think(folder: Path, settings: dict[str, Any]) -> None:
+    STAGE.run(AudioCotConfig.model_validate({"workers": 1, **settings}), context_of(folder))
+
+
+def context_of(folder: Path) -> Context:
+    folder.mkdir()
+    recipe = Recipe("benchmark", folder, "tiny", 0, folder, (), {})
+    return Context(folder, recipe, Console(stderr=True, quiet=True), {})
+
+
+def cpu_seconds() -> float:
+    """Return the CPU-seconds of this process and of its descendants that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
+
+
+def line(case: str, ours: float, peer: float | None, ratio: float | None, unit: str) -> None:
+    found = {"bench": "audiocot", "case": case, "ours": ours, "peer": peer}
+    print(
+        json.dumps({**found, "ratio": None if ratio is None else round(ratio, 3), "unit": unit}), flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""A training step, sampling and memory of the flow-matching models against the class of the package `thinksound`.
+
+    python benchmarks/flow.py --thinksound FOLDER [--widths 128,1024] [--rounds 3] [--device cpu]
+        [--cases "train full,train real,sample,memory"] [--steps 24]
+
+FOLDER holds the package's code: `pip install --no-deps --target FOLDER thinksound==0.0.19`. Widths are 128 x (2 + 4)
+blocks with 16 clips of 9 s and 1024 x (1 + 2) with one. Weights and velocity are compared first; then the sides take
+turns in one process on one thread, and the median of the rounds counts, in CPU-seconds.
+
+- `train full`: a step with AdamW, everything at full length; ours is `ThinkSound` with the same weights.
+- `train real`: captions of 8 to 20 tokens, CoT of 30 to 80, modalities hidden as in training; ours is `MMDiT` with the
+  same width and blocks, which has no rows for pads and for what is hidden.
+- `sample`: Euler steps with guidance, the same texts; ours is `MMDiT`.
+- `memory`: peak of a step of `train full` above the start of the step, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
+from audiollm.flow.model.objective import ConditionDropout, hide
+from audiollm.flow.model.packed import Conditions, Features, PackedConditions, pack_conditions
+from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.sampling import SamplerSettings, sample_latents
+from audiollm.flow.model.thinksound import ThinkSound, ThinkSoundConfig
+
+LATENTS, FRAMES, SYNC, TEXT, STEPS = 194, 72, 216, 77, 24
+CASES = ("train full", "train real", "sample", "memory")
+SHAPES = {128: (4, 2, 4, 16), 1024: (16, 1, 2, 1)}
+"""Heads, multi-stream and single-stream blocks, clips, by width."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--thinksound", type=Path, required=True)
+    parser.add_argument("--widths", default="128,1024")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the sampler")
+    parser.add_argument("--memory", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    released = load_released(arguments.thinksound)
+    for width in map(int, arguments.widths.split(",")):
+        if arguments.memory:
+            print(peak_of_a_step(released, width, arguments.memory))
+            return
+        compare(released, width, arguments)
+
+
+def load_released(folder: Path) -> Any:
+    """The module with the released class, without its package's own imports; `dac` is a stand-in."""
+    root = folder / "ThinkSound"
+    for name, path in (("ThinkSound", root), ("ThinkSound.models", root / "models")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(path)]
+        sys.modules[name] = package
+    for name in ("dac", "dac.nn", "dac.nn.layers"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["dac.nn.layers"].Snake1d = torch.nn.Identity  # type: ignore[attr-defined]
+    return import_module("ThinkSound.models.mmdit")
+
+
+def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
+    device, clips = torch.device(arguments.device), SHAPES[width][3]
+    peer, ours, native = (each.to(device) for each in models_of(released, width))
+    full = full_batch(clips, device)
+    check_velocity(peer, ours, full)
+    real = [real_conditions(index) for index in range(clips)]
+    dropout, dice = ConditionDropout(), torch.Generator().manual_seed(0)
+    hidden = [hide(each, dropout.draw(each, dice)) for each in real]
+    packed, unhidden = pack_conditions(hidden, device), pack_conditions(real, device)
+    latents = rows_of([LATENTS] * clips, device)
+    cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "train full": (trainer(ours, full), peer_trainer(peer, full, 0.0)),
+        "train real": (native_trainer(native, packed, full), peer_trainer(peer, full, 0.2)),
+        "sample": (
+            lambda: sample_latents(
+                native, full["x_LD"], unhidden, latents, SamplerSettings(arguments.steps, guidance=5.0)
+            ),
+            lambda: peer_sample(peer, full, arguments.steps),
+        ),
+    }
+    for name, (mine, theirs) in cases.items():
+        if name not in arguments.cases.split(","):
+            continue
+        taken: dict[str, list[float]] = {"ours": [], "peer": []}
+        for _ in range(arguments.rounds + 1):
+            for side, work in (("ours", mine), ("peer", theirs)):
+                taken[side].append(seconds_of(work, device))
+        medians = {side: statistics.median(rounds[1:]) for side, rounds in taken.items()}
+        tell(f"{name} {width}", medians["ours"], medians["peer"], "CPU-s" if device.type == "cpu" else "s")
+    if device.type == "cpu" and "memory" in arguments.cases.split(","):
+        peaks = {side: peak_elsewhere(arguments, width, side) for side in ("ours", "peer")}
+        tell(f"memory {width}", peaks["ours"], peaks["peer"], "MiB")
+
+
+def tell(name: str, ours: float, peer: float, unit: str) -> None:
+    row = {"bench": "flow", "case": name, "ours": round(ours, 4), "peer": round(peer, 4)}
+    print(json.dumps({**row, "ratio": round(peer / ours, 3), "unit": unit}), flush=True)
+
+
+def models_of(released: Any, width: int) -> tuple[Any, ThinkSound, MMDiT]:
+    heads, multi, single, _ = SHAPES[width]
+    torch.manual_seed(0)
+    peer = released.MMmodule(
+        latent_dim=64, clip_dim=1024, sync_dim=768, text_dim=2048, hidden_dim=width, depth=multi + single,
+        fused_depth=single, num_heads=heads, latent_seq_len=LATENTS, clip_seq_len=FRAMES, sync_seq_len=SYNC,
+        v2=True, kernel_size=3,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            if float(parameter.abs().max()) == 0.0:
+                parameter.normal_(std=0.02)
+    ours = ThinkSound(
+        ThinkSoundConfig(hidden_size=width, depth=multi + single, fused_depth=single, num_heads=heads)
+    )
+    ours.load_state_dict(peer.state_dict())
+    native = MMDiT(
+        MMDiTConfig(
+            hidden_size=width, num_heads=heads, multi_stream_blocks=multi, single_stream_blocks=single
+        )
+    )
+    return peer, ours, native
+
+
+def full_batch(clips: int, device: torch.device) -> dict[str, Any]:
+    dice = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=dice).to(device)
+
+    given = {
+        "x": drawn(clips, 64, LATENTS),
+        "frames": drawn(clips, FRAMES, 1024),
+        "sync": drawn(clips, SYNC, 768),
+        "caption": drawn(clips, TEXT, 1024),
+        "cot": drawn(clips, TEXT, 2048),
+    }
+    conditions: list[Conditions] = [
+        {
+            "frames": Features(given["frames"][n], torch.arange(FRAMES) / 8),
+            "sync": Features(given["sync"][n], torch.arange(SYNC) / 24),
+            "caption": Features(given["caption"][n]),
+            "cot": Features(given["cot"][n]),
+        }
+        for n in range(clips)
+    ]
+    latents = rows_of([LATENTS] * clips, device)
+    x_LD = given["x"].transpose(1, 2).flatten(0, 1).contiguous()
+    t_B = torch.full((clips,), 0.375, device=device)
+    return {
+        **given,
+        "packed": pack_conditions(conditions, device),
+        "latents": latents,
+        "x_LD": x_LD,
+        "t": t_B,
+    }
+
+
+def real_conditions(index: int) -> Conditions:
+    """Texts of real lengths, pictures in full."""
+    dice = torch.Generator().manual_seed(100 + index)
+    caption, cot = (int(torch.randint(a, b + 1, (1,), generator=dice)) for a, b in ((8, 20), (30, 80)))
+    return {
+        "frames": Features(torch.randn(FRAMES, 1024, generator=dice), torch.arange(FRAMES) / 8),
+        "sync": Features(torch.randn(SYNC, 768, generator=dice), torch.arange(SYNC) / 24),
+        "caption": Features(torch.randn(caption, 1024, generator=dice)),
+        "cot": Features(torch.randn(cot, 2048, generator=dice)),
+    }
+
+
+def peer_velocity(
+    peer: Any, full: dict[str, Any], dropout: float = 0.0, scale: float = 1.0, t: Any = None
+) -> Tensor:
+    t_B = full["t"] if t is None else t
+    arguments = (full["frames"], full["sync"], full["caption"], None, full["cot"], None, scale, dropout, 0.0)
+    velocity: Tensor = peer(full["x"], t_B, *arguments)
+    return velocity
+
+
+@torch.no_grad()
+def check_velocity(peer: Any, ours: ThinkSound, full: dict[str, Any]) -> None:
+    for name, tensor in peer.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[name]), name
+    wanted = peer_velocity(peer, full)
+    found_LD = -ours(full["x_LD"], 1 - full["t"], full["packed"], full["latents"])
+    found = found_LD.unflatten(0, (len(wanted), -1)).transpose(1, 2)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+def trainer(model: ThinkSound, full: dict[str, Any]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-9)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        velocity_LD = model(full["x_LD"], full["t"], full["packed"], full["latents"])
+        (velocity_LD - full["x_LD"]).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def native_trainer(model: MMDiT, packed: PackedConditions, full: dict[str, Any]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-9)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        velocity_LD = model(full["x_LD"], full["t"], packed, full["latents"])
+        (velocity_LD - full["x_LD"]).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def peer_trainer(peer: Any, full: dict[str, Any], dropout: float) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], 1e-9)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (peer_velocity(peer, full, dropout) - full["x"]).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@torch.no_grad()
+def peer_sample(peer: Any, full: dict[str, Any], steps: int) -> None:
+    """The released sampler: Euler from t = 1 to 0, both branches in one batch, conditions projected at every step."""
+    x, times = full["x"], torch.linspace(1, 0, steps + 1).tolist()
+    for begin, end in itertools.pairwise(times):
+        t_B = torch.full((len(x),), begin, device=x.device)
+        x = x + (end - begin) * peer_velocity(peer, {**full, "x": x}, scale=5.0, t=t_B)
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def peak_of_a_step(released: Any, width: int, side: str) -> float:
+    """Peak memory of a step above what the process held before it, MiB."""
+    peer, ours, _ = models_of(released, width)
+    full = full_batch(SHAPES[width][3], torch.device("cpu"))
+    step = trainer(ours, full) if side == "ours" else peer_trainer(peer, full, 0.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def peak_elsewhere(arguments: argparse.Namespace, width: int, side: str) -> float:
+    command = [
+        sys.executable, "-W", "ignore", __file__, "--thinksound", str(arguments.thinksound), "--widths", str(width),
+        "--memory", side,
+    ]  # fmt: skip
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    main()

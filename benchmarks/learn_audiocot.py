@@ -1,0 +1,485 @@
+"""Does a model learn to write chains of thought (CoT) about sounds that it never heard?
+
+    make learn-audiocot DATA=shared/data [SEEDS="1 2 3"] [FLOW=runs/learn_flow]
+    python benchmarks/learn_audiocot.py --smoke     # all of it, in a few CPU-minutes
+
+Scenes of 3 s are composed of real recordings as for `learn_flow` (takes and a fold held out), `audiocot` writes their
+questions and true answers, and for each seed a thinker of Qwen2.5-Omni's class with random weights is trained on three
+tasks: the CoT of a clip, the CoT of an object beside that of its clip, and an instruction as operation, span and CoT.
+It is asked about held-out scenes, instructions in held-out wordings; a program that reads records alone scores it.
+
+Controls: pictures in random order, videos exchanged, sounds exchanged, both; a writer that is trained and asked with
+captions in place of clips. End to end (with the flow model of a run of `learn_flow`, which has the same scenes): sounds
+from the CoT that was written, beside those from the true CoT and from the caption alone; and 20 instructions from words
+to changed track. Means over seeds with 95 % intervals; the setting is fixed in this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import learn_flow
+import numpy as np
+import yaml
+from rich.console import Console
+from scipy import stats
+
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of
+from audiollm.errors import BadSample, ConfigError
+from audiollm.evaluate.judges.classifier import ClipClassifier
+from audiollm.evaluate.sound.edited_sounds import DONE, UNTOUCHED, judge_edits, read_edited
+from audiollm.evaluate.sound.event_judge import event_judge
+from audiollm.evaluate.sound.generated_sounds import read_generated
+from audiollm.evaluate.sound.sound_judges import OwnClasses
+from audiollm.files.atomic import read_jsonl, write_jsonl
+from audiollm.flow.editing.operations import edit_track, find_span
+from audiollm.flow.editing.requests import EditRequest, edit_conditions
+from audiollm.flow.editing.tracks import read_track
+from audiollm.flow.generator import SoundGenerator, sampler_settings
+from audiollm.flow.settings import SoundSamplingConfig
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
+
+NAME = "learn_audiocot"
+PICTURES = {"per_second": 4.0, "side": 56}
+STEPS, BATCH, RATE = 1_200, 16, 1.0e-3
+MAX_ANSWER_TOKENS = 256
+EDITS, MAX_EXTENDED_S = 20, 10.0
+GUIDANCE = learn_flow.GUIDANCE
+CONTROLS: dict[str, dict[str, Any]] = {
+    "frames shuffled": {"shuffle_frames": True},
+    "videos exchanged": {"exchange": ["video"]},
+    "sounds exchanged": {"exchange": ["sound"]},
+    "both exchanged": {"exchange": ["video", "sound"]},
+}
+OF_CONTROLS = {"questions": ["clip", "region"]}
+WAYS = {"true CoT": ["cot"], "written CoT": ["cot"], "caption alone": ["caption"]}
+"""Ways to ask the flow model."""
+BARS = {
+    ("clip", "events named (F1)"): 0.8,
+    ("clip", "order of two events"): 0.9,
+    ("clip", "times within 0.25 s"): 0.8,
+    ("region", "its sound and no other"): 0.8,
+    ("instruction", "operation and span"): 0.9,
+}
+SMOKE = {
+    "scenes": {"scenes": 8, "held_out_scenes": 4},
+    "thinker": {"width": 64, "layers": 2, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1, "mel_bins": 16},
+    "writer": {"steps": 10, "batch_size": 4},
+    "asked": {"max_questions": 2, "max_answer_tokens": 24},
+    "vae": {"steps": 10, "batch_size": 2},
+    "flow": {"steps": 10, "batch_size": 2},
+    "making": {"max_samples": 2, "sampling": {"steps": 2}},
+}  # fmt: skip
+"""Settings of each kind of stage at a size that shows that it runs, and nothing else."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd and esc10")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument(
+        "--flow", type=Path, help="folder of a run of learn_flow; else nothing is made of the CoT"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="everything at a toy size, one seed, made sounds"
+    )
+    parser.add_argument("overrides", nargs="*", help="settings of the recipe: writer_1.steps=100")
+    given = parser.parse_args()
+    if not given.smoke:
+        for name in ("fsdd", "esc10"):
+            if not (given.data / name).is_dir():
+                raise SystemExit(f"no recordings in {given.data / name}: give their folder with --data")
+    data = None if given.smoke else given.data.resolve()
+    seeds = given.seeds[:1] if given.smoke else given.seeds
+    folder = given.runs / (f"{NAME}_smoke" if given.smoke else NAME)
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    made = data_stages(data)
+    of_data = [each for each in given.overrides if each.split(".")[0] in ("scenes", "audiocot")]
+    _run({"name": folder.name, "stages": made}, folder, of_data, console)
+    write_captions(folder)
+    stages = [
+        *made,
+        *(stage for seed in seeds for stage in writer_stages(seed, folder.resolve(), given.smoke)),
+    ]
+    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, given.overrides, console)
+    report_answers(folder, seeds)
+    flow = _flow_folder(given.flow, folder, given.smoke)
+    if flow is None:
+        print(json.dumps({"bench": NAME, "case": "end to end", "ours": None, "unit": "n/a: give --flow"}))
+        return
+    for seed in seeds:
+        write_conditions(folder, seed)
+    stages += [stage for seed in seeds for stage in sound_stages(seed, folder.resolve(), flow, given.smoke)]
+    _run({"name": folder.name, "stages": [*stages, {"report": {}}]}, folder, given.overrides, console)
+    judge = _judge(data, folder)
+    report_sounds(folder, seeds, judge)
+    generator = SoundGenerator.load(*_flow_model(flow, seeds[0], given.smoke, folder))
+    report_edits(folder, seeds, generator, judge, 2 if given.smoke else 24)
+
+
+# ---------------------------------------------------------------------------------------------- recipe
+
+
+def data_stages(data: Path | None) -> list[dict[str, Any]]:
+    """Scenes of real recordings (None: of made ones, few), and their questions with true answers."""
+    scenes: dict[str, Any] = {"event_s": learn_flow.EVENT_S, "sample_rate": learn_flow.RATE}
+    if data is None:
+        scenes |= SMOKE["scenes"]
+    else:
+        events, backdrops = learn_flow.sound_sources(data)
+        scenes |= {
+            "events": events,
+            "backdrops": backdrops,
+            "scenes": learn_flow.SCENES,
+            "held_out_scenes": learn_flow.TEST_SCENES,
+        }
+    thoughts = {
+        "input": "${scenes.samples}",
+        "preset": "everything",
+        "steps": {"objects": {}},
+        "made": {"sample_rate": learn_flow.RATE, "channels": 1},
+        "shards": False,
+        "workers": 1,
+    }
+    return [{"name": "scenes", "compose_scenes": scenes}, {"audiocot": thoughts}]
+
+
+def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
+    """A writer of clips and one of captions, and what both are asked."""
+    stages: list[dict[str, Any]] = []
+    for name, samples, pictures in (
+        ("writer", "${audiocot.thinking}", PICTURES),
+        ("captions", str(folder / "captions.jsonl"), None),
+    ):
+        begin = {"samples": samples, "seed": seed, **(SMOKE["thinker"] if smoke else {})}
+        train = {
+            "model": f"${{begin_{name}_{seed}.checkpoint}}",
+            "samples": samples,
+            "objective": "sft",
+            "pictures": pictures,
+            "steps": STEPS,
+            "batch_size": BATCH,
+            "learning_rate": RATE,
+            "max_tokens": 8_192,
+            "evaluations": 2,
+            "eval_answers": 4,
+            "seed": seed,
+            **(SMOKE["writer"] if smoke else {}),
+        }
+        ask = {
+            "model": f"${{{name}_{seed}.checkpoint}}",
+            "samples": samples,
+            "pictures": pictures,
+            "max_answer_tokens": MAX_ANSWER_TOKENS,
+            **(SMOKE["asked"] if smoke else {}),
+        }
+        stages += [
+            {"name": f"begin_{name}_{seed}", "new_thinker": begin},
+            {"name": f"{name}_{seed}", "train_preference": train},
+            {"name": f"{name}_asked_{seed}", "evaluate_thoughts": ask},
+        ]
+        if name == "writer":
+            stages += [
+                {"name": _stage(control, seed), "evaluate_thoughts": {**ask, **OF_CONTROLS, **changes}}
+                for control, changes in CONTROLS.items()
+            ]
+    return stages
+
+
+def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[str, Any]]:
+    """Sounds of the held-out scenes by each way to ask; in a smoke run, the flow model too."""
+    stages: list[dict[str, Any]] = []
+    if smoke:
+        vae = {
+            "audio": "${scenes.samples}",
+            "sample_rate": learn_flow.RATE,
+            "channels": 1,
+            "mel_hop_samples": 192,
+        }
+        encode = {
+            "samples": "${scenes.samples}",
+            "autoencoder": "${train_vae.checkpoint}",
+            "edits_per_sample": 1,
+        }
+        stages += [
+            {"train_vae": {**vae, "latent_dim": 16, **SMOKE["vae"]}},
+            {"encode_latents": encode},
+            {"name": f"flow_{seed}", "train_flow": {"latents": "${encode_latents.shards}", **SMOKE["flow"]}},
+        ]
+    model, autoencoder = _flow_model(flow, seed, smoke, folder)
+    for way, conditions in WAYS.items():
+        make = {
+            "model": f"${{flow_{seed}.checkpoint}}" if smoke else str(model),
+            "autoencoder": "${train_vae.checkpoint}" if smoke else str(autoencoder),
+            "samples": str(folder / f"written_{seed}.jsonl") if way == "written CoT" else "${scenes.samples}",
+            "conditions": conditions,
+            "max_samples": learn_flow.TEST_SCENES,
+            "sampling": {"guidance": GUIDANCE},
+            "seed": seed,
+            **(SMOKE["making"] if smoke else {}),
+        }
+        stages.append({"name": _stage(way, seed), "generate_sound": make})
+    return stages
+
+
+def captions_alone(samples: Sequence[Sample], captions: Mapping[str, str]) -> list[Sample]:
+    """The questions with a clip's caption in place of its pictures and its sound.
+
+    Args:
+        captions: by the clip's id.
+    """
+    found = []
+    for sample in samples:
+        asked, *answer = sample.messages
+        words = [part.text for part in asked.content if isinstance(part, TextPart)]
+        text = f"The sounds: {captions[sample.metadata['clip']]}. {' '.join(words)}"
+        message = Message(role="user", content=[TextPart(text=text)])
+        found.append(sample.model_copy(update={"messages": [message, *answer]}))
+    return found
+
+
+def write_captions(folder: Path) -> None:
+    """Write `captions.jsonl`: the questions of `captions_alone`."""
+    questions = read_samples(folder / "audiocot" / "thinking.jsonl")[0]
+    captions = {row["id"]: row["caption"] for row in read_jsonl(folder / "audiocot" / "clips.jsonl")}
+    rows = [sample.model_dump_json() for sample in captions_alone(questions, captions)]
+    learn_flow._keep(folder / "captions.jsonl", "\n".join(rows) + "\n")
+
+
+def write_conditions(folder: Path, seed: int) -> None:
+    """Write `written_SEED.jsonl`: the asked scenes with the CoT that the writer wrote; without one, their caption."""
+    written = {
+        row["clip"]: row["prose"]
+        for row in read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")
+        if row["question"] == "clip"
+    }
+    scenes = scenes_of_clips(folder)
+    rows = []
+    for clip, prose in written.items():
+        scene = scenes[clip]
+        facts = {**scene.metadata, "thought": prose or scene.metadata["caption"]}
+        rows.append(scene.model_copy(update={"metadata": facts}).model_dump_json())
+    learn_flow._keep(folder / f"written_{seed}.jsonl", "\n".join(rows) + "\n")
+
+
+def scenes_of_clips(folder: Path) -> dict[str, Sample]:
+    """The scene of each clip of `audiocot`, by the clip's id."""
+    scenes = {}
+    for sample in read_samples(folder / "scenes" / "scenes.jsonl")[0]:
+        scenes[str(Path(sample.audio("assistant")[0].path).resolve())] = sample
+    rows = read_jsonl(folder / "audiocot" / "clips.jsonl")
+    return {row["id"]: scenes[str(Path(row["path"]).resolve())] for row in rows}
+
+
+# ---------------------------------------------------------------------------------------------- report
+
+
+def report_answers(folder: Path, seeds: Sequence[int]) -> None:
+    """A line for each measure of each kind of question, by the writer, its controls, and the one of captions."""
+    for way in ("writer asked", *CONTROLS, "captions asked"):
+        tables = [
+            json.loads((folder / _stage(way, seed) / "results.json").read_text())["tables"] for seed in seeds
+        ]
+        for kind, table in tables[0].items():
+            for measure in table:
+                values = [each[kind][measure]["accuracy"] for each in tables]
+                known = [value for value in values if value is not None]
+                bar = BARS.get((kind, measure)) if way == "writer asked" else None
+                _line(f"{way}: {kind}: {measure}", known, bar)
+
+
+def report_sounds(folder: Path, seeds: Sequence[int], judge: ClipClassifier) -> None:
+    """Sounds by the true CoT, by the written CoT with its ratio to the true one, and by the caption alone."""
+    true: dict[str, float] = {}
+    for way in WAYS:
+        found = [
+            learn_flow.figures_of(read_generated(folder / _stage(way, seed) / "generated.jsonl"), judge)
+            for seed in seeds
+        ]
+        for name in found[0].values:
+            values = [each.values[name] for each in found]
+            _line(f"sounds by {way}: {name}", values, true.get(name) if way == "written CoT" else None)
+            if way == "true CoT":
+                true[name] = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
+
+
+def report_edits(
+    folder: Path, seeds: Sequence[int], generator: SoundGenerator, judge: ClipClassifier, steps: int
+) -> None:
+    """The share of instructions that were done, and of tracks that are unchanged elsewhere."""
+    done, untouched = [], []
+    for seed in seeds:
+        edits, failed = carry_out_edits(folder, seed, generator, steps)
+        total = len(edits) + failed
+        if not total:
+            continue
+        rows = judge_edits(edits, OwnClasses(judge)).rows if edits else []
+        done.append(sum(bool(row.get(DONE)) for row in rows) / total)
+        if rows:
+            untouched.append(sum(bool(row[UNTOUCHED]) for row in rows) / len(rows))
+    _line("edits in plain words: done", done, 0.6)
+    _line("edits in plain words: the rest of the track is unchanged", untouched, 1.0)
+
+
+def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: int) -> tuple[list[Any], int]:
+    """From instruction to track, by what the writer understood; returns the edits, and how many it made nothing of.
+
+    Instructions about a sound with a name are taken, evenly over the operations.
+    """
+    out = folder / f"plain_edits_{seed}"
+    out.mkdir(exist_ok=True)
+    questions = {s.id: s for s in read_samples(folder / "audiocot" / "thinking.jsonl")[0]}
+    triples = {s.id: s for s in read_samples(folder / "audiocot" / "edits.jsonl")[0]}
+    scenes, rows, failed = scenes_of_clips(folder), [], 0
+    settings = sampler_settings(SoundSamplingConfig(guidance=GUIDANCE, steps=steps))
+    for answer in plain_instructions(read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")):
+        question, scene = questions[answer["id"]], scenes[answer["clip"]]
+        before = Path(question.audio("user")[0].path)
+        before = before if before.is_absolute() else folder / "audiocot" / before
+        wanted = triples[answer["id"].removesuffix("-think")]
+        event = answer["truth"]["record"]["events"][0]
+        known = next((each for each in scene.metadata["events"] if each["name"] == event["sound"]), None)
+        path = out / f"{answer['id'].replace('/', '_')}.flac"
+        try:
+            row = _carried_out(answer, before, path, generator, settings, f"{seed}/{answer['id']}")
+        except (ConfigError, BadSample, ValueError):
+            failed += 1
+            continue
+        reference = Path(wanted.audio("assistant")[0].path)
+        rows.append(
+            {
+                **row,
+                "id": answer["id"],
+                "by": "plain words",
+                "operation": answer["truth"]["operation"],
+                "reference": str(
+                    reference if reference.is_absolute() else (folder / "audiocot" / reference).resolve()
+                ),
+                "event": {**event, "label": event["sound"] if known is None else known["label"]},
+            }
+        )
+    write_jsonl(out / "edited.jsonl", rows)
+    return (read_edited(out / "edited.jsonl") if rows else []), failed
+
+
+def plain_instructions(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The answers to `EDITS` instructions about a sound with a name, the operations taking turns."""
+    by_operation: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["question"] == "instruction" and row["truth"]["record"]["events"]:
+            by_operation.setdefault(row["truth"]["operation"], []).append(row)
+    found = []
+    for number in range(max(map(len, by_operation.values()), default=0)):
+        found += [each[number] for each in by_operation.values() if number < len(each)]
+    return found[:EDITS]
+
+
+def _carried_out(
+    answer: Mapping[str, Any], before: Path, path: Path, generator: SoundGenerator, settings: Any, key: str
+) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: the span does not lie in the track.
+        ValueError: the answer was no record, or names no sound to add or remove.
+    """
+    if answer["problem"]:
+        raise ValueError(answer["problem"])
+    said = json.loads(answer["answer"].strip().removeprefix("```json").removesuffix("```"))
+    record = ThoughtRecord.model_validate_json(json.dumps(said["record"]))
+    operation, (start_s, end_s) = said["operation"], said["span"]
+    caption = caption_of_record(record)
+    if operation in ("add", "remove") and not caption:
+        raise ValueError("no sound is named")
+    track = read_track(before)
+    if operation == "extend":
+        span = find_span(track, operation, None, min(end_s, MAX_EXTENDED_S))
+    else:
+        span = find_span(track, operation, start_s, min(end_s, track.duration_s))
+    cot = "" if operation in ("add", "remove") else prose_of(record)
+    request = EditRequest(
+        operation, caption, span.start / track.sample_rate, span.end / track.sample_rate, cot
+    )
+    conditions = edit_conditions(generator, request, str(before))
+    edit_track(generator, track, operation, span, conditions, settings, key).track.save(path)
+    return {
+        "audio": str(path.resolve()),
+        "before": str(before.resolve()),
+        "span": [span.start / track.sample_rate, span.end / track.sample_rate],
+        "caption": caption,
+    }
+
+
+# --------------------------------------------------------------------------------------------- private
+
+
+def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
+    """The folder of a flow model's run; a smoke run trains its own.
+
+    Raises:
+        SystemExit: there is none in the folder that was given.
+    """
+    if smoke:
+        return folder
+    if given is not None and not (given / "train_vae").is_dir():
+        raise SystemExit(
+            f"no run of learn_flow in {given}: run make learn-flow, and give its folder with --flow"
+        )
+    return given
+
+
+def _flow_model(flow: Path, seed: int, smoke: bool, folder: Path) -> tuple[Path, Path]:
+    """The folders of model and autoencoder: the model of the seed, or the first that the run has."""
+    if smoke:
+        return folder / f"flow_{seed}", folder / "train_vae"
+    own = flow / f"flow_{seed}"
+    known = sorted(path for path in flow.glob("flow_*") if path.is_dir())
+    return (own if own.is_dir() else known[0]).resolve(), (flow / "train_vae").resolve()
+
+
+def _judge(data: Path | None, folder: Path) -> ClipClassifier:
+    """A judge of what is heard: of real recordings, or in a smoke run of the made ones."""
+    if data is not None:
+        return learn_flow.real_judge(data, folder)[0]
+    return event_judge(folder / "scenes" / "scenes.jsonl", folder / "judge", 10)[0]
+
+
+def _stage(way: str, seed: int) -> str:
+    return f"{way.replace(' ', '_').lower()}_{seed}"
+
+
+def _run(recipe: Mapping[str, Any], folder: Path, overrides: Sequence[str], console: Console) -> None:
+    path = folder / "recipe.yaml"
+    whole = {"size": "tiny", "seed": 0, **recipe}
+    path.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+    run_recipe(load_recipe(path, list(overrides), name=folder.name, runs=folder.parent), console)
+
+
+def _line(case: str, values: Sequence[float], bar: float | None) -> None:
+    """Print the mean over seeds with its interval, and its ratio to what is asked for."""
+    known = [value for value in values if not np.isnan(value)]
+    if not known:
+        print(json.dumps({"bench": NAME, "case": case, "ours": None, "unit": "n/a: no such case"}))
+        return
+    mean = float(np.mean(known))
+    line: dict[str, Any] = {"bench": NAME, "case": case, "ours": round(mean, 4)}
+    if len(known) > 1:
+        half = float(stats.t.ppf(0.975, len(known) - 1) * np.std(known, ddof=1) / np.sqrt(len(known)))
+        line |= {"low": round(mean - half, 4), "high": round(mean + half, 4)}
+    if bar:
+        line |= {"peer": bar, "ratio": round(mean / bar, 4)}
+    print(json.dumps({**line, "unit": "share"}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""Do rewards teach an interpreter to wait no longer than it must? Spoken digits to German number words, three seeds.
+
+    make learn-interpret DATA=shared/data
+
+The free spoken digit dataset, one speaker per stream (takes 0 to 4 are held out), in groups of one or two digits with
+pauses of 0.05 to 0.3 s inside a group and 0.6 to 1.2 s between groups. *two one* is *einundzwanzig*: the digit that is
+heard last is said first. References imitate people: the earliest chunk of 0.32 s at which the output can be right, plus
+a lag of 0 to 4 chunks that is drawn once per stream. A model that is trained on them (the start) is then trained by
+PPO, in the settings of this file:
+
+- two stages: rewards of single actions, then those of whole streams, too;
+- stage 1 alone, rewards of streams alone, two stages at a fixed weight of the KL, all at equal numbers of updates;
+- supervised, on references without lag;
+- the start with a constant added to the logit of silence, as a curve.
+
+Bars, on held-out streams, greedy: AL at least 20 % below the start's at chrF at most 1 point lower; at the AL that PPO
+reaches, the curve's chrF is lower; KL in the last third of each stage within 25 % of its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from learn_tts import STUDENT_T
+from num2words import num2words
+from rich.console import Console
+from rich.table import Table
+
+from audiollm.audio import probe
+from audiollm.evaluate.interpret.pictures import QualityPoint, quality_over_latency
+from audiollm.files.atomic import read_json, read_jsonl
+from audiollm.recipe.runner import run_recipe
+from audiollm.recipe.stages import load_recipe
+
+NAME = "learn_interpret"
+SEEDS = (1, 2, 3)
+"""Seeds of the models and of their trainings. Seed 0 is for choosing settings."""
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CHUNK_S, LAG = 0.32, (0, 4)
+TALKS, TEST_TALKS, GROUPS = 600, 80, 4
+TOKENIZER: dict[str, Any] = {"preset": "native", "teacher": "own", "crop_frames": 12, "steps": 1_500}
+MODEL: dict[str, Any] = {"hidden_size": 128, "num_layers": 4}
+SFT: dict[str, Any] = {"steps": 600, "batch_size": 32, "learning_rate": 2e-3, "corrupt_codes": 0.1}
+UPDATES = 60
+"""Updates of a stage; a variant has twice as many."""
+PPO: dict[str, Any] = {"batch_size": 32, "max_answer_tokens": 8, "learning_rate": 2e-4, "max_tokens": 16_384}
+TARGET, COEFFICIENT, GAIN = 3.0, 0.05, 0.5
+"""KL per stream in nats, the first weight of the KL, and the controller's gain: 10 % per update at most, since 2 %, as
+in arXiv 1909.08593, let the KL rise to 14 times its target before the weight had followed."""
+STAGE_1 = {"detection": 1.0, "initiative": 1.0, "quality": 1.0, "format": 1.0}
+OF_STREAMS = {"lagging": 4.0, "sequence_quality": 1.0}
+"""Some forty rewards of actions outweigh one of a stream at equal weights."""
+BIASES = (-6.0, -4.0, -3.0, -2.0, -1.0, 1.0)
+"""Constants on the logit of silence."""
+VARIANTS: dict[str, Sequence[str]] = {
+    "two stages": ("stage_1", "stage_2"),
+    "stage 1 alone": ("stage_1", "stage_1_on"),
+    "rewards of streams alone": ("streams_1", "streams_2"),
+    "two stages, fixed weight of the KL": ("fixed_1", "fixed_2"),
+}
+"""Variant -> its trainings, one after the other."""
+FASTER, WORSE = 0.2, 1.0
+SMOKE_TAKES = range(4, 7)
+SMOKE: dict[str, Any] = {
+    "talks": 12, "test_talks": 2, "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
+    "sft": {"steps": 12, "batch_size": 8}, "updates": 10, "ppo": {"batch_size": 4},
+    "model": {"hidden_size": 32, "num_layers": 2}, "biases": (-4.0,),
+}  # fmt: skip
+"""Sizes of a run that shows that everything goes from end to end, and teaches nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd/recordings")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument(
+        "--smoke", action="store_true", help="everything at a size of two CPU minutes, one seed"
+    )
+    parser.add_argument("overrides", nargs="*", help="settings of the recipe: sft_0.steps=900")
+    arguments = parser.parse_args()
+    recordings = arguments.data / "fsdd" / "recordings"
+    if not recordings.is_dir():
+        raise SystemExit(f"no spoken digits in {recordings}: give the folder of recordings with --data")
+    name = f"{NAME}_smoke" if arguments.smoke else NAME
+    seeds = (0,) if arguments.smoke else tuple(arguments.seeds)
+    folder = arguments.runs / name
+    folder.mkdir(parents=True, exist_ok=True)
+    segments = digit_segments(recordings, SMOKE_TAKES if arguments.smoke else None)
+    keep(folder / "segments.jsonl", lines(segments))
+    keep(folder / "clips.jsonl", lines(tokenizer_clips(segments)))
+    keep(folder / "phrases.jsonl", lines(number_phrases()))
+    recipe = folder / "recipe.yaml"
+    sizes = SMOKE if arguments.smoke else {}
+    keep(recipe, yaml.safe_dump(recipe_of(name, seeds, sizes), sort_keys=False))
+    run_recipe(load_recipe(recipe, arguments.overrides, name=name, runs=arguments.runs), Console(stderr=True))
+    report(folder, seeds, tuple(sizes.get("biases", BIASES)))
+
+
+def digit_segments(folder: Path, takes: range | None) -> list[dict[str, Any]]:
+    """A row for each take, `<digit>_<speaker>_<take>.wav`; takes 0 to 4 are held out.
+
+    Args:
+        takes: those that are used; None: all.
+    """
+    rows = []
+    for path in sorted(folder.glob("*_*_*.wav")):
+        digit, speaker, take = path.stem.split("_")
+        if takes is not None and int(take) not in takes:
+            continue
+        info = probe(path)
+        seconds = (info.num_samples or 0) / info.sample_rate
+        times = {"start_s": 0.0, "end_s": round(seconds, 4), "split": "test" if int(take) < 5 else "train"}
+        text = DIGITS[int(digit)] if digit.isdigit() else digit
+        rows.append({"id": path.stem, "path": str(path.resolve()), "speaker": speaker, "text": text, **times})
+    return rows
+
+
+def tokenizer_clips(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The training takes, and every tenth of the held-out ones: the tokenizer measures the pitch of each of these."""
+    held_out = [row for row in segments if row["split"] == "test"]
+    return [row for row in segments if row["split"] == "train"] + held_out[::10]
+
+
+def number_phrases() -> list[dict[str, str]]:
+    """Digits, and pairs of digits that are a number of two, with the German word of each."""
+    rows = [{"text": word, "target": num2words(value, lang="de")} for value, word in enumerate(DIGITS)]
+    for value in range(10, 100):
+        text = f"{DIGITS[value // 10]} {DIGITS[value % 10]}"
+        rows.append({"text": text, "target": num2words(value, lang="de")})
+    return rows
+
+
+def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Streams and their codes once; start, variants and curve for each seed.
+
+    Args:
+        sizes: in place of those of this file, as `SMOKE` has them.
+    """
+    talks = {
+        "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "phrases_per_talk": [GROUPS, GROUPS],
+        "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
+    }  # fmt: skip
+    clips = {"segments": "${here}/clips.jsonl", "tasks": {"tts": 1.0}, "min_seconds": 1}
+    codec = "${train_tokenizer.checkpoint}"
+    stages: list[dict[str, Any]] = [
+        {"compose_talks": talks},
+        {"compose": clips},
+        {"train_tokenizer": {"audio": "${compose.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
+    ]
+    for kind, lag in (("late", LAG), ("punctual", (0, 0))):
+        streams = {
+            "recordings": "${compose_talks.recordings}",
+            "chunk_s": CHUNK_S,
+            "lag": list(lag),
+            "instruction": "",
+        }
+        shards = {"samples": f"${{{kind}.streams}}", "codec": codec, "encodings": 1}
+        stages += [{"name": kind, "compose_streams": streams}, {"name": f"{kind}_codes", "tokenize": shards}]
+    for seed in seeds:
+        stages += _stages_of(seed, sizes)
+    return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
+
+
+def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    model = {**MODEL, **sizes.get("model", {})}
+    supervised = {
+        **SFT, **sizes.get("sft", {}), "model": model, "text_weight": 1.0, "seed": seed, "eval_audio_samples": 0,
+        "evaluations": 4,
+    }  # fmt: skip
+    found: list[dict[str, Any]] = []
+    for name, kind in (("sft", "late"), ("sft_punctual", "punctual")):
+        found.append(
+            {"name": f"{name}_{seed}", "train": {**supervised, "shards": f"${{{kind}_codes.shards}}"}}
+        )
+    controller = {"name": "proportional", "coefficient": COEFFICIENT, "target": TARGET, "gain": GAIN}
+    fixed = {"name": "fixed", "coefficient": COEFFICIENT}
+    both = {**STAGE_1, **OF_STREAMS}
+    trainings: list[tuple[str, str, dict[str, float], dict[str, Any]]] = [
+        ("stage_1", "sft", STAGE_1, controller),
+        ("stage_2", "stage_1", both, controller),
+        ("stage_1_on", "stage_1", STAGE_1, controller),
+        ("streams_1", "sft", OF_STREAMS, controller),
+        ("streams_2", "streams_1", OF_STREAMS, controller),
+        ("fixed_1", "sft", STAGE_1, fixed),
+        ("fixed_2", "fixed_1", both, fixed),
+    ]
+    for name, start, rewards, own in trainings:
+        settings = {
+            **PPO,
+            **sizes.get("ppo", {}),
+            "samples": "${late_codes.shards}",
+            "model": f"${{{start}_{seed}.checkpoint}}",
+            "rewards": rewards,
+            "language": "de",
+            "allowed_wait": 0,
+            "steps": sizes.get("updates", UPDATES),
+            "seed": seed,
+            "kl": {"place": "reward", "estimator": "k1", "controller": own},
+            "critic": {"learning_rate": 1e-3},
+            "evaluations": 1,
+            "eval_prompts": 16,
+        }
+        found.append({"name": f"{name}_{seed}", "train_interpreter": settings})
+    for name in ("sft", "sft_punctual", *(each[-1] for each in VARIANTS.values())):
+        for way, temperature in (("greedy", 0.0), ("drawn", 1.0)):
+            own = {"temperature": temperature, "seed": seed}
+            found.append(_evaluation(f"{name}_{seed}_{way}", f"{name}_{seed}", own))
+    for place, bias in enumerate(sizes.get("biases", BIASES)):
+        found.append(_evaluation(f"bias_{place}_{seed}", f"sft_{seed}", {"silence_bias": bias}))
+    return found
+
+
+def _evaluation(name: str, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    own = {
+        "model": f"${{{model}.checkpoint}}",
+        "samples": "${late_codes.shards}",
+        "language": "de",
+        "examples": 4,
+    }
+    return {"name": name, "evaluate_interpreter": {**own, "max_answer_tokens": 8, **settings}}
+
+
+# --------------------------------------------------------------------------------------------------- report
+
+
+def report(folder: Path, seeds: Sequence[int], biases: Sequence[float]) -> None:
+    """Print a table, a JSON line for each bar, and write the picture of quality over latency."""
+    rows: dict[str, list[dict[str, float]]] = {}
+    for case, name in _cases().items():
+        rows[case] = [figures_of(folder / name.format(seed=seed)) for seed in seeds]
+    curve = [[figures_of(folder / f"bias_{place}_{seed}") for seed in seeds] for place in range(len(biases))]
+    for bias, each in zip(biases, curve, strict=True):
+        rows[f"start, silence {bias:+g}"] = each
+    _print_table(rows)
+    for line in bars(rows, curve, [kl_shares(folder, seed) for seed in seeds]):
+        print(json.dumps(line))
+    points = [
+        QualityPoint(
+            case, statistics.mean(each["AL"] for each in own), statistics.mean(each["chrF"] for each in own)
+        )
+        for case, own in rows.items()
+        if "drawn" not in case
+    ]
+    picture = folder / "quality_latency.html"
+    picture.write_text(quality_over_latency(points, "AL, s", "chrF"), encoding="utf-8")
+    print(f"picture: {picture}", file=sys.stderr)
+
+
+def _cases() -> dict[str, str]:
+    """Row of the table -> the name of its evaluation."""
+    models = {"start": "sft", "supervised without lag": "sft_punctual"}
+    models |= {variant: stages[-1] for variant, stages in VARIANTS.items()}
+    return {
+        f"{case}, {way}": f"{name}_{{seed}}_{way}"
+        for case, name in models.items()
+        for way in ("greedy", "drawn")
+    }
+
+
+def figures_of(folder: Path) -> dict[str, float]:
+    """AL and LAAL in seconds, chrF, and the share of groups that are exactly right."""
+    found = read_json(folder / "figures.json")
+    times = {name: found[name] / 1000 for name in ("AL", "LAAL")}
+    return {**times, "chrF": found["chrF"], "right": found["right_segments"]["accuracy"]}
+
+
+def bars(
+    rows: dict[str, list[dict[str, float]]],
+    curve: Sequence[Sequence[dict[str, float]]],
+    kl: Sequence[dict[str, float]],
+) -> list[dict[str, Any]]:
+    """Return the lines of the bars, each with its mean over seeds and its interval."""
+    start, ours = rows["start, greedy"], rows["two stages, greedy"]
+    lines = []
+    for variant in VARIANTS:
+        own = rows[f"{variant}, greedy"]
+        shares = [after["AL"] / before["AL"] for before, after in zip(start, own, strict=True)]
+        gained = [after["chrF"] - before["chrF"] for before, after in zip(start, own, strict=True)]
+        line = _line(f"{variant}: AL against the start", own, start, "AL", "s (peer: the start)")
+        line |= {"fewer": interval([1 - share for share in shares]), "chrF_gained": interval(gained)}
+        met = statistics.mean(shares) <= 1 - FASTER and statistics.mean(gained) >= -WORSE
+        lines.append(line | {"met": met} if variant == "two stages" else line)
+    found = []
+    for place, own in enumerate(ours):
+        points = sorted((each[place]["AL"], each[place]["chrF"]) for each in [start, *curve])
+        found.append(own["chrF"] - at(points, own["AL"]))
+    line = {
+        "bench": NAME,
+        "case": "two stages: chrF above the start with a constant on silence at the same AL",
+    }
+    low = interval(found).get("low")
+    lines.append(line | {"ours": interval(found), "unit": "points", "met": low is not None and low > 0})
+    for stage in VARIANTS["two stages"]:
+        shares = [each[stage] for each in kl]
+        met = all(abs(share - 1) <= 0.25 for share in shares)
+        line = {"bench": NAME, "case": f"{stage}: KL of the last third over its target"}
+        lines.append(line | {"ours": interval(shares), "unit": "share", "met": met})
+    return lines
+
+
+def kl_shares(folder: Path, seed: int) -> dict[str, float]:
+    """The mean KL of the last third of each of the two stages, over its target."""
+    found = {}
+    for stage in VARIANTS["two stages"]:
+        kl = [row["kl"] for row in read_jsonl(folder / f"{stage}_{seed}" / "metrics.jsonl") if "kl" in row]
+        found[stage] = statistics.mean(kl[-max(1, len(kl) // 3) :]) / TARGET
+    return found
+
+
+def at(points: Sequence[tuple[float, float]], latency: float) -> float:
+    """Quality of a curve at a latency, between its points; beyond its ends that of the nearest."""
+    if latency <= points[0][0]:
+        return points[0][1]
+    for (x1, y1), (x2, y2) in pairwise(points):
+        if latency <= x2:
+            return y1 + (y2 - y1) * (latency - x1) / (x2 - x1) if x2 > x1 else max(y1, y2)
+    return points[-1][1]
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean over seeds, with the 95 % interval of Student's t where there are several."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return {"mean": round(mean, 4)}
+    half = STUDENT_T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4)}
+
+
+def _line(case: str, own: Sequence[Any], peer: Sequence[Any], key: str, unit: str) -> dict[str, Any]:
+    ours, theirs = (statistics.mean(each[key] for each in rows) for rows in (own, peer))
+    values = {"ours": round(ours, 3), "peer": round(theirs, 3), "ratio": round(theirs / ours, 3)}
+    return {"bench": NAME, "case": case, **values, "unit": unit}
+
+
+def _print_table(rows: dict[str, list[dict[str, float]]]) -> None:
+    table = Table("", "AL, s", "LAAL, s", "chrF", "groups right", title="Held-out streams, mean over seeds")
+    for case, own in rows.items():
+        cells = []
+        for key, digits in (("AL", 2), ("LAAL", 2), ("chrF", 1), ("right", 3)):
+            found = interval([each[key] for each in own])
+            spread = f" ± {found['high'] - found['mean']:.{digits}f}" if "high" in found else ""
+            cells.append(f"{found['mean']:.{digits}f}{spread}")
+        table.add_row(case, *cells)
+    Console(stderr=True, width=120).print(table)
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def keep(path: Path, text: str) -> None:
+    """Write it if it is new: stages that read a file that was written again start afresh."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

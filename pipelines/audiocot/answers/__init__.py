@@ -1,0 +1,1 @@
+"""Who answers: measurements, models of a local folder, endpoints; and the check of their answers."""

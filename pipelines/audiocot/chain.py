@@ -1,0 +1,101 @@
+"""The chain of steps of a run, built from settings: its order, its missing parts, and the ledger keys of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace
+from pipelines.audiocot.rules import RULES, ClipThresholds
+from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash
+from pipelines.steps.rules import Rule
+from pipelines.steps.step import Step
+
+BUILT_IN = ("probe", "clips", "levels", "motion", "watch", "listen", "think")
+"""Steps that every run has."""
+
+
+class _Kind(NamedTuple):
+    module: str
+    step: str
+    config: str
+
+
+STEPS: Mapping[str, _Kind] = {
+    "probe": _Kind("files", "SourceProbe", "SourceProbeConfig"),
+    "clips": _Kind("files", "CutClips", "ClipsConfig"),
+    "levels": _Kind("levels", "Levels", "LevelsConfig"),
+    "tags": _Kind("tags", "Tags", "TagsConfig"),
+    "agreement": _Kind("agreement", "Agreement", "AgreementConfig"),
+    "motion": _Kind("motion", "Motion", "MotionConfig"),
+    "watch": _Kind("answered", "Watch", "WatchConfig"),
+    "listen": _Kind("answered", "Listen", "ListenConfig"),
+    "think": _Kind("answered", "Think", "ThinkConfig"),
+    "objects": _Kind("objects", "Objects", "ObjectsConfig"),
+}
+"""Steps in the order in which they run: cheap or decisive ones first."""
+
+
+@dataclass(frozen=True)
+class CotChain(StepKeys):
+    """Steps in order, by level, with their settings and the hash of these."""
+
+    file: tuple[Step, ...]
+    clip: tuple[Step, ...]
+    settings: Mapping[str, BaseModel]
+    hashes: Mapping[str, str]
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        return {step.name: step for step in (*self.file, *self.clip)}
+
+
+def step_config(name: str) -> type[BaseModel]:
+    """The settings of a step, without loading anything heavy."""
+    kind = STEPS[name]
+    found: type[BaseModel] = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.config)
+    return found
+
+
+def build_chain(settings: Mapping[str, BaseModel], answers: AnswerPlace) -> CotChain:
+    """Build a chain of these steps.
+
+    Args:
+        answers: where answers of models are kept, and what may be spent on them.
+    """
+    steps: list[Step] = []
+    for name, kind in STEPS.items():
+        if name in settings:
+            made: Any = getattr(import_module(f"pipelines.audiocot.steps.{kind.module}"), kind.step)
+            own = settings[name]
+            steps.append(made(own, answers) if isinstance(own, AnswererConfig) else made(own))
+    return CotChain(
+        tuple(step for step in steps if step.level == "file"),
+        tuple(step for step in steps if step.level == "clip"),
+        settings,
+        {step.name: settings_hash(step, settings[step.name]) for step in steps},
+    )
+
+
+def missing_parts(chain: CotChain, thresholds: ClipThresholds) -> list[Missing]:
+    """List the steps that lack something, and the thresholds whose value no step measures."""
+    active = [rule for rule in RULES if getattr(thresholds, rule.threshold) is not None]
+    found = lacking_steps(chain.steps, active)
+    for rule in active:
+        if rule.step == "segment" or any(rule in lacking.rules for lacking in found):
+            continue
+        if reason := _unmeasured(rule, chain):
+            found.append(Missing(rule.step, f"{rule.threshold}: {reason}", (rule,), False))
+    return found
+
+
+def _unmeasured(rule: Rule, chain: CotChain) -> str | None:
+    if rule.step not in chain.steps:
+        return f"needs the step {rule.step}: add `{rule.step}: {{}}` to steps"
+    if rule.option and getattr(chain.settings[rule.step], rule.option) is None:
+        return f"needs steps.{rule.step}.{rule.option}: give its model"
+    return None

@@ -1,0 +1,194 @@
+"""The command `audiocot`: videos and recordings to chains of thought about their sound, with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from audiollm.errors import ConfigError
+from audiollm.recipe.config import load_document, show_path
+from pipelines.annotate.command import EngineName, override_setting
+from pipelines.audiocot.presets import PRESETS
+
+if TYPE_CHECKING:
+    from pipelines.audiocot.settings import AudioCotConfig
+
+PresetChoice = Enum("PresetChoice", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
+_ANSWERER_HELP = "measured, transformers=FOLDER, endpoint=MODEL@URL."
+
+
+def audiocot(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders, files, globs in quotes, tars, lists (a .csv or .jsonl with a column path, or samples such "
+            "as scenes.jsonl), or addresses.",
+            metavar="INPUT...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.", show_default=False)],
+    preset: Annotated[
+        PresetChoice | None, typer.Option(help="Steps and thresholds by name.", show_default="thinksound")
+    ] = None,
+    video: Annotated[
+        str | None, typer.Option(help=f"Who says what is seen: {_ANSWERER_HELP}", show_default="measured")
+    ] = None,
+    audio: Annotated[
+        str | None, typer.Option(help=f"Who says what is heard: {_ANSWERER_HELP}", show_default="measured")
+    ] = None,
+    writer: Annotated[
+        str | None, typer.Option(help=f"Who joins both: {_ANSWERER_HELP}", show_default="measured")
+    ] = None,
+    max_calls: Annotated[int | None, typer.Option(min=0, help="Budget of new answers of models.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Budget of tokens, as endpoints count them.")
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A YAML file with any settings of the stage audiocot.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="One setting: clip_s=3, steps.tags.model=yamnet.tflite, thresholds.max_voice=null.",
+            show_default=False,
+        ),
+    ] = None,
+    missing_scorer: Annotated[
+        str | None,
+        typer.Option(help="If a model is missing: fail, or skip (go on without it).", show_default="fail"),
+    ] = None,
+    engine: Annotated[
+        EngineName, typer.Option(help="Processes of this machine, or a Ray cluster.")
+    ] = EngineName.local,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes.", show_default="one per CPU")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try the failed calls of an earlier run again.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what is missing, and exit.")
+    ] = False,
+) -> None:
+    """Write chains of thought (CoT) about the sound of videos and recordings.
+
+    Every file ends as kept, filtered (with the reason) or failed (with the reason). Killed
+    and run again, it goes on where it was, and pays for no answer twice. OUT/cot.jsonl is
+    what sound models are trained on, OUT/report.html shows what became of everything.
+
+    Presets: thinksound, everything.
+
+    Examples:
+
+    audiollm audiocot videos -o cot --set steps.tags.model=yamnet.tflite
+
+    audiollm audiocot runs/thinksound-tiny/compose_scenes/scenes.jsonl -o cot --preset everything
+
+    audiollm audiocot videos -o cot --video endpoint=qwen-vl@http://localhost:8000/v1 --max-calls 10000
+    """
+    from audiollm.recipe.runner import Context
+    from audiollm.recipe.stages import Recipe
+    from pipelines.audiocot.stage import STAGE
+
+    given: dict[str, Any] = dict(load_document(settings).data) if settings else {}
+    chosen = {
+        "input": inputs,
+        "preset": preset.value if preset else None,
+        "missing_scorer": missing_scorer,
+        "workers": workers,
+        "ray_address": ray_address,
+    }
+    given |= {name: value for name, value in chosen.items() if value is not None}
+    given |= {"engine": engine.value, "retry_failed": retry_failed}
+    for step, text in (("watch", video), ("listen", audio), ("think", writer)):
+        if text is not None:
+            steps = given.setdefault("steps", {})
+            steps[step] = {**(steps.get(step) or {}), **answerer_settings(text, step)}
+    for name, value in (("calls", max_calls), ("tokens", max_tokens)):
+        if value is not None:
+            given.setdefault("budget", {})[name] = value
+    config = _validated(given, set_ or ())
+    console = Console(stderr=True)
+    if dry_run:
+        _show(config, console)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.yaml").write_text(
+        yaml.safe_dump({"audiocot": config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
+    )
+    recipe = Recipe(out.name, out, "tiny", config.seed, out, (), {})
+    STAGE.run(config, Context(out, recipe, console, {}))
+    console.print(f"  {out / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def answerer_settings(text: str, step: str) -> dict[str, str]:
+    """Parse `measured`, `transformers=FOLDER` or `endpoint=MODEL@URL` into settings of a step.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    kind, _, where = text.partition("=")
+    if kind == "measured" and not where:
+        return {"by": kind}
+    if kind == "transformers" and where:
+        return {"by": kind, "model": where}
+    model, at, url = where.partition("@")
+    if kind == "endpoint" and model and at and "://" in url:
+        return {"by": kind, "endpoint_model": model, "url": url}
+    raise ConfigError(
+        f"{text!r} names no answerer of the step {step}", "command line", f"give {_ANSWERER_HELP}"
+    )
+
+
+def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AudioCotConfig:
+    """
+    Raises:
+        ConfigError: naming the setting.
+    """
+    from pipelines.audiocot.settings import AudioCotConfig
+
+    for text in overrides:
+        override_setting(given, text, "clip_s=3")
+    try:
+        return AudioCotConfig.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        message = problem["msg"].removeprefix("Value error, ")
+        key = show_path(tuple(problem["loc"]))
+        raise ConfigError(
+            f"{key}: {message}" if key else message,
+            "",
+            "audiollm run --help-stage audiocot lists the settings",
+        ) from None
+
+
+def _show(config: AudioCotConfig, console: Console) -> None:
+    """Print the steps, the thresholds, the amount of audio, and the estimated time."""
+    from pipelines.audiocot.stage import plan_audiocot
+
+    estimate = plan_audiocot(config, {})
+    console.print(f"  preset {config.preset}: {config.chosen_preset.about}", highlight=False)
+    table = Table("threshold", "value")
+    for name, value in config.limits.model_dump().items():
+        if value is not None:
+            table.add_row(name, f"{value}")
+    console.print(table)
+    console.print(f"  steps: {', '.join(config.step_settings())}", highlight=False)
+    console.print(
+        f"  {estimate.facts['seconds'] / 3600:.2f} hours of sound, about {(estimate.seconds or 0) / 60:.1f} minutes "
+        f"with these workers; {estimate.note}",
+        highlight=False,
+    )

@@ -1,0 +1,333 @@
+"""Results of a run: clips, made pairs and edits, the samples that trainings read, and the clips to review."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart
+from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of, record_json
+from audiollm.files.atomic import read_whole_lines, write_json, write_jsonl
+from pipelines.audiocot.corpus import Partners, kept_clips, review_ids
+from pipelines.audiocot.made.plans import MadePlan, plan_edits, plan_pairs
+from pipelines.audiocot.made.words import caption_of_plan, instruction_of_plan, thought_of_plan
+from pipelines.audiocot.rules import BALANCE, RULES, ClipThresholds
+from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.audiocot.sources import STAGE_NAME, FileSources
+from pipelines.steps.results import (
+    FileFates,
+    PartTally,
+    Place,
+    dropped_part_row,
+    funnel_counts,
+    merge_set_aside,
+    open_lines,
+    part_ids,
+    put_line,
+)
+from pipelines.steps.rules import Drop
+from pipelines.steps.spool import Row, Spool
+
+CLIPS, FILTERED, COT, EDITS, THINKING = (
+    "clips.jsonl",
+    "filtered.jsonl",
+    "cot.jsonl",
+    "edits.jsonl",
+    "thinking.jsonl",
+)
+REVIEW, MADE = "review.jsonl", "made"
+VERDICTS = ("accepted", "rejected")
+WHAT_IS_HEARD = "Write the chain of thought of the sound of this clip, as a JSON record."
+WHAT_THE_OBJECT_SOUNDS = "Write the chain of thought of the sound of this object, as a JSON record."
+WHAT_TO_DO = "Turn the instruction into operation, span and chain of thought, as a JSON record. Instruction: "
+_FATES = FileFates(STAGE_NAME, "no clip found")
+
+
+def write_clips(
+    folder: Path, spool: Spool, sources: FileSources, drops: Mapping[Place, Drop], limits: ClipThresholds
+) -> dict[str, Any]:
+    """Write `clips.jsonl`, `filtered.jsonl`, `files.jsonl`, `set_aside.jsonl`; returns the counts of the funnel."""
+    names = {number: source.name for number, source in enumerate(sources.found)}
+    ids = part_ids([(file, number) for file, number, _ in spool.parts()], names)
+    tally = PartTally()
+    with ExitStack() as stack:
+        kept, filtered, aside = (
+            stack.enter_context(open_lines(folder / name)) for name in (CLIPS, FILTERED, "aside.jsonl")
+        )
+        for file, number, row in spool.parts():
+            drop = row.pop("dropped")
+            if drop is None and (file, number) in drops:
+                drop = drops[file, number].as_row()
+            row = {"id": ids[file, number], **row}
+            tally.add(file, row, drop)
+            if drop is None:
+                put_line(kept, _with_record(row))
+            else:
+                put_line(filtered, {**row, "dropped": drop})
+                put_line(aside, dropped_part_row(STAGE_NAME, row, drop))
+        files = list(_FATES.rows(spool, sources.rejected, tally))
+    write_jsonl(folder / "files.jsonl", (row for row, _ in files))
+    own = [*sources.rejected, *(row for _, row in files if row is not None)]
+    merge_set_aside(folder, folder / "aside.jsonl", own)
+    rows = [row for row, _ in files]
+    taken = len(sources.found) + len(sources.rejected)
+    return funnel_counts(taken, sources.others, rows, own, tally, (*RULES, BALANCE), limits)
+
+
+def plan_made(clips: Sequence[Row], config: AudioCotConfig) -> list[MadePlan]:
+    """Plan the pairs and edits of all kept clips."""
+    partners = Partners(clips, config.seed)
+    plans: list[MadePlan] = []
+    for clip in clips:
+        if config.made.pairs:
+            plans += plan_pairs(clip, partners, config.seed)
+        plans += plan_edits(clip, partners, config.made.edits, config.seed)
+    return plans
+
+
+def remove_stale(folder: Path, plans: Sequence[MadePlan]) -> None:
+    """Remove what an earlier run made of other clips."""
+    known = {plan.id for plan in plans}
+    for old in (folder / MADE).glob("*") if (folder / MADE).is_dir() else ():
+        if old.name not in known:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def write_samples_of(
+    folder: Path, clips: Sequence[Row], made: Sequence[tuple[MadePlan, Mapping[str, Any]]]
+) -> dict[str, int]:
+    """Write `cot.jsonl`, `edits.jsonl` and `thinking.jsonl`; returns the number of samples of each.
+
+    `cot.jsonl` is for sound models: clips, pairs, and edits whose two sounds have one length. `edits.jsonl` has the
+    triples of all operations. `thinking.jsonl` is for models that write: clips, regions, instructions.
+    """
+    by_id = {clip["id"]: clip for clip in clips}
+    cot = [_sound_sample(clip) for clip in clips]
+    thinking = [_clip_question(clip) for clip in clips]
+    edits: list[Sample] = []
+    for plan, found in made:
+        clip = by_id[plan.clip]
+        sample = _made_sample(clip, plan, found)
+        if plan.operation in ("add", "remove", "extract"):
+            cot.append(sample)
+        if plan.operation == "extract":
+            thinking.append(_region_question(clip, plan))
+        else:
+            edits.append(sample)
+            thinking.append(_instruction_question(clip, plan, found))
+    counts = {}
+    for name, samples in ((COT, cot), (EDITS, edits), (THINKING, thinking)):
+        write_jsonl(folder / name, (sample.model_dump(mode="json") for sample in samples))
+        counts[name.removesuffix(".jsonl")] = len(samples)
+    return counts
+
+
+def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) -> dict[str, Any]:
+    """Write `review.jsonl`: a drawn share of the clips; verdicts that a person has given stay where the record is the
+    same. Returns the counts of verdicts."""
+    path = folder / REVIEW
+    before = read_whole_lines(path).rows if path.exists() else []
+    given = {
+        (row.get("id"), json.dumps(row.get("record"), sort_keys=True)): row
+        for row in before
+        if row.get("verdict") in VERDICTS
+    }
+    chosen = review_ids(clips, share, seed)
+    rows = []
+    for clip in clips:
+        if clip["id"] not in chosen:
+            continue
+        known = given.get((clip["id"], json.dumps(clip["record"], sort_keys=True)), {})
+        rows.append(
+            {
+                **{name: clip[name] for name in ("id", "path", "start_s", "end_s", "record", "thought")},
+                "verdict": known.get("verdict"),
+                "note": known.get("note", ""),
+            }
+        )
+    write_jsonl(path, rows)
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
+    judged = sum(counts.values())
+    share_accepted = round(counts["accepted"] / judged, 4) if judged else None
+    return {"listed": len(rows), **counts, "agreement": share_accepted}
+
+
+def write_sound_shards(folder: Path, samples_per_shard: int, on_done: Callable[[], None]) -> int:
+    """Write the questions about sound alone, with their sound, as shards; returns their number.
+
+    `train` reads these. A shard that is there is kept where it was made of the same samples.
+    """
+    from audiollm.audio import AudioError, encode_bytes, load
+    from audiollm.data.records.manifest import read_samples
+    from audiollm.data.records.shards import ShardWriter
+
+    samples, _ = read_samples(folder / THINKING)
+    heard = [sample for sample in samples if sample.metadata["question"] == "clip"]
+    shards = folder / "shards"
+    note = shards / "made_of.json"
+    made_of = {"samples_per_shard": samples_per_shard, "samples": [s.model_dump(mode="json") for s in heard]}
+    if not note.exists() or json.loads(note.read_text(encoding="utf-8")) != made_of:
+        shutil.rmtree(shards, ignore_errors=True)
+        write_json(note, made_of)
+    writer = ShardWriter(shards, samples_per_shard)
+    for number, sample in enumerate(heard):
+        on_done()
+        if writer.has(number):
+            continue
+        (part,) = sample.audio("user")
+        try:
+            sound = load(part.path, part.start_s, part.end_s)
+        except AudioError:  # it was read before: a file that went away meanwhile is missed by whoever trains
+            continue
+        flac = encode_bytes(sound.samples_CN, sound.sample_rate, "flac")
+        writer.write(number, _heard_alone(sample), [], {"0.flac": flac})
+    return writer.close({}).get("samples", 0)
+
+
+def region_prompt(record: Mapping[str, Any]) -> str:
+    """The question about an object, beside the record of its clip."""
+    return f"{WHAT_THE_OBJECT_SOUNDS} The clip: {json.dumps(record, ensure_ascii=False)}"
+
+
+def in_hundredths(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with its times in hundredths of a second: further digits are noise to a model that writes them.
+
+    An event of less than that is a hundredth long.
+    """
+    events = []
+    for event in record["events"]:
+        start_s = round(event["start_s"], 2)
+        end_s = max(round(event["end_s"], 2), round(start_s + 0.01, 2))
+        events.append({**event, "start_s": start_s, "end_s": end_s})
+    return {**record, "events": events}
+
+
+def read_kept(folder: Path) -> list[Row]:
+    """The rows of `clips.jsonl`."""
+    return read_whole_lines(folder / CLIPS).rows
+
+
+def all_drops(spool: Spool) -> Iterator[tuple[Place, Row]]:
+    """Yield the clips that a rule about single clips keeps."""
+    return kept_clips(spool, {})
+
+
+# Private
+
+
+def _with_record(row: Row) -> Row:
+    """A kept clip with its record, prose and caption."""
+    record = ThoughtRecord.model_validate(row["measured"]["think"]["record"])
+    caption = row["text"] or caption_of_record(record)
+    return {**row, "record": record_json(record), "thought": prose_of(record), "caption": caption}
+
+
+def _parts(clip: Row, region: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
+    """The pictures of a clip, if it has any."""
+    if clip["video"] is None:
+        return []
+    boxes = [Region.model_validate(box) for box in region]
+    video = VideoPart(path=clip["video"], start_s=clip["start_s"], end_s=clip["end_s"], region=boxes)
+    return [video]
+
+
+def _sound(clip: Row) -> AudioPart:
+    return AudioPart(path=clip["path"], start_s=clip["start_s"], end_s=clip["end_s"])
+
+
+def _facts(clip: Row, **more: Any) -> dict[str, Any]:
+    split = {"split": clip["split"]} if clip["split"] else {}
+    return {**split, "clip": clip["id"], **more}
+
+
+def _sound_sample(clip: Row) -> Sample:
+    content = [*_parts(clip), TextPart(text=clip["caption"])]
+    facts = _facts(clip, stage=1, caption=clip["caption"], thought=clip["thought"], record=clip["record"])
+    return Sample(
+        id=clip["id"],
+        messages=[
+            Message(role="user", content=content),
+            Message(role="assistant", content=[_sound(clip)]),
+        ],
+        task="sound",
+        metadata=facts,
+    )
+
+
+def _made_sample(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
+    """The triple: words and input in the user's message, output in the assistant's."""
+    content = [
+        *_parts(clip, plan.region),
+        TextPart(text=caption_of_plan(plan)),
+        AudioPart(path=found["input"]),
+    ]
+    facts = _facts(
+        clip,
+        stage=2 if plan.operation == "extract" else 3,
+        operation=plan.operation,
+        span=list(plan.span),
+        instruction=instruction_of_plan(plan, clip["split"] == "test"),
+        thought=thought_of_plan(plan),
+        record=record_json(plan.record),
+        about=record_json(plan.about),
+        reference=plan.reference,
+        avoid=list(plan.avoid),
+        layer=found.get("layer"),
+        gain=found["gain"],
+    )
+    return Sample(
+        id=plan.id,
+        messages=[
+            Message(role="user", content=content),
+            Message(role="assistant", content=[AudioPart(path=found["output"])]),
+        ],
+        task="sound",
+        metadata=facts,
+    )
+
+
+def _question(id: str, clip: Row, question: str, content: list[Any], answer: Mapping[str, Any]) -> Sample:
+    return Sample(
+        id=id,
+        messages=[
+            Message(role="user", content=content),
+            Message(role="assistant", content=[TextPart(text=json.dumps(answer, ensure_ascii=False))]),
+        ],
+        task="think",
+        metadata=_facts(clip, question=question, duration_s=clip["duration_s"]),
+    )
+
+
+def _clip_question(clip: Row) -> Sample:
+    content = [*_parts(clip), _sound(clip), TextPart(text=WHAT_IS_HEARD)]
+    return _question(f"{clip['id']}-think", clip, "clip", content, in_hundredths(clip["record"]))
+
+
+def _region_question(clip: Row, plan: MadePlan) -> Sample:
+    """The CoT of an object beside that of its clip."""
+    prompt = region_prompt(in_hundredths(clip["record"]))
+    record = in_hundredths(record_json(ThoughtRecord(events=plan.about.events)))
+    content = [*_parts(clip, plan.region), _sound(clip), TextPart(text=prompt)]
+    return _question(f"{plan.id}-think", clip, "region", content, record)
+
+
+def _instruction_question(clip: Row, plan: MadePlan, found: Mapping[str, Any]) -> Sample:
+    span = [round(second, 2) for second in plan.span]
+    answer = {"operation": plan.operation, "span": span, "record": in_hundredths(record_json(plan.about))}
+    prompt = f"{WHAT_TO_DO}{instruction_of_plan(plan, clip['split'] == 'test')}"
+    content = [*_parts(clip), AudioPart(path=found["input"]), TextPart(text=prompt)]
+    return _question(f"{plan.id}-think", clip, "instruction", content, answer)
+
+
+def _heard_alone(sample: Sample) -> Sample:
+    """The question about a clip with its sound as a member of the shard, and without its pictures."""
+    user, assistant = sample.messages
+    (sound,) = sample.audio("user")
+    words = [part for part in user.content if isinstance(part, TextPart)]
+    member = sound.model_copy(update={"path": "0.flac", "start_s": 0.0, "end_s": None})
+    asked = Message(role="user", content=[member, *words])
+    return sample.model_copy(update={"messages": [asked, assistant]})

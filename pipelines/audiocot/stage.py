@@ -1,0 +1,293 @@
+"""The stage `audiocot`: videos and recordings to chains of thought, pairs and edits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.progress import TaskID
+
+from audiollm.audio.discovery import AudioError
+from audiollm.endpoints import Budget
+from audiollm.errors import ConfigError, StageError
+from audiollm.files.atomic import write_json
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Stage, StagePlan
+from pipelines.audiocot.answers.choice import AnswerPlace
+from pipelines.audiocot.chain import CotChain, build_chain, missing_parts
+from pipelines.audiocot.corpus import balance_drops
+from pipelines.audiocot.made.carrying import MadeForm, carry_out
+from pipelines.audiocot.made.plans import MadePlan
+from pipelines.audiocot.output import (
+    MADE,
+    plan_made,
+    read_kept,
+    remove_stale,
+    write_clips,
+    write_review,
+    write_samples_of,
+    write_sound_shards,
+)
+from pipelines.audiocot.rules import RULES, ClipThresholds
+from pipelines.audiocot.settings import AudioCotConfig
+from pipelines.audiocot.sources import FILES, STAGE_NAME, FileSources, ListError, file_sources, video_files
+from pipelines.audiocot.walk import CotWalks
+from pipelines.execution.engine import EngineError, RunHalted
+from pipelines.execution.ledger import Ledger, LedgerError
+from pipelines.steps.chain import Missing
+from pipelines.steps.driving import StepRun, call_each
+from pipelines.steps.facts import write_rules, write_timings
+from pipelines.steps.inputs import InputError, collect, digests
+from pipelines.steps.results import Place
+from pipelines.steps.rules import Drop
+from pipelines.steps.spool import Spool
+
+_SECONDS_PER_AUDIO_SECOND = 0.12
+"""CPU-seconds of the steps and of what is made, of a second of sound with pictures; see benchmarks/RESULTS.md."""
+
+
+def run_audiocot(config: AudioCotConfig, context: Context) -> dict[str, Any]:
+    """Write the files that README.md names; returns `funnel.json`'s content.
+
+    Raises:
+        StageError: inputs that cannot be used, or a model that is missing (exit code 2), before the work; a spent
+            budget or an endpoint that does not answer, after which the run can be continued.
+    """
+    try:
+        with Ledger(context.folder / "ledger" / "ledger.sqlite") as ledger:
+            funnel = _run(config, context, ledger)
+            _request_report(config, context, ledger)
+    except (InputError, ListError, AudioError) as error:
+        raise StageError(f"audiocot: {error}", exit_code=2) from None
+    except RunHalted as halt:
+        raise StageError(
+            f"audiocot stopped: {halt}",
+            "all that was measured and answered is kept: run again to go on (with a larger budget, where it is spent)",
+        ) from None
+    except EngineError as error:
+        raise StageError(f"audiocot: {error}", "audiollm doctor says what is missing") from None
+    except LedgerError as error:
+        raise StageError(f"audiocot: {error}") from None
+    _summarize(funnel, context)
+    return funnel
+
+
+def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, Any]:
+    folder, began, cpu_began = context.folder, time.monotonic(), time.process_time()
+    if config.retry_failed:
+        context.say(f"{ledger.forget_errors()} calls that failed are tried again")
+    budget = Budget(str(folder.resolve()), config.budget.calls, config.budget.tokens)
+    place = AnswerPlace(folder / "ledger" / "answers.sqlite", budget)
+    limits, chain, lacking = _chain(config, context, place)
+    sources = _sources(config, context, ledger)
+    spool = Spool(folder / "ledger" / "spool.sqlite")
+    try:
+        run = StepRun(config, context, chain.steps, ledger, "levels")
+        walks = CotWalks(chain, limits, spool)
+        before_walks = time.process_time()
+        run.walk("thinking about sounds", len(sources.found), walks.begin(sources.found))
+        walk_cpu_s = time.process_time() - before_walks
+        drops: dict[Place, Drop] = {}
+        if limits.max_balance is not None:
+            drops = balance_drops(spool, limits.max_balance, config.seed)
+        funnel = write_clips(folder, spool, sources, drops, limits)
+    finally:
+        spool.close()
+    clips = read_kept(folder)
+    plans = plan_made(clips, config)
+    made, failed = _make(config, context, ledger, plans)
+    counts = write_samples_of(folder, clips, made)
+    funnel |= {
+        "samples": counts,
+        "made": _by_operation([plan for plan, _ in made]),
+        "not_made": failed,
+        "review": write_review(folder, clips, config.review_share, config.seed),
+    }
+    if config.shards:
+        with context.progress("writing shards", len(clips)) as bar:
+            funnel["shard_samples"] = write_sound_shards(
+                folder, config.samples_per_shard, lambda: bar.advance(TaskID(0))
+            )
+    write_json(folder / "funnel.json", funnel)
+    took = {
+        "wall_s": round(time.monotonic() - began, 3),
+        "driver_cpu_s": round(time.process_time() - cpu_began, 3),
+        # of this process: with one worker the steps' own is part of it
+        "walk_cpu_s": round(walk_cpu_s, 3),
+        "workers": config.num_workers,
+        "engine": config.engine,
+    }
+    write_rules(folder, RULES, config.limits, limits, lacking)
+    write_timings(folder, run.costs, "levels", took)
+    return funnel
+
+
+def _chain(
+    config: AudioCotConfig, context: Context, place: AnswerPlace
+) -> tuple[ClipThresholds, CotChain, list[Missing]]:
+    """Return the thresholds that can be applied, the steps that can run, and what is missing.
+
+    Raises:
+        StageError: something is missing, and the settings do not say to go on without.
+    """
+    settings, limits = config.step_settings(), config.limits
+    chain = build_chain(settings, place)
+    lacking = missing_parts(chain, limits)
+    if lacking and config.missing_scorer == "fail":
+        listed = "\n".join(f"  {each.reason}" for each in lacking)
+        raise StageError(
+            f"audiocot: the preset {config.preset} needs what is not here:\n{listed}",
+            "or go on without: missing_scorer=skip (the report will say which thresholds were not applied)",
+            exit_code=2,
+        )
+    for lack in lacking:
+        context.say(f"going on without: {lack.reason}")
+    without = {each.step for each in lacking if each.whole}
+    unset = {rule.threshold: None for each in lacking for rule in each.rules}
+    kept = {name: own for name, own in settings.items() if name not in without}
+    return limits.model_copy(update=unset), build_chain(kept, place), lacking
+
+
+def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSources:
+    with context.progress("fetching", None) as bar:
+        fetched = context.folder / "fetched"
+        inputs = collect(
+            config.inputs, fetched, lambda name: bar.advance(TaskID(0)), FILES, config.max_unpacked_gb
+        )
+    files = [*inputs.found, *video_files(inputs)]
+    with context.progress("reading the files", len(files)) as bar:
+        known, unread = digests(files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME)
+    inputs.rejected += unread
+    sources = file_sources(inputs, known, config.use_truth)
+    if not sources.found and not sources.rejected:
+        raise StageError(
+            f"audiocot: no videos or recordings in {', '.join(config.inputs)}",
+            "give a folder of videos or recordings",
+            exit_code=2,
+        )
+    return sources
+
+
+def _make(
+    config: AudioCotConfig, context: Context, ledger: Ledger, plans: list[MadePlan]
+) -> tuple[list[tuple[MadePlan, Mapping[str, Any]]], dict[str, int]]:
+    """Carry out the plans; returns those that could be, and the number of the others by reason."""
+    remove_stale(context.folder, plans)
+    form = MadeForm(context.folder / MADE, config.made.sample_rate, config.made.channels)
+    with context.progress("making pairs and edits", len(plans)) as bar:
+        outcomes = call_each(
+            "make",
+            partial(carry_out, form=form),
+            plans,
+            config.num_workers,
+            ledger,
+            lambda: bar.advance(TaskID(0)),
+        )
+    made: list[tuple[MadePlan, Mapping[str, Any]]] = []
+    failed: dict[str, int] = {}
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        if outcome.value is None:
+            reason = f"{plan.operation}: {outcome.error}"
+            failed[reason] = failed.get(reason, 0) + 1
+        else:
+            made.append((plan, outcome.value))
+    return made, failed
+
+
+def _request_report(config: AudioCotConfig, context: Context, ledger: Ledger) -> None:
+    """
+    Raises:
+        StageError: the report cannot be written.
+    """
+    (outcome,) = call_each("report", _made_report, [context.folder], config.num_workers, ledger)
+    if outcome.value is None:
+        page = context.folder / "report.html"
+        remedy = "all other results are written: correct the problem and run again to make the report alone"
+        raise StageError(f"audiocot: {page}: {outcome.error}", remedy)
+
+
+def _made_report(folder: Path) -> dict[str, Any]:
+    from pipelines.audiocot.report.page import write_audiocot_report
+
+    return {"page": str(write_audiocot_report(folder))}
+
+
+def _by_operation(plans: list[MadePlan]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for plan in plans:
+        counts[plan.operation] = counts.get(plan.operation, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _summarize(funnel: Mapping[str, Any], context: Context) -> None:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in funnel["reasons"].items())
+    context.say(
+        f"{funnel['segments']} clips, {funnel['seconds'] / 60:.1f} minutes, from {funnel['files_kept']} of "
+        f"{funnel['audio_files']} files" + (f"; set aside: {reasons}" if reasons else "")
+    )
+    made = ", ".join(f"{count} {operation}" for operation, count in funnel["made"].items())
+    context.say(f"made: {made or 'nothing'}; {funnel['review']['listed']} clips to review")
+
+
+def plan_audiocot(config: AudioCotConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
+    """Estimate the time by the length of the input, as far as it is known.
+
+    Raises:
+        ConfigError: a model is missing, and the settings do not say to go on without.
+    """
+    place = AnswerPlace(Path("answers.sqlite"), Budget("plan"))
+    lacking = missing_parts(build_chain(config.step_settings(), place), config.limits)
+    if lacking and config.missing_scorer == "fail":
+        raise ConfigError(
+            f"audiocot: the preset {config.preset} needs what is not here: "
+            f"{'; '.join(each.reason for each in lacking)}",
+            "",
+            "give it, or set audiocot.missing_scorer=skip to go on without",
+        )
+    seconds = sum(plan.facts.get("seconds", 0.0) for plan in upstream.values())
+    seconds = seconds or sum(_seconds_of(Path(text)) for text in config.inputs)
+    notes = [f"without: {each.reason}" for each in lacking]
+    return StagePlan(
+        memory_mb=1200.0,
+        disk_mb=seconds * config.made.sample_rate * config.made.channels * 2e-6 * len(config.made.edits),
+        seconds=5.0 + seconds * _SECONDS_PER_AUDIO_SECOND / config.num_workers,
+        note="; ".join(notes),
+        facts={"seconds": seconds},
+    )
+
+
+def _seconds_of(path: Path) -> float:
+    """Seconds of sound of a file, or below a folder, by the headers; 0 for what is not here yet."""
+    from audiollm.audio import find_audio, probe
+
+    if not path.exists():
+        return 0.0
+    total = 0.0
+    for file in find_audio(path)[0] if path.is_dir() else [path]:
+        try:
+            total += probe(file).duration_s or 0.0
+        except AudioError:
+            continue
+    return total
+
+
+STAGE = Stage(
+    kind="audiocot",
+    config=AudioCotConfig,
+    run=run_audiocot,
+    artifacts={
+        "samples": "cot.jsonl",
+        "edits": "edits.jsonl",
+        "thinking": "thinking.jsonl",
+        "clips": "clips.jsonl",
+        "files": "files.jsonl",
+        "set_aside": "set_aside.jsonl",
+        "funnel": "funnel.json",
+    },
+    help="write chains of thought about the sound of videos and recordings",
+    plan=plan_audiocot,
+    keeps=("ledger", "fetched", "shards", MADE, "review.jsonl"),
+)

@@ -1,0 +1,105 @@
+"""The step `agreement`: how far sound, pictures and text of a clip belong together, by models of local folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from pipelines.audiocot.clip import SoundClip
+from pipelines.steps.step import Resources, StepConfig, Value
+
+
+class AgreementConfig(StepConfig):
+    """Settings of `agreement`."""
+
+    sound_text: Path | None = None
+    """Folder of a CLAP model, for the agreement of sound and text."""
+    picture_text: Path | None = None
+    """Folder of a CLIP model, for the agreement of pictures and text."""
+    frame_rate: float = Field(1.0, gt=0, le=30)
+
+
+class Agreement:
+    """Cosines of a clip's text with its sound and with its pictures; absent where there is no text."""
+
+    name = "agreement"
+    level: ClassVar[Literal["clip"]] = "clip"
+    needs: tuple[str, ...] = ("probe",)
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: AgreementConfig) -> None:
+        self._config = config
+        self._sound: Any = None
+        self._picture: Any = None
+
+    def missing(self) -> str | None:
+        for key in ("sound_text", "picture_text"):
+            folder = getattr(self._config, key)
+            if folder is not None and not (folder / "config.json").is_file():
+                return f"agreement.{key}: no model in {folder} (config.json): give a model's folder"
+        return None
+
+    def setup(self) -> None:
+        """Load the models.
+
+        Raises:
+            ConfigError: one of them cannot be loaded.
+        """
+        if self._config.sound_text is not None:
+            from audiollm.evaluate.sound.sound_judges import ClapSpace
+
+            self._sound = ClapSpace(self._config.sound_text)
+        if self._config.picture_text is not None:
+            self._picture = _ClipSpace(self._config.picture_text)
+
+    def process(self, item: SoundClip) -> Value:
+        """`{sound_text, picture_text}`, those that can be had."""
+        text, found = item.told.text, {}
+        if text and self._sound is not None:
+            sound_D, text_D = self._sound.embed(item.waveform()), self._sound.embed_text(text)
+            found["sound_text"] = _cosine(sound_D, text_D)
+        if text and self._picture is not None and item.video is not None:
+            pictures = [picture for _, picture in item.pictures(self._config.frame_rate, None)]
+            found["picture_text"] = self._picture.agreement(pictures, text)
+        return found
+
+
+class _ClipSpace:
+    """A `CLIPModel` of transformers in a local folder.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+
+        from audiollm.errors import ConfigError
+        from audiollm.files.json_files import OFFLINE
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), **OFFLINE)
+            self._processor = AutoImageProcessor.from_pretrained(str(folder), **OFFLINE)
+            self._model = CLIPModel.from_pretrained(str(folder), **OFFLINE, use_safetensors=True).eval()
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            remedy = "give the folder of a CLIPModel with tokenizer and image processor, in safetensors"
+            raise ConfigError(f"no CLIP model: {error}", str(folder), remedy) from error
+
+    def agreement(self, pictures: list[Any], text: str) -> float:
+        """The mean cosine of the pictures with the text."""
+        import torch
+
+        inputs = self._tokenizer(text, truncation=True, return_tensors="pt")
+        pixels = self._processor(images=pictures, return_tensors="pt")
+        with torch.inference_mode():
+            out = self._model(**inputs, **pixels)
+        return float(round(float((out.image_embeds @ out.text_embeds.T).mean()), 4))
+
+
+def _cosine(left_D: Any, right_D: Any) -> float:
+    norm = float(np.linalg.norm(left_D) * np.linalg.norm(right_D))
+    return round(float(np.dot(left_D, right_D)) / max(norm, 1e-12), 4)

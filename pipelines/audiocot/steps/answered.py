@@ -1,0 +1,191 @@
+"""The steps that are answered: `watch` (what is seen), `listen` (what is heard), `think` (the record of both)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from audiollm.data.records.thoughts import ThoughtError, ThoughtRecord, parse_answer, record_json
+from pipelines.audiocot.answers import schemas
+from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace, AskedModel, missing_model
+from pipelines.audiocot.answers.evidence import contradiction, evidence_of
+from pipelines.audiocot.answers.measured import heard_record, placed_record, true_record
+from pipelines.audiocot.clip import SoundClip
+from pipelines.steps.step import Resources, Value
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+class WatchConfig(AnswererConfig):
+    """Settings of `watch`."""
+
+    prompt: str = Field(schemas.WATCH_PROMPT, min_length=1)
+
+
+class ListenConfig(AnswererConfig):
+    """Settings of `listen`."""
+
+    prompt: str = Field(schemas.LISTEN_PROMPT, min_length=1)
+
+
+class ThinkConfig(AnswererConfig):
+    """Settings of `think`."""
+
+    prompt: str = Field(schemas.THINK_PROMPT, min_length=1)
+
+
+class _Answered:
+    """Base of the steps: asks a model, checks its answer, and asks again."""
+
+    name = ""
+    level: ClassVar[Literal["clip"]] = "clip"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+
+    def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
+        self._config, self._place = config, place
+        self.resources = Resources(gpus=config.gpus)
+        self._asked: AskedModel | None = None
+
+    def missing(self) -> str | None:
+        return missing_model(self.name, self._config)
+
+    def setup(self) -> None:
+        """Load the model, where one answers.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+        """
+        if self._config.by != "measured":
+            self._asked = AskedModel(self._config, self._place)
+
+    def _ask(self, parts: list[Any], check: Callable[[str], Schema]) -> tuple[Schema, int]:
+        """
+        Raises:
+            RefusedAnswer: no answer could be used.
+            BudgetSpent, ChatError: there is no answer.
+        """
+        from audiollm.evaluate.subjects.stored_answers import ask_checked
+
+        assert self._asked is not None
+        return ask_checked(self._asked.reply, parts, check, self._config.asks)
+
+
+class Watch(_Answered):
+    """What happens in the pictures, and what is there."""
+
+    name = "watch"
+    needs = ("probe", "motion")
+    _config: WatchConfig
+
+    def process(self, item: SoundClip) -> Value:
+        """`{happenings, objects, scene, asks}`; objects and happenings are empty for a clip without pictures."""
+        if item.video is None:
+            return {"happenings": [], "objects": [], "asks": 0}
+        if self._asked is None:
+            return self._measured(item)
+        from audiollm.models.audio_llms.inputs import Pictures
+
+        shown = list(item.pictures(self._config.frame_rate, self._config.frame_side))
+        pictures = Pictures(tuple(picture for _, picture in shown), tuple(time_s for time_s, _ in shown))
+        prompt = self._config.prompt.format(duration=item.duration_s)
+
+        def check(answer: str) -> schemas.SeenAnswer:
+            return _timed(parse_answer(answer, schemas.SeenAnswer), item.duration_s)
+
+        answer, asks = self._ask([pictures, prompt], check)
+        return {**record_json(answer), "asks": asks}
+
+    def _measured(self, item: SoundClip) -> Value:
+        truth = item.told.truth
+        if truth is not None:
+            happenings = [
+                {"what": e["name"], "start_s": e["start_s"], "end_s": e["end_s"], "where": e.get("where")}
+                for e in truth["events"]
+            ]
+            return {"happenings": happenings, "objects": [e["name"] for e in truth["events"]], "asks": 0}
+        moments = item.values.get("motion", {}).get("moments", [])
+        happenings = [
+            {
+                "what": "something moves",
+                "start_s": round(max(0.0, m["at_s"] - 0.1), 3),
+                "end_s": round(min(item.duration_s, m["at_s"] + 0.1), 3),
+                "where": m["place"],
+            }
+            for m in moments[:32]
+        ]
+        return {"happenings": happenings, "objects": [], "asks": 0}
+
+
+class Listen(_Answered):
+    """What is heard in the recording."""
+
+    name = "listen"
+    needs = ("probe", "levels", "tags")
+    _config: ListenConfig
+
+    def process(self, item: SoundClip) -> Value:
+        """`{events, background, avoid, asks}`."""
+        if self._asked is None:
+            truth = item.told.truth
+            record = true_record(truth) if truth is not None else heard_record(item.values, item.duration_s)
+            return {**record_json(record), "asks": 0}
+        evidence = evidence_of(item.values, item.duration_s)
+
+        def check(answer: str) -> schemas.HeardAnswer:
+            heard = _timed(parse_answer(answer, schemas.HeardAnswer), item.duration_s)
+            _refuse_contradiction(
+                ThoughtRecord(events=_in_order(heard), background=heard.background), evidence
+            )
+            return heard
+
+        prompt = self._config.prompt.format(duration=item.duration_s)
+        answer, asks = self._ask([item.waveform().mono(), prompt], check)
+        return {**record_json(answer), "asks": asks}
+
+
+class Think(_Answered):
+    """The record: what was seen and heard, and the texts that exist, joined."""
+
+    name = "think"
+    needs = ("probe", "levels", "tags", "motion", "watch", "listen")
+    _config: ThinkConfig
+
+    def process(self, item: SoundClip) -> Value:
+        """`{record, sounds, asks}`; `sounds` is the number of different ones."""
+        heard = {key: value for key, value in item.values["listen"].items() if key != "asks"}
+        if self._asked is None:
+            record = ThoughtRecord.model_validate(
+                {**heard, "events": sorted(heard.get("events", []), key=lambda event: event["start_s"])}
+            )
+            if item.told.truth is None:
+                record = placed_record(record, item.values.get("motion", {}).get("moments", []))
+            return {"record": record_json(record), "sounds": len(record.sounds()), "asks": 0}
+        evidence = evidence_of(item.values, item.duration_s)
+        seen = {key: value for key, value in item.values.get("watch", {}).items() if key != "asks"} or None
+        prompt = schemas.think_prompt(self._config.prompt, item.duration_s, seen, heard, item.told.text)
+
+        def check(answer: str) -> ThoughtRecord:
+            found = _timed(parse_answer(answer, ThoughtRecord), item.duration_s)
+            _refuse_contradiction(found, evidence)
+            return found
+
+        answer, asks = self._ask([prompt], check)
+        return {"record": record_json(answer), "sounds": len(answer.sounds()), "asks": asks}
+
+
+def _timed(answer: Schema, duration_s: float) -> Schema:
+    schemas.check_answer_times(answer, duration_s)
+    return answer
+
+
+def _in_order(heard: schemas.HeardAnswer) -> list[Any]:
+    return sorted(heard.events, key=lambda event: event.start_s)
+
+
+def _refuse_contradiction(record: ThoughtRecord, evidence: Any) -> None:
+    problem = contradiction(record, evidence)
+    if problem is not None:
+        raise ThoughtError(problem)

@@ -1,0 +1,62 @@
+"""The step `levels`: how loud a clip is over time, and when its energy rises.
+
+Shapes: N samples, T steps of time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from pipelines.audiocot.answers.evidence import LEVEL_STEP_S
+from pipelines.audiocot.clip import SoundClip
+from pipelines.steps.step import Resources, StepConfig, Value
+
+FLOOR_DBFS = -120.0
+_RATE = 16_000
+
+
+class LevelsConfig(StepConfig):
+    """Settings of `levels`: none."""
+
+
+class Levels:
+    """Level and peak of a clip, its level every tenth of a second, and the onsets of its sounds."""
+
+    name = "levels"
+    level: ClassVar[Literal["clip"]] = "clip"
+    needs: tuple[str, ...] = ()
+    version: ClassVar[int] = 1
+    resources = Resources()
+
+    def __init__(self, config: LevelsConfig) -> None:
+        del config
+
+    def missing(self) -> str | None:
+        return None
+
+    def setup(self) -> None:
+        """Nothing to load."""
+
+    def process(self, item: SoundClip) -> Value:
+        """`{level_dbfs, peak_dbfs, curve_dbfs: [one per LEVEL_STEP_S], onsets_s: [...]}`."""
+        import torch
+
+        from audiollm.audio import Waveform
+        from audiollm.audio.samples import peak_dbfs, rms_dbfs
+        from audiollm.evaluate.sound.suite import energy_onsets
+
+        whole = item.waveform().samples_CN
+        samples_N = np.array(item.samples(_RATE))
+        step = round(LEVEL_STEP_S * _RATE)
+        padded_N = np.pad(samples_N.astype(np.float64), (0, -len(samples_N) % step))
+        power_T = (padded_N.reshape(-1, step) ** 2).mean(axis=1)
+        curve_T = 10 * np.log10(np.maximum(power_T, 10 ** (FLOOR_DBFS / 10)))
+        onsets_s = energy_onsets(Waveform(torch.from_numpy(samples_N)[None], _RATE))
+        return {
+            "level_dbfs": round(max(rms_dbfs(whole), FLOOR_DBFS), 2),
+            "peak_dbfs": round(max(peak_dbfs(whole), FLOOR_DBFS), 2),
+            "curve_dbfs": [round(float(value), 1) for value in curve_T],
+            "onsets_s": [round(float(value), 3) for value in onsets_s],
+        }

@@ -1,0 +1,132 @@
+"""The step `objects`: things in the pictures that may sound, found by words and followed through the clip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from audiollm.data.records.thoughts import ThoughtRecord
+from pipelines.audiocot.answers.evidence import name_words
+from pipelines.audiocot.clip import SoundClip
+from pipelines.steps.step import Resources, StepConfig, Value
+
+_NEAR_S = 0.1
+
+
+class ObjectsConfig(StepConfig):
+    """Settings of `objects`."""
+
+    by: Literal["measured", "transformers"] = "measured"
+    """Who finds objects: the truth of composed scenes, or a detector and a tracker in local folders."""
+    detector: Path | None = None
+    """Folder of a GroundingDINO, which finds objects by words."""
+    tracker: Path | None = None
+    """Folder of a SAM 2, which follows them."""
+    min_score: float = Field(0.3, ge=0, le=1)
+    """Smallest score of a found object."""
+    max_objects: int = Field(4, ge=1, le=32)
+    frame_rate: float = Field(4.0, gt=0, le=30)
+    """Pictures per second in which objects are followed."""
+    gpus: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _has_models(self) -> ObjectsConfig:
+        if self.by == "transformers" and (self.detector is None or self.tracker is None):
+            raise ValueError(
+                "transformers needs detector and tracker: folders of a GroundingDINO and a SAM 2"
+            )
+        return self
+
+
+class Objects:
+    """Objects with their regions, each with the event of the record that it makes."""
+
+    name = "objects"
+    level: ClassVar[Literal["clip"]] = "clip"
+    needs: tuple[str, ...] = ("probe", "think")
+    version: ClassVar[int] = 1
+
+    def __init__(self, config: ObjectsConfig) -> None:
+        self._config = config
+        self.resources = Resources(gpus=config.gpus)
+        self._finder: Any = None
+
+    def missing(self) -> str | None:
+        for key in ("detector", "tracker"):
+            folder = getattr(self._config, key)
+            if folder is not None and not (folder / "config.json").is_file():
+                return f"objects.{key}: no model in {folder} (config.json): give a model's folder"
+        return None
+
+    def setup(self) -> None:
+        """Load detector and tracker, where they are used.
+
+        Raises:
+            ConfigError: one of them cannot be loaded.
+        """
+        if self._config.by == "transformers":
+            from pipelines.audiocot.steps.tracking import ObjectFinder
+
+            assert self._config.detector is not None and self._config.tracker is not None
+            self._finder = ObjectFinder(self._config.detector, self._config.tracker, bool(self._config.gpus))
+
+    def process(self, item: SoundClip) -> Value:
+        """`{objects: [{name, region: [{at_s, x, y, width, height}], score, event}]}`; times are those of the file.
+
+        `event` is the number of the record's event that the object makes; null: none.
+
+        Raises:
+            VideoError: the pictures cannot be read.
+        """
+        if item.video is None:
+            return {"objects": []}
+        record = ThoughtRecord.model_validate(item.values["think"]["record"])
+        if self._finder is None:
+            return {"objects": _true_objects(item, record)}
+        names = list(dict.fromkeys(event.source or event.sound for event in record.events))
+        if not names:
+            return {"objects": []}
+        shown = list(item.pictures(self._config.frame_rate, None))
+        times = [item.start_s + time_s for time_s, _ in shown]
+        pictures = [picture for _, picture in shown]
+        found = self._finder.find(pictures, times, names, self._config.min_score, self._config.max_objects)
+        return {"objects": [{**each, "event": _event_of(each["name"], record)} for each in found]}
+
+
+def _true_objects(item: SoundClip, record: ThoughtRecord) -> list[dict[str, Any]]:
+    """The objects of a composed scene that are seen during the clip."""
+    truth = item.told.truth
+    found = []
+    for event in truth["events"] if truth is not None else ():
+        region = _within(event.get("region") or (), item.start_s, item.end_s)
+        if region:
+            found.append(
+                {"name": event["name"], "region": region, "score": 1.0, "event": _true_event(event, record)}
+            )
+    return found
+
+
+def _within(region: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> list[dict[str, Any]]:
+    return [dict(box) for box in region if start_s <= box["at_s"] <= end_s]
+
+
+def _true_event(event: Mapping[str, Any], record: ThoughtRecord) -> int | None:
+    """The record's event of this sound that begins nearest."""
+    same = [
+        (abs(other.start_s - event["start_s"]), number)
+        for number, other in enumerate(record.events)
+        if other.sound == event["name"]
+    ]
+    return min(same)[1] if same and min(same)[0] <= _NEAR_S else None
+
+
+def _event_of(name: str, record: ThoughtRecord) -> int | None:
+    """The first event whose source or sound shares a word with the object's name."""
+    words = name_words(name)
+    for number, event in enumerate(record.events):
+        if words & (name_words(event.sound) | name_words(event.source or "")):
+            return number
+    return None

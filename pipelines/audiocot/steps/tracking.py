@@ -1,0 +1,239 @@
+"""Objects in pictures by words (GroundingDINO) and through time (SAM 2), as classes of transformers in local folders.
+
+Nothing is downloaded and only safetensors are opened. Pictures for SAM 2 are scaled here, with its own mean and
+deviation: transformers' processor of videos needs torchvision.
+
+Shapes: F pictures, H rows, W columns of pixels, S side of SAM 2's pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audiollm.errors import ConfigError
+from audiollm.files.json_files import OFFLINE
+
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's colours, which SAM 2 was trained with."""
+_SAME_OVERLAP = 0.6
+"""Two boxes that overlap by more (intersection over union) are one object."""
+_BOX_LABELS = (2, 3)
+"""SAM's labels of the two corners of a box."""
+
+PictureBox = tuple[float, float, float, float]
+"""Left, top, right, bottom in pixels."""
+
+
+class FoundBox(NamedTuple):
+    """An object in one picture."""
+
+    name: str
+    box: PictureBox
+    score: float
+
+
+class ObjectFinder:
+    """Finds objects in the middle picture of a clip by their names, and follows them to its beginning and end.
+
+    Args:
+        detector: folder of a GroundingDINO with its processor.
+        tracker: folder of a SAM 2 for videos.
+
+    Raises:
+        ConfigError: one of the folders holds no such model, or pickled weights only.
+    """
+
+    def __init__(self, detector: Path, tracker: Path, on_gpu: bool = False) -> None:
+        from transformers import (
+            AutoModelForZeroShotObjectDetection,
+            AutoTokenizer,
+            GroundingDinoImageProcessorPil,
+            GroundingDinoProcessor,
+            Sam2VideoModel,
+        )
+
+        self._device = "cuda" if on_gpu else "cpu"
+        with _loading(detector, "GroundingDINO"):
+            images = GroundingDinoImageProcessorPil.from_pretrained(str(detector), **OFFLINE)
+            words = AutoTokenizer.from_pretrained(str(detector), **OFFLINE)
+            self._processor = GroundingDinoProcessor(image_processor=images, tokenizer=words)
+            loaded = AutoModelForZeroShotObjectDetection.from_pretrained(
+                str(detector), **OFFLINE, use_safetensors=True
+            )
+            self._detector = loaded.eval().to(self._device)
+        with _loading(tracker, "SAM 2"):
+            tracking = Sam2VideoModel.from_pretrained(str(tracker), **OFFLINE, use_safetensors=True)
+            self._tracker = tracking.eval().to(self._device)
+        self._side = int(self._tracker.config.image_size)
+
+    def find(
+        self,
+        pictures: Sequence[NDArray[np.uint8]],
+        times_s: Sequence[float],
+        names: Sequence[str],
+        min_score: float,
+        most: int,
+    ) -> list[dict[str, Any]]:
+        """`[{name, region: [{at_s, x, y, width, height}], score}]`, the surest first.
+
+        Args:
+            pictures: `[H, W, 3]` each, in order of time.
+        """
+        middle = len(pictures) // 2
+        found = self.detect(pictures[middle], names, min_score)[:most]
+        if not found:
+            return []
+        boxes = self.track(pictures, middle, [each.box for each in found])
+        results = []
+        for each, own in zip(found, boxes, strict=True):
+            region = [
+                {
+                    "at_s": round(times_s[number], 4),
+                    "x": round(left, 2),
+                    "y": round(top, 2),
+                    "width": round(right - left, 2),
+                    "height": round(bottom - top, 2),
+                }
+                for number, (left, top, right, bottom) in sorted(own.items())
+            ]
+            if region:
+                results.append({"name": each.name, "region": region, "score": round(each.score, 4)})
+        return results
+
+    @torch.inference_mode()
+    def detect(
+        self, picture_HWC: NDArray[np.uint8], names: Sequence[str], min_score: float
+    ) -> list[FoundBox]:
+        """Objects of a picture, the surest first; of several boxes for one object the surest."""
+        from PIL import Image
+
+        height, width = picture_HWC.shape[:2]
+        found: list[FoundBox] = []
+        for name in names:  # one by one: a phrase of several words keeps its name
+            prompt = f"{name.lower().strip('. ')}."
+            inputs = self._processor(images=Image.fromarray(picture_HWC), text=prompt, return_tensors="pt")
+            outputs = self._detector(**inputs.to(self._device))
+            (result,) = self._processor.post_process_grounded_object_detection(
+                outputs,
+                inputs["input_ids"],
+                threshold=min_score,
+                text_threshold=0.0,
+                target_sizes=[(height, width)],
+            )
+            for box, score in zip(result["boxes"].tolist(), result["scores"].tolist(), strict=True):
+                left, top, right, bottom = (
+                    min(max(value, 0.0), limit)
+                    for value, limit in zip(box, (width, height, width, height), strict=True)
+                )
+                if right - left >= 1 and bottom - top >= 1:
+                    found.append(FoundBox(name, (left, top, right, bottom), score))
+        return _distinct(sorted(found, key=lambda each: -each.score))
+
+    @torch.inference_mode()
+    def track(
+        self, pictures: Sequence[NDArray[np.uint8]], first: int, boxes: Sequence[PictureBox]
+    ) -> list[dict[int, PictureBox]]:
+        """The box of every object in every picture in which it is seen, by the picture's number.
+
+        Args:
+            first: number of the picture that `boxes` are in.
+        """
+        from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
+
+        height, width = pictures[0].shape[:2]
+        video = torch.stack([self._scaled(picture) for picture in pictures])
+        session = Sam2VideoInferenceSession(
+            video=video,
+            video_height=height,
+            video_width=width,
+            inference_device=self._device,
+            inference_state_device=self._device,
+            video_storage_device=self._device,
+            dtype=torch.float32,
+        )
+        scale = torch.tensor([self._side / width, self._side / height], device=self._device)
+        for number, (left, top, right, bottom) in enumerate(boxes):
+            corners = torch.tensor([[left, top], [right, bottom]], device=self._device) * scale
+            labels = torch.tensor(_BOX_LABELS, dtype=torch.int32, device=self._device)
+            place = session.obj_id_to_idx(number)
+            given = {"point_coords": corners[None, None], "point_labels": labels[None, None]}
+            session.add_point_inputs(place, first, given)
+            session.remove_mask_inputs(place, first)
+        session.obj_with_new_inputs = list(range(len(boxes)))
+        found: list[dict[int, PictureBox]] = [{} for _ in boxes]
+        self._note(self._tracker(session, first), first, found, (height, width))
+        for reverse in (False, True):
+            for output in self._tracker.propagate_in_video_iterator(session, first, reverse=reverse):
+                self._note(output, int(output.frame_idx), found, (height, width))
+        return found
+
+    def _note(
+        self, output: Any, number: int, found: list[dict[int, PictureBox]], size: tuple[int, int]
+    ) -> None:
+        for place, mask_1HW in enumerate(output.pred_masks):
+            box = box_of_mask(mask_1HW.squeeze(), size)
+            if box is not None:
+                found[place][number] = box
+
+    def _scaled(self, picture_HWC: NDArray[np.uint8]) -> Tensor:
+        """A picture `[3, S, S]` as SAM 2 takes it."""
+        picture_1CHW = torch.from_numpy(np.array(picture_HWC)).permute(2, 0, 1)[None].float() / 255
+        size = (self._side, self._side)
+        scaled = torch.nn.functional.interpolate(picture_1CHW, size, mode="bilinear", antialias=True)[0]
+        return (scaled - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_DEVIATION)[:, None, None]
+
+
+def box_of_mask(mask_HW: Tensor, size: tuple[int, int]) -> PictureBox | None:
+    """The box around the positive part of a mask, in pixels of a picture of `size` (height, width)."""
+    rows, columns = torch.nonzero(mask_HW > 0, as_tuple=True)
+    if not len(rows):
+        return None
+    down, across = size[0] / mask_HW.shape[0], size[1] / mask_HW.shape[1]
+    return (
+        float(columns.min()) * across,
+        float(rows.min()) * down,
+        float(columns.max() + 1) * across,
+        float(rows.max() + 1) * down,
+    )
+
+
+def overlap(one: PictureBox, other: PictureBox) -> float:
+    """Intersection over union of two boxes."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    shared = max(0.0, width) * max(0.0, height)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return shared / max(sum(areas) - shared, 1e-9)
+
+
+# Private
+
+
+def _distinct(found: Sequence[FoundBox]) -> list[FoundBox]:
+    kept: list[FoundBox] = []
+    for each in found:
+        if all(overlap(each.box, other.box) <= _SAME_OVERLAP for other in kept):
+            kept.append(each)
+    return kept
+
+
+@contextmanager
+def _loading(folder: Path, kind: str) -> Iterator[None]:
+    """Report whatever transformers raises on a folder as `ConfigError`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"no {kind} loads from {folder}: {said}",
+            str(folder),
+            "give a folder that transformers' from_pretrained reads, with safetensors weights",
+        ) from error

@@ -1,0 +1,126 @@
+"""The command `think`: the chain of thought of a clip, of a region, or of an instruction, by a model that writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from audiollm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from audiollm.data.records.sample import Region
+
+
+def think_about(
+    source: Annotated[
+        Path, typer.Argument(help="A video with sound, or a recording.", metavar="VIDEO|AUDIO")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Who writes: the folder of a model, or endpoint=MODEL@URL.", show_default="measured"
+        ),
+    ] = None,
+    start: Annotated[float, typer.Option(min=0.0, help="Beginning of the clip, in seconds.")] = 0.0,
+    end: Annotated[
+        float | None, typer.Option(min=0.0, help="End of the clip, in seconds.", show_default="the file's")
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(help="Write of the object in a box, x,y,width,height in pixels of the picture."),
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="Turn an instruction into operation, span and chain of thought.")
+    ] = None,
+    tagger: Annotated[
+        Path | None, typer.Option(help="A tagger of sounds (YAMNet's .tflite) for measurements.")
+    ] = None,
+    frame_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=30,
+            help="Pictures per second that the model sees.",
+            show_default="as trained, else 2",
+        ),
+    ] = None,
+    frame_side: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            max=2048,
+            help="Pad pictures to a square and scale to this side.",
+            show_default="as trained",
+        ),
+    ] = None,
+    asks: Annotated[
+        int, typer.Option(min=1, help="Requests: each after the first quotes what was wrong before.")
+    ] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: the record, its prose, operation and span.")
+    ] = False,
+) -> None:
+    """Print the chain of thought (CoT) of a clip's sound: its record as JSON, and the prose made from it.
+
+    Without a model the record is written from measurements: names need a tagger.
+
+    Examples:
+
+    audiollm think street.mp4 --tagger yamnet.tflite
+
+    audiollm think street.mp4 --model runs/writer/train/model --region 120,40,80,90
+
+    audiollm think rain.wav --model runs/writer/train/model --instruction "let it rain on for three seconds"
+    """
+    from audiollm.data.records.thoughts import prose_of
+    from audiollm.data.records.video_clips import PictureSettings
+    from pipelines.audiocot.thinking import MeasuredThinker, ThoughtRequest, model_thinker, pictures_of_model
+
+    pictures = None
+    if frame_rate is not None or frame_side is not None:
+        known = PictureSettings() if model is None else pictures_of_model(model)
+        pictures = PictureSettings(
+            per_second=frame_rate or known.per_second, side=known.side if frame_side is None else frame_side
+        )
+    asked = ThoughtRequest(source, start, end, read_region(region), instruction, pictures)
+    thinker: Any
+    if model is None:
+        if region is not None or instruction is not None:
+            raise ConfigError(
+                "a region or an instruction needs a model that writes", "--model", "give the folder of one"
+            )
+        thinker = MeasuredThinker(tagger)
+    else:
+        thinker = model_thinker(model, asks)
+    answer = thinker.think(asked)
+    prose = prose_of(answer.record)
+    if as_json:
+        found = answer.as_json()
+        found = found if "operation" in found else {"record": found}
+        typer.echo(json.dumps({**found, "prose": prose}, ensure_ascii=False))
+        return
+    typer.echo(json.dumps(answer.as_json(), ensure_ascii=False, indent=2))
+    typer.echo(prose)
+
+
+def read_region(text: str | None) -> Sequence[Region]:
+    """Parse `x,y,width,height`.
+
+    Raises:
+        ConfigError: it is no box.
+    """
+    from audiollm.data.records.sample import Region
+
+    if text is None:
+        return ()
+    try:
+        x, y, width, height = (float(value) for value in text.split(","))
+        return (Region(x=x, y=y, width=width, height=height),)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no box", "--region", "give x,y,width,height in pixels, for example 120,40,80,90"
+        ) from None

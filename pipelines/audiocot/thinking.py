@@ -1,0 +1,244 @@
+"""The chain of thought of one clip: by measurements, or by a model that was trained on `thinking.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from audiollm.audio.discovery import AudioError
+from audiollm.data.records.sample import Region, VideoPart
+from audiollm.data.records.thoughts import (
+    ThoughtError,
+    ThoughtRecord,
+    check_record_times,
+    parse_answer,
+    parse_thought,
+    record_json,
+)
+from audiollm.data.records.video_clips import PictureReader, PictureSettings
+from audiollm.errors import ConfigError, StageError
+from audiollm.video.frames import VideoError
+from pipelines.audiocot.clip import SoundClip, SoundFile, Told
+from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
+from pipelines.steps.step import Listener, Value
+
+Answer = TypeVar("Answer")
+_MAX_TOKENS = 1024
+_EXTEND_AT_MOST_S = 60.0
+
+
+class EditAnswer(BaseModel):
+    """An instruction as an operation on a track."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    operation: Literal["extend", "inpaint", "add", "remove"]
+    span: list[float] = Field(min_length=2, max_length=2)
+    record: ThoughtRecord
+
+    @model_validator(mode="after")
+    def _span_is_positive(self) -> EditAnswer:
+        if not 0 <= self.span[0] < self.span[1]:
+            raise ValueError(f"the span {self.span[0]:g} to {self.span[1]:g} s is none")
+        return self
+
+
+@dataclass(frozen=True)
+class ThoughtRequest:
+    """A clip, and what is asked about it.
+
+    Args:
+        end_s: None: the end of the file.
+        region: a box around an object; none: the whole picture.
+        instruction: what is to be done with the sound, in everyday words.
+        pictures: how the pictures of a video are shown; None: as the model was trained, else 2 per second.
+    """
+
+    source: Path
+    start_s: float = 0.0
+    end_s: float | None = None
+    region: Sequence[Region] = ()
+    instruction: str | None = None
+    pictures: PictureSettings | None = None
+
+
+@dataclass(frozen=True)
+class ThoughtAnswer:
+    """A record and, for an instruction, the operation and its span."""
+
+    record: ThoughtRecord
+    operation: str | None = None
+    span: tuple[float, float] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer as JSON values."""
+        if self.operation is None or self.span is None:
+            return record_json(self.record)
+        return {"operation": self.operation, "span": list(self.span), "record": record_json(self.record)}
+
+
+def parse_edit(answer: str, duration_s: float) -> EditAnswer:
+    """Read the operation in a model's answer: one JSON object, whose times fit a clip of this length.
+
+    Raises:
+        ThoughtError: no operation, or a span that it cannot have.
+    """
+    found = parse_answer(answer, EditAnswer)
+    start_s, end_s = found.span
+    longest_s = _EXTEND_AT_MOST_S if found.operation == "extend" else 0.0
+    if end_s > duration_s + longest_s + 0.05 or (found.operation != "extend" and start_s >= duration_s):
+        raise ThoughtError(
+            f"the span {start_s:g} to {end_s:g} s does not lie in the clip of {duration_s:.2f} s"
+        )
+    check_record_times(found.record, max(end_s, duration_s))
+    return found
+
+
+class MeasuredThinker:
+    """Writes from measurements, as `audiocot` does with `measured`.
+
+    Args:
+        tagger: a tagger of sounds; None: sounds have no names.
+    """
+
+    def __init__(self, tagger: Path | None) -> None:
+        self._tagger = tagger
+
+    def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
+        """
+        Raises:
+            ConfigError: a file or a tagger that cannot be used.
+        """
+        from pipelines.audiocot.answers.measured import heard_record, placed_record
+        from pipelines.audiocot.steps.levels import Levels, LevelsConfig
+        from pipelines.audiocot.steps.motion import Motion, MotionConfig
+        from pipelines.audiocot.steps.tags import Tags, TagsConfig
+
+        clip = open_clip(asked)
+        values: dict[str, Value] = {"levels": Levels(LevelsConfig()).process(clip)}
+        if self._tagger is not None:
+            tags = Tags(TagsConfig(model=self._tagger))
+            if reason := tags.missing():
+                raise ConfigError(reason, "--tagger", "give a .tflite, an .onnx or a folder")
+            tags.setup()
+            values["tags"] = tags.process(clip)
+        moments = Motion(MotionConfig()).process(clip)["moments"]
+        return ThoughtAnswer(placed_record(heard_record(values, clip.duration_s), moments))
+
+
+class ModelThinker:
+    """Asks a model, and asks again with what was wrong.
+
+    Args:
+        chat: a chat of any number of turns.
+        asks: the most requests.
+        pictures: how the model was shown pictures in its training.
+    """
+
+    def __init__(self, chat: Any, asks: int, pictures: PictureSettings | None = None) -> None:
+        self._chat, self._asks, self._pictures = chat, asks, pictures or PictureSettings()
+
+    def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
+        """
+        Raises:
+            ConfigError: a file that cannot be used.
+            StageError: no answer of the model could be used.
+        """
+        clip = open_clip(asked)
+        if asked.instruction is not None:
+            prompt = f"{WHAT_TO_DO}{asked.instruction}"
+            found = self._ask(asked, clip, prompt, lambda answer: parse_edit(answer, clip.duration_s))
+            return ThoughtAnswer(found.record, found.operation, (found.span[0], found.span[1]))
+        if asked.region and clip.video is None:
+            raise ConfigError(f"{asked.source}: has no pictures", "--region", "leave it out for a recording")
+
+        def check(answer: str) -> ThoughtRecord:
+            return parse_thought(answer, clip.duration_s)
+
+        record = self._ask(replace(asked, region=()), clip, WHAT_IS_HEARD, check)
+        if asked.region:
+            record = self._ask(asked, clip, region_prompt(record_json(record)), check)
+        return ThoughtAnswer(record)
+
+    def _ask(
+        self, asked: ThoughtRequest, clip: SoundClip, prompt: str, check: Callable[[str], Answer]
+    ) -> Answer:
+        from audiollm.evaluate.subjects.chat import ChatError
+        from audiollm.evaluate.subjects.stored_answers import RefusedAnswer, ask_checked
+        from audiollm.models.audio_llms.inputs import Pictures
+
+        parts: list[Any] = []
+        if clip.video is not None:
+            part = VideoPart(
+                path=clip.video, start_s=clip.start_s, end_s=clip.end_s, region=list(asked.region)
+            )
+            try:
+                shown = PictureReader(asked.pictures or self._pictures).read(part)
+            except (VideoError, ValueError) as error:
+                raise ConfigError(
+                    str(error), str(asked.source), "give another span, rate or region"
+                ) from None
+            parts.append(Pictures(shown.frames, shown.times_s))
+        parts += [clip.waveform().mono(), prompt]
+        try:
+            return ask_checked(self._chat.go_on, parts, check, self._asks)[0]
+        except (ChatError, RefusedAnswer) as error:
+            raise StageError(
+                f"think: {error}", "train the model longer (recipes/audiocot_writer), or raise --asks"
+            ) from None
+
+
+def model_thinker(model: str, asks: int) -> ModelThinker:
+    """A thinker by the folder of a model of transformers, or `endpoint=MODEL@URL`.
+
+    Raises:
+        ConfigError: it is neither, or does not load.
+    """
+    from audiollm.evaluate.subjects.chat import EndpointChat, PretrainedChat
+    from audiollm.models.pretrained import model_folder
+
+    kind, _, where = model.partition("=")
+    name, at, url = where.partition("@")
+    if kind == "endpoint" and name and at:
+        return ModelThinker(EndpointChat(url, name, max_tokens=_MAX_TOKENS), asks)
+    folder = model_folder(Path(model))
+    return ModelThinker(PretrainedChat(folder, _MAX_TOKENS), asks, pictures_of_model(model))
+
+
+def pictures_of_model(model: str) -> PictureSettings:
+    """How a model was shown pictures in its training; the default where nothing tells, as of endpoints."""
+    if model.startswith("endpoint="):
+        return PictureSettings()
+    from audiollm.models.pretrained import model_folder
+
+    return PictureSettings.beside(model_folder(Path(model))) or PictureSettings()
+
+
+def open_clip(asked: ThoughtRequest) -> SoundClip:
+    """The clip of a request.
+
+    Raises:
+        ConfigError: a file without sound, or a span outside of it.
+    """
+    from pipelines.audiocot.steps.files import SourceProbe, SourceProbeConfig
+
+    listener = Listener(str(asked.source))
+    try:
+        file = SoundFile(str(asked.source), Told(), {}, listener)
+        probe = SourceProbe(SourceProbeConfig()).process(file)
+    except AudioError as error:
+        raise ConfigError(str(error), "", "give a video with sound, or a recording") from None
+    end_s = probe["duration_s"] if asked.end_s is None else asked.end_s
+    if not asked.start_s < end_s <= probe["duration_s"] + 0.05:
+        raise ConfigError(
+            f"the span {asked.start_s:g} to {end_s:g} s does not lie in {asked.source} of "
+            f"{probe['duration_s']:.2f} s",
+            "--start, --end",
+            "give seconds from its beginning",
+        )
+    end_s = min(end_s, probe["duration_s"])
+    return SoundClip(str(asked.source), asked.start_s, end_s, Told(), {"probe": probe}, listener)

@@ -1,0 +1,1 @@
+"""Models that write chains of thought: their answers beside the truth."""

@@ -1,0 +1,182 @@
+"""Questions of `thinking.jsonl` with true answers, and what a model answers to them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.source import LoadedSample
+from audiollm.data.records.video_clips import PictureSettings
+from audiollm.errors import BadSample, StageError
+from audiollm.models.audio_llms.inputs import Pictures
+from pipelines.audiocot.writer.scores import QuestionKind
+from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig
+
+
+@dataclass(frozen=True)
+class ThoughtQuestion:
+    """A question with its true answer."""
+
+    loaded: LoadedSample
+    """The question as the model gets it, after the exchanges of a control."""
+    question: QuestionKind
+    truth: dict[str, Any]
+    duration_s: float
+    own: LoadedSample
+    """The question as `thinking.jsonl` has it, before any exchange."""
+
+    @property
+    def id(self) -> str:
+        return self.loaded.sample.id
+
+
+def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuestion]:
+    """Read the questions of the split, evenly picked by kind, in the order of the file.
+
+    Raises:
+        StageError: there is none, one without its answer, or too few to exchange their parts.
+    """
+    source = ManifestSource(str(config.samples))
+    by_kind: dict[str, list[ThoughtQuestion]] = {kind: [] for kind in config.questions}
+    for number in range(len(source)):
+        try:
+            loaded = source[number]
+        except BadSample:
+            continue
+        sample, facts = loaded.sample, loaded.sample.metadata
+        kind = facts.get("question")
+        if kind not in by_kind or (config.split is not None and facts.get("split", "train") != config.split):
+            continue
+        try:
+            truth, duration_s = json.loads(sample.texts("assistant")[-1]), float(facts["duration_s"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise StageError(
+                f"evaluate_thoughts: {sample.id} has no record as its answer, or no duration_s ({error!r})",
+                "give thinking.jsonl of a run of audiocot",
+                2,
+            ) from None
+        by_kind[kind].append(ThoughtQuestion(loaded, kind, truth, duration_s, loaded))
+    found = [question for kind in config.questions for question in _evenly(by_kind[kind], config)]
+    if not found:
+        raise StageError(
+            f"evaluate_thoughts: {config.samples.name} has no question of the split {config.split or 'any'}",
+            "give thinking.jsonl of a run of audiocot on scenes with held-out ones, or set split",
+            2,
+        )
+    return exchanged_parts(found, config.exchange) if config.exchange else found
+
+
+def exchanged_parts(questions: Sequence[ThoughtQuestion], parts: Sequence[str]) -> list[ThoughtQuestion]:
+    """The questions, each with videos or sounds of the next one of its kind that is about another clip.
+
+    Raises:
+        StageError: a kind has questions about one clip alone.
+    """
+    found = []
+    for place, question in enumerate(questions):
+        others = [*questions[place + 1 :], *questions[:place]]
+        other = next((each for each in others if _may_lend(each, question)), None)
+        if other is None:
+            raise StageError(
+                f"evaluate_thoughts: {question.id} has no other question to exchange {' and '.join(parts)} with",
+                "raise max_questions",
+                2,
+            )
+        changes: dict[str, Any] = {}
+        if "video" in parts:
+            changes["videos"] = other.own.videos
+        if "sound" in parts:
+            changes["audio"] = other.own.audio
+        found.append(replace(question, loaded=replace(question.loaded, **changes)))
+    return found
+
+
+class ThoughtWriter:
+    """A model that answers questions in batches, greedily.
+
+    Attributes:
+        problems: question -> why the model could not take it.
+
+    Raises:
+        ConfigError: the folder holds no model of transformers, or one that does not see, where pictures are shown.
+    """
+
+    def __init__(self, config: EvaluateThoughtsConfig) -> None:
+        from audiollm.devices import default_device
+        from audiollm.models.pretrained import model_folder
+        from audiollm.rl.policy.transformers_policy import TransformersPolicy
+        from audiollm.rl.rollouts.by_transformers import TransformersRollouts
+
+        self._config, self.problems = config, dict[str, str]()
+        pictures = config.pictures or PictureSettings.beside(model_folder(config.model))
+        self._policy = TransformersPolicy.load(config.model, needs_reference=False, pictures=pictures)
+        root = self._policy.root.eval().to(default_device())
+        self._engine = TransformersRollouts(
+            root.model, self._policy.processor, self._policy.ends, config.batch_size
+        )
+
+    def answers(
+        self, questions: Sequence[ThoughtQuestion], advance: Callable[[int], None] = lambda count: None
+    ) -> list[str]:
+        """Answer the questions in order; a question that the model cannot take has an empty answer."""
+        from audiollm.rl.rollouts.protocol import RolloutSettings
+
+        settings = RolloutSettings(
+            self._config.seed, 0, temperature=0.0, max_text_tokens=self._config.max_answer_tokens
+        )
+        found: list[str] = []
+        size = self._config.batch_size
+        for first in range(0, len(questions), size):
+            batch = questions[first : first + size]
+            prompts = [self._prompted(question) for question in batch]
+            usable = [place for place, prompt in enumerate(prompts) if prompt is not None]
+            asked = [prompts[place] for place in usable]
+            said = self._engine.sample(asked, [[0]] * len(asked), settings) if asked else []
+            texts = {place: group[0].text for place, group in zip(usable, said, strict=True)}
+            found += [texts.get(place, "") for place in range(len(batch))]
+            advance(len(batch))
+        return found
+
+    def _prompted(self, question: ThoughtQuestion) -> Any:
+        from audiollm.rl.preference.ptx import with_last_message_as_answer
+
+        try:
+            prompt = self._policy.take(with_last_message_as_answer(question.loaded), [0])
+        except BadSample as error:
+            self.problems[question.id] = error.reason
+            return None
+        if not self._config.shuffle_frames:
+            return prompt
+        dice = random.Random(f"frames {self._config.seed} {question.id}")
+        turns = [(role, [_shuffled(part, dice) for part in parts]) for role, parts in prompt.prompt]
+        return replace(prompt, prompt=turns)
+
+
+# Private
+
+
+def _evenly(questions: Sequence[ThoughtQuestion], config: EvaluateThoughtsConfig) -> list[ThoughtQuestion]:
+    most = config.max_questions
+    if len(questions) <= most:
+        return list(questions)
+    return [questions[place * len(questions) // most] for place in range(most)]
+
+
+def _may_lend(other: ThoughtQuestion, question: ThoughtQuestion) -> bool:
+    """Whether parts of another question fit: one kind, another clip, as many parts."""
+    clips = [each.own.sample.metadata.get("clip") for each in (question, other)]
+    sizes = [(len(each.own.videos), len(each.own.audio)) for each in (question, other)]
+    return other.question == question.question and clips[0] != clips[1] and sizes[0] == sizes[1]
+
+
+def _shuffled(part: Any, dice: random.Random) -> Any:
+    """Pictures in another order; their times stay."""
+    if not isinstance(part, Pictures):
+        return part
+    frames = list(part.frames)
+    dice.shuffle(frames)
+    return Pictures(tuple(frames), part.times_s)

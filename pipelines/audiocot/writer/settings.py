@@ -1,0 +1,39 @@
+"""Settings of the stage `evaluate_thoughts`. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from audiollm.data.records.video_clips import PictureSettings
+from audiollm.recipe.stages import InputPath, StageConfig
+from pipelines.audiocot.writer.scores import QuestionKind
+
+
+class EvaluateThoughtsConfig(StageConfig):
+    """Settings of the stage `evaluate_thoughts`."""
+
+    model: InputPath
+    """A model that writes: a folder in Hugging Face layout, or that of the stage that trained it."""
+    samples: InputPath
+    """Questions with true answers: `thinking.jsonl` of the stage `audiocot`."""
+    pictures: PictureSettings | None = None
+    """How the pictures of videos are shown; null: as in the model's training, which its `pictures.json` tells. Where
+    it tells nothing, the samples must have no videos."""
+    split: Literal["test", "train"] | None = "test"
+    """Split whose questions are asked; null: all questions."""
+    questions: list[QuestionKind] = Field(["clip", "region", "instruction"], min_length=1)
+    exchange: list[Literal["video", "sound"]] = Field(default=[])
+    """Control: parts of each question that are replaced by those of another clip's question of the same kind."""
+    shuffle_frames: bool = False
+    """Control: show the pictures of each video in random order."""
+    max_questions: int = Field(300, ge=1)
+    """Most questions of each kind, evenly picked."""
+    max_answer_tokens: int = Field(512, ge=16)
+    batch_size: int = Field(16, ge=1)
+    """Questions that are answered at a time."""
+    examples: int = Field(12, ge=0)
+    """Answers of the report that are shown with their sound, the worst first."""
+    seed: int = 0
+    """Seed of the order of shuffled pictures."""

@@ -1,0 +1,1 @@
+"""The part of the page on policies that were trained on their own answers."""

@@ -1,0 +1,90 @@
+"""The charts of one stage that was trained on fresh answers."""
+
+from __future__ import annotations
+
+from pipelines.report.curves import chart_of, drawn
+from pipelines.report.figures import Series, series_of
+from pipelines.report.material import Row
+from pipelines.report.policies.history import REWARD, FreshTraining, short_name
+
+PHASES = ("rollout", "reward", "score", "update", "weights")
+"""Phases of a step in the order in which they happen; others that a training tells of stand behind them."""
+MAX_FUNCTIONS = 12
+
+
+def policy_training_charts(training: FreshTraining) -> list[Row]:
+    """All charts; those without a point have no `svg`."""
+    rows = training.rows
+    return [
+        drawn("Reward", "weighted sum", [series_of(rows, REWARD, "training"), training.held_out(REWARD)]),
+        drawn("Reward by function, training", "before weights", _by_function(training, held_out=False)),
+        drawn("Reward by function, held out", "greedy answers", _by_function(training, held_out=True)),
+        drawn("KL from the reference", "nats per answer", _kl(training)),
+        drawn("Weight of the KL", "coefficient", _kl_weights(training)),
+        drawn("Entropy", "nats per token", [series_of(rows, "entropy", "entropy")]),
+        chart_of(rows, "Length of answers", "tokens", "answer_length"),
+        drawn(
+            "Clipped ratios",
+            "share of tokens",
+            [series_of(rows, "clipped_low", "below"), series_of(rows, "clipped_high", "above")],
+        ),
+        drawn("Groups and answers", "share", _shares(training)),
+        drawn(
+            "Sampling against training", "KL per token, nats", [series_of(rows, "mismatch_kl", "mismatch")]
+        ),
+        drawn("Error of the critic", "squared", [series_of(rows, "value_error", "error")]),
+        drawn("Returns that the critic explains", "share", [series_of(rows, "value_explained", "explained")]),
+        drawn("Loss of supervised samples", "nats per token", [series_of(rows, "ptx_loss", "loss")]),
+        chart_of(rows, "Gradient norm", "before clipping", "gradient_norm"),
+        drawn("Time by phase", "seconds per step", _phases(training)),
+    ]
+
+
+def _by_function(training: FreshTraining, held_out: bool) -> list[Series]:
+    names = training.reward_names[:MAX_FUNCTIONS]
+    if len(names) < 2:
+        return []  # the first chart shows it
+    if held_out:
+        return [Series(short_name(name), training.held_out(name).points, dotted=True) for name in names]
+    return [series_of(training.rows, f"reward/{name}", short_name(name)) for name in names]
+
+
+def _kl(training: FreshTraining) -> list[Series]:
+    measured = [series_of(training.rows, "kl", "KL")]
+    if training.speaks:
+        measured = [series_of(training.rows, f"kl_{kind}", kind) for kind in ("text", "audio")]
+    steps = [step for series in measured for step, _ in series.points]
+    if not steps:
+        return measured
+    targets = dict.fromkeys(target for target in training.kl_targets if target is not None)
+    ends = sorted({min(steps), max(steps)})
+    return [*measured, *(Series("target", [(step, target) for step in ends]) for target in targets)]
+
+
+def _kl_weights(training: FreshTraining) -> list[Series]:
+    if not training.speaks:
+        return [series_of(training.rows, "kl_weight", "coefficient")]
+    return [
+        series_of(training.rows, "kl_weight", "text"),
+        series_of(training.rows, "kl_weight_audio", "audio"),
+    ]
+
+
+def _shares(training: FreshTraining) -> list[Series]:
+    named = (
+        ("groups_without_variance", "no variance"),
+        ("truncated", "cut"),
+        ("skipped", "skipped"),
+        ("mismatch_beyond", "beyond cap"),
+    )
+    found = [series_of(training.rows, key, name) for key, name in named]
+    return [one for one in found if any(value for _, value in one.points)] or found[:1]
+
+
+def _phases(training: FreshTraining) -> list[Series]:
+    rows = training.stage.rows("performance.jsonl")
+    told = dict.fromkeys(
+        key.removeprefix("seconds/") for row in rows for key in row if key.startswith("seconds/")
+    )
+    names = [name for name in PHASES if name in told] + sorted(set(told) - set(PHASES))
+    return [series_of(rows, f"seconds/{name}", name) for name in names]

@@ -1,0 +1,1 @@
+"""Composed scenes: moving objects that sound when they strike, with texts, regions and solo tracks."""

@@ -1,0 +1,335 @@
+"""The top of the page: hours in and out, and the funnel from files over seconds to segments, with every reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from audiollm.evaluate.report.formats import duration, percent_or_dash
+from pipelines.report.material import without_home
+from pipelines.steps.page.folder import Folder, Row, file_name, finite_number, found, named, said
+from pipelines.steps.page.numbers import Comparison, shown
+from pipelines.steps.page.survey import PartSurvey
+
+FILES_SHOWN = 200
+ASIDE_SHOWN = 100
+_SECONDS = {
+    "seconds_seen": "came in",
+    "seconds_speech": "speech found",
+    "seconds_found": "in segments found",
+    "seconds": "kept",
+}
+_STATES = ("kept", "filtered", "failed")
+
+
+@dataclass
+class Files:
+    """The content of `files.jsonl` and `set_aside.jsonl`."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """Numbers of files by status."""
+    seconds: float = 0.0
+    failed: list[Row] = field(default_factory=list)
+    filtered: list[Row] = field(default_factory=list)
+    """Names and reasons, at most `FILES_SHOWN` of each."""
+    aside: list[Row] = field(default_factory=list)
+    aside_kinds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def more(self) -> dict[str, int]:
+        """Rows of each list that are not shown."""
+        listed = {"failed": self.failed, "filtered": self.filtered}
+        more = {status: self.counts.get(status, 0) - len(rows) for status, rows in listed.items()}
+        return more | {"aside": sum(self.aside_kinds.values()) - len(self.aside)}
+
+
+def read_files(folder: Folder) -> Files:
+    """Read both lists, line by line."""
+    files = Files()
+    for row in folder.rows("files.jsonl"):
+        status = named(row.get("status")) if row.get("status") in _STATES else "unknown"
+        files.counts[status] = files.counts.get(status, 0) + 1
+        files.seconds += finite_number(row.get("duration_s")) or 0.0
+        rows = {"failed": files.failed, "filtered": files.filtered}.get(status)
+        if rows is not None and len(rows) < FILES_SHOWN:
+            reason = said(without_home(str(row.get("reason") or "")), 300)
+            rows.append(
+                {"name": file_name(row), "reason": reason, "duration_s": finite_number(row.get("duration_s"))}
+            )
+    for row in folder.rows("set_aside.jsonl"):
+        kind = named(row.get("kind") or "", 120)
+        if kind in files.aside_kinds or len(files.aside_kinds) < FILES_SHOWN:
+            files.aside_kinds[kind] = files.aside_kinds.get(kind, 0) + 1
+        if len(files.aside) < ASIDE_SHOWN:
+            texts = {
+                key: named(without_home(str(row.get(key) or "")))
+                for key in ("place", "id", "reason", "stage")
+            }
+            files.aside.append({**texts, "kind": kind})
+    return files
+
+
+def read_counts(
+    folder: Folder, files: Files, survey: PartSurvey, rules: list[Comparison], kept_rows: str
+) -> tuple[Row, bool]:
+    """The content of `funnel.json`, completed by counts of the rows; and whether the file exists.
+
+    Args:
+        kept_rows: name of the file of the kept parts.
+    """
+    content = folder.json("funnel.json")
+    given = (
+        {key: value for key, value in content.items() if value is not None}
+        if isinstance(content, dict)
+        else {}
+    )
+    counted: Row = {}
+    if folder.has(kept_rows):
+        counted |= {"segments": survey.kept.segments, "seconds": survey.kept.seconds}
+    if folder.has("filtered.jsonl"):
+        counted["segments_found"] = survey.kept.segments + survey.dropped.segments
+        counted["stages"] = _counted_stages(survey, rules)
+        counted["reasons"] = {
+            title: sum(r.dropped.segments for r in survey.reasons.values() if r.title == title)
+            for title in sorted({reason.title for reason in survey.reasons.values()})
+        }
+    elif files.aside_kinds:
+        counted["reasons"] = dict(files.aside_kinds)
+    if files.counts:
+        counted |= {
+            f"files_{status}": files.counts.get(status, 0) for status in ("kept", "filtered", "failed")
+        }
+        counted |= {"files_seen": sum(files.counts.values()), "seconds_seen": files.seconds}
+    return counted | given, bool(given)
+
+
+def headline_figures(counts: Row, timings: Row, unit: str) -> list[Row]:
+    """The big figures: hours in, hours kept, files, segments, cost and wall time; those that are known."""
+    seen_s, kept_s = finite_number(counts.get("seconds_seen")), finite_number(counts.get("seconds"))
+    tiles = []
+    if kept_s is not None:
+        share = percent_or_dash(kept_s / seen_s) if seen_s else ""
+        tiles.append(_tile(duration(kept_s), "kept", f"{share} of what came in" if share else "of audio"))
+    if seen_s is not None:
+        found_s = finite_number(counts.get("seconds_found"))
+        note = f"{duration(found_s)} of it in {unit}" if found_s is not None else "of audio"
+        tiles.append(_tile(duration(seen_s), "came in", note))
+    if counts.get("files_kept") is not None:
+        parts = [f"{count_of(counts, f'files_{status}'):,} {status}" for status in ("filtered", "failed")]
+        tiles.append(_tile(f"{count_of(counts, 'files_kept'):,}", "files kept", ", ".join(parts)))
+    if counts.get("segments") is not None:
+        of = counts.get("segments_found")
+        note = f"of {count_of(counts, 'segments_found'):,} found" if of is not None else f"in {unit}.jsonl"
+        tiles.append(_tile(f"{count_of(counts, 'segments'):,}", f"{unit} kept", note))
+    return tiles + _cost_tiles(timings)
+
+
+def funnel_section(folder: Folder, files: Files, counts: Row, is_given: bool, unit: str) -> Row:
+    """Bars of files, of seconds and of segments; reasons; thresholds that were not applied."""
+    groups = [_file_bars(counts), _second_bars(counts), _part_bars(counts, unit)]
+    return {
+        "note": "" if is_given else "There is no funnel.json: these figures are counted from the rows.",
+        "groups": [group for group in groups if group["bars"]],
+        "facts": [("duplicates", f"{count_of(counts, 'duplicates'):,}")] if counts.get("duplicates") else [],
+        "reasons": ranked(counts.get("reasons")),
+        "errors": ranked(counts.get("errors")),
+        "not_applied": [
+            {
+                "threshold": named(row.get("threshold")),
+                "value": shown(row.get("value")),
+                "scorer": named(row.get("scorer")),
+                "reason": said(without_home(str(row.get("reason") or "")), 300),
+            }
+            for row in folder.objects("not_applied.json")
+        ],
+    }
+
+
+def files_section(files: Files) -> Row:
+    """The lists of failed files, of filtered files, and of everything else that was set aside."""
+    if not (files.counts or files.aside):
+        return {"absent": "There is no files.jsonl and no set_aside.jsonl."}
+    return {
+        "counts": files.counts,
+        "failed": files.failed,
+        "filtered": files.filtered,
+        "aside": files.aside,
+        "aside_total": sum(files.aside_kinds.values()),
+        "more": files.more,
+    }
+
+
+def cost_section(timings: Row) -> Row:
+    """One row per step: seconds of one core, and hours of audio per hour of one core."""
+    steps = timings.get("steps")
+    if not isinstance(steps, Mapping) or not steps:
+        return {"absent": "There is no timings.json, or it names no step."}
+    seconds = {name: finite_number(found(step, "seconds")) or 0.0 for name, step in steps.items()}
+    longest, total = max(seconds.values()) or 1.0, sum(seconds.values())
+    rows = []
+    for name in sorted(steps, key=lambda name: (-seconds[name], name)):
+        audio_s, calls = (
+            finite_number(found(steps[name], "audio_s")) or 0.0,
+            finite_number(found(steps[name], "calls")),
+        )
+        rows.append(
+            {
+                "name": named(name, 80),
+                "seconds": seconds[name],
+                "percent": 100 * seconds[name] / longest,
+                "share": seconds[name] / total if total else None,
+                "calls": None if calls is None else int(calls),
+                "audio_s": audio_s,
+                "speed": audio_s / seconds[name] if seconds[name] > 0 and audio_s > 0 else None,
+            }
+        )
+    return {"rows": rows, "total_s": total, "speed": _speed(timings)}
+
+
+# ---------------------------------------------------------------------------------------------------- bars
+
+
+def _file_bars(counts: Row) -> Row:
+    seen = count_of(counts, "files_seen")
+    bars = []
+    if "files_seen" in counts:
+        bars.append(_bar("seen", seen, seen, ""))
+    if "audio_files" in counts:
+        note = f"{count_of(counts, 'not_audio'):,} not audio"
+        bars.append(_bar("audio", count_of(counts, "audio_files"), seen, note))
+    if "files_kept" in counts:
+        parts = [f"{count_of(counts, f'files_{status}'):,} {status}" for status in ("filtered", "failed")]
+        bars.append(_bar("kept", count_of(counts, "files_kept"), seen, ", ".join(parts)))
+    return {"title": "Files", "unit": "files", "bars": bars}
+
+
+def _second_bars(counts: Row) -> Row:
+    seen = finite_number(counts.get("seconds_seen")) or 0.0
+    bars = []
+    for key, title in _SECONDS.items():
+        seconds = finite_number(counts.get(key))
+        if seconds is not None and seen:
+            bars.append(_bar(title, duration(seconds), seen, percent_or_dash(seconds / seen), seconds))
+    return {"title": "Audio", "unit": "audio", "bars": bars}
+
+
+def _part_bars(counts: Row, unit: str) -> Row:
+    """Parts found, what each rule left of them, and those kept."""
+    total = count_of(counts, "segments_found") or count_of(counts, "segments")
+    bars = []
+    if "segments_found" in counts:
+        bars.append(_bar("found", total, total, ""))
+    stages = counts.get("stages")
+    for stage in stages if isinstance(stages, list) else ():
+        if isinstance(stage, Mapping):
+            bars.append(_stage_bar(dict(stage), total))
+    if "segments" in counts and total:
+        seconds = finite_number(counts.get("seconds"))
+        note = f"{duration(seconds)} of audio" if seconds is not None else ""
+        bars.append(_bar("kept", count_of(counts, "segments"), total, note))
+    return {"title": unit.capitalize(), "unit": unit, "bars": bars}
+
+
+def ranked(counts: Any) -> list[tuple[str, int]]:
+    """Names and counts, the largest first."""
+    pairs = counts.items() if isinstance(counts, Mapping) else ()
+    ranked = [(named(name, 120), count) for name, count in pairs if isinstance(count, int)]
+    return sorted(ranked, key=lambda item: (-item[1], item[0]))
+
+
+def _stage_bar(stage: Row, total: int) -> Row:
+    before, after = count_of(stage, "segments_in"), count_of(stage, "segments_out")
+    lost_s = (finite_number(stage.get("seconds_in")) or 0.0) - (
+        finite_number(stage.get("seconds_out")) or 0.0
+    )
+    title = named(stage.get("title") or stage.get("rule") or stage.get("step") or "", 80)
+    limit = stage.get("threshold")
+    lost = before - after
+    note = f"{lost:,} dropped, {duration(max(lost_s, 0.0))}" if lost else "none dropped"
+    bar = _bar(title, after, total, note)
+    return bar | {
+        "lost_percent": max(0.0, min(100.0 - bar["percent"], 100.0 * lost / total)) if total else 0.0,
+        "limit": "" if limit is None else shown(limit),
+        "step": named(stage.get("step") or "", 60),
+    }
+
+
+def _counted_stages(survey: PartSurvey, rules: list[Comparison]) -> list[Row]:
+    """Counts per stage from the dropped rows, in the order of the rules."""
+    order = {(rule.step, rule.name): place for place, rule in enumerate(rules)}
+    limits = {(rule.step, rule.name): rule.threshold for rule in rules}
+    segments = survey.kept.segments + survey.dropped.segments
+    seconds = survey.kept.seconds + survey.dropped.seconds
+    stages = []
+    for key in sorted(survey.reasons, key=lambda key: (order.get(key, len(order)), key)):
+        dropped = survey.reasons[key].dropped
+        stages.append(
+            {
+                "step": key[0],
+                "rule": key[1],
+                "title": survey.reasons[key].title,
+                "threshold": limits.get(key),
+                "segments_in": segments,
+                "segments_out": segments - dropped.segments,
+                "seconds_in": seconds,
+                "seconds_out": seconds - dropped.seconds,
+            }
+        )
+        segments, seconds = segments - dropped.segments, seconds - dropped.seconds
+    return stages
+
+
+def _bar(title: str, value: Any, of: float, note: str, size: float | None = None) -> Row:
+    size = value if size is None else size
+    text = f"{value:,}" if isinstance(value, int) else value
+    width = max(0.0, min(100.0, 100.0 * size / of)) if of else 0.0
+    return {
+        "title": title,
+        "value": text,
+        "percent": width,
+        "note": note,
+        "lost_percent": 0.0,
+        "limit": "",
+        "step": "",
+    }
+
+
+# ------------------------------------------------------------------------------------------------- headline
+
+
+def _cost_tiles(timings: Row) -> list[Row]:
+    tiles = []
+    speed = _speed(timings)
+    if speed is not None:
+        cpu_s = sum(finite_number(found(step, "seconds")) or 0.0 for step in timings["steps"].values())
+        value = f"{speed:,.0f} h" if speed >= 100 else f"{speed:.1f} h"
+        tiles.append(_tile(value, "of audio an hour of one core", f"{duration(cpu_s)} of CPU in all"))
+    wall_s = finite_number(timings.get("wall_s"))
+    if wall_s is not None:
+        workers = finite_number(timings.get("workers"))
+        note = f"{workers:g} worker{'' if workers == 1 else 's'}" if workers is not None else ""
+        if isinstance(timings.get("engine"), str):
+            note = f"{note}, engine {named(timings['engine'], 30)}".strip(", ")
+        if finite_number(timings.get("known")):
+            note += f"; {timings['known']:,} answers were known"
+        tiles.append(_tile(duration(wall_s), "wall time", note))
+    return tiles
+
+
+def _speed(timings: Row) -> float | None:
+    """Seconds of audio per second of one core, all steps together."""
+    steps = timings.get("steps")
+    audio_s = finite_number(timings.get("audio_s"))
+    if not isinstance(steps, Mapping) or not audio_s:
+        return None
+    total = sum(finite_number(found(step, "seconds")) or 0.0 for step in steps.values())
+    return audio_s / total if total > 0 else None
+
+
+def _tile(value: str, title: str, note: str) -> Row:
+    return {"value": value, "title": title, "note": note}
+
+
+def count_of(counts: Row, key: str) -> int:
+    return int(finite_number(counts.get(key)) or 0)

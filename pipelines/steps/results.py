@@ -1,0 +1,255 @@
+"""Results of a run: counts that add up, the fate of every file, and rows in files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel
+
+from audiollm.files.atomic import atomic_path, write_jsonl
+from audiollm.files.set_aside import UNREADABLE, set_aside_row
+from pipelines.steps.rules import Rule
+from pipelines.steps.spool import Row, Spool
+
+FAILED = "failed"
+"""Kind of a drop that an error caused."""
+
+Place = tuple[int, int]
+"""Identity of a part: (number of its file, number in the file)."""
+
+
+@dataclass
+class PartTally:
+    """Counts over all parts, in one pass."""
+
+    found: int = 0
+    kept: int = 0
+    seconds_found: float = 0.0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Number of dropped parts by (step, rule, kind)."""
+    dropped_s: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    kept_of: Counter[int] = field(default_factory=Counter)
+    kept_s_of: Counter[int] = field(default_factory=Counter)
+    found_of: Counter[int] = field(default_factory=Counter)
+    reasons_of: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    errors: Counter[str] = field(default_factory=Counter)
+    """Number of failed measurements of kept parts, by step."""
+
+    def add(self, file: int, row: Row, drop: Mapping[str, Any] | None) -> None:
+        """Count a part of a file."""
+        self.found += 1
+        self.found_of[file] += 1
+        self.seconds_found += row["duration_s"]
+        if drop is not None:
+            key = (drop["step"], drop["rule"], drop["kind"])
+            self.dropped[key] += 1
+            self.dropped_s[key] += row["duration_s"]
+            self.reasons[drop["kind"]] += 1
+            self.reasons_of[file][drop["kind"]] += 1
+            return
+        self.kept += 1
+        self.kept_of[file] += 1
+        self.seconds += row["duration_s"]
+        self.kept_s_of[file] += row["duration_s"]
+        self.errors.update(row.get("errors", {}))
+
+    def stages(self, rules: Sequence[Rule], thresholds: BaseModel) -> list[Row]:
+        """Count the parts and seconds before and after each rule that dropped any, in the order in which the rules are
+        applied."""
+        order = {rule.threshold: index for index, rule in enumerate(rules)}
+        known = sorted(self.dropped, key=lambda key: (order.get(key[1], len(order)), key))
+        left, left_s, rows = self.found, self.seconds_found, []
+        for step, rule, kind in known:
+            count, seconds = self.dropped[step, rule, kind], self.dropped_s[step, rule, kind]
+            rows.append(
+                {
+                    "step": step,
+                    "rule": rule,
+                    "title": kind,
+                    "threshold": getattr(thresholds, rule, None) if rule else None,
+                    "segments_in": left,
+                    "segments_out": left - count,
+                    "seconds_in": round(left_s, 3),
+                    "seconds_out": round(left_s - seconds, 3),
+                }
+            )
+            left, left_s = left - count, left_s - seconds
+        return rows
+
+
+@dataclass(frozen=True)
+class FileFates:
+    """Says how each file ended: kept, filtered or failed.
+
+    Args:
+        stage: its name in `set_aside.jsonl`.
+        nothing_found: the reason of a file without parts.
+        filtered_kinds: kinds of rejected files that count as filtered.
+    """
+
+    stage: str
+    nothing_found: str
+    filtered_kinds: Collection[str] = ()
+
+    def rows(
+        self, spool: Spool, rejected: Sequence[Row], tally: PartTally
+    ) -> Iterator[tuple[Row, Row | None]]:
+        """Yield the summary row of every file, and its row of `set_aside.jsonl` where it is set aside as a whole.
+
+        Args:
+            rejected: rows of `set_aside.jsonl` of files that no walk began with.
+        """
+        for number, file in enumerate(spool.files()):
+            row: Row = {
+                **{name: file[name] for name in ("name", "path", "digest")},
+                "segments": tally.found_of[number],
+                "kept": tally.kept_of[number],
+                "duration_s": file["duration_s"],
+                "kept_s": round(tally.kept_s_of[number], 3),
+            }
+            whole: Row | None = None
+            if failed := file.get("failed"):
+                status, reason = "failed", failed["reason"]
+                whole = set_aside_row(self.stage, file["path"], failed["kind"], reason, step=failed["step"])
+            elif filtered := file.get("filtered"):
+                status, reason = "filtered", filtered["reason"]
+                whole = set_aside_row(self.stage, file["path"], filtered["kind"], reason)
+            elif repeats := file.get("repeats"):
+                status, reason = "filtered", f"the same as {repeats}"
+                whole = set_aside_row(self.stage, file["path"], "duplicate", reason)
+            elif not row["segments"]:
+                status, reason = "filtered", self.nothing_found
+                whole = set_aside_row(self.stage, file["path"], self.nothing_found)
+            elif not row["kept"]:
+                reasons = tally.reasons_of[number]
+                status = "failed" if set(reasons) <= {FAILED, UNREADABLE} else "filtered"
+                reason = ", ".join(f"{count} {kind}" for kind, count in reasons.most_common())
+            else:
+                status, reason = "kept", ""
+            yield {**row, "status": status, "reason": reason, "form": file.get("form")}, whole
+        for each in rejected:
+            yield (
+                {
+                    "name": Path(each["place"]).name,
+                    "path": each["place"],
+                    "digest": None,
+                    "segments": 0,
+                    "kept": 0,
+                    "duration_s": None,
+                    "kept_s": 0.0,
+                    "status": "filtered" if each["kind"] in self.filtered_kinds else "failed",
+                    "reason": each["reason"],
+                    "form": None,
+                },
+                None,
+            )
+
+
+def funnel_counts(
+    taken: int,
+    others: int,
+    files: Sequence[Row],
+    set_aside: Sequence[Row],
+    tally: PartTally,
+    rules: Sequence[Rule],
+    thresholds: BaseModel,
+) -> Row:
+    """Counts of `funnel.json` that every pipeline has.
+
+    Args:
+        taken: files of the input that the pipeline takes.
+        others: files that it does not take.
+        files: rows of `FileFates.rows`.
+        set_aside: rows of whole files.
+    """
+    status = Counter(row["status"] for row in files)
+    reasons = tally.reasons + Counter(row["kind"] for row in set_aside)
+    return {
+        "files_seen": taken + others,
+        "not_audio": others,
+        "audio_files": taken,
+        "files_kept": status["kept"],
+        "files_filtered": status["filtered"],
+        "files_failed": status["failed"],
+        "segments_found": tally.found,
+        "segments": tally.kept,
+        "seconds_seen": round(sum(row["duration_s"] or 0.0 for row in files), 3),
+        "seconds_found": round(tally.seconds_found, 3),
+        "seconds": round(tally.seconds, 3),
+        "reasons": dict(sorted(reasons.items())),
+        "stages": tally.stages(rules, thresholds),
+        "errors": dict(sorted(tally.errors.items())),
+    }
+
+
+def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, str]:
+    """Unique names of letters, digits, `_` and `-` for all parts of the files with these names.
+
+    A file with several parts numbers them; where two files would get the same name, each carries a hash of its own.
+    """
+    counts = Counter(file for file, _ in places)
+    stems = {file: _safe_name(names[file]) for file in counts}
+    taken = Counter(stem.casefold() for stem in stems.values())
+    ids = {}
+    for file, number in places:
+        stem = stems[file]
+        if taken[stem.casefold()] > 1 or len(stem) > 100:
+            stem = f"{stem[:100]}-{sha256(names[file].encode()).hexdigest()[:10]}"
+        ids[file, number] = f"{stem}--{number:05d}" if counts[file] > 1 else stem
+    return ids
+
+
+def kind_and_reason(error: str) -> tuple[str, str]:
+    """Split an outcome's error into the kind that it is counted by, and its reason."""
+    known = f"{UNREADABLE}: "
+    return (UNREADABLE, error.removeprefix(known)) if error.startswith(known) else (FAILED, error)
+
+
+def dropped_part_row(stage: str, row: Row, drop: Mapping[str, Any]) -> Row:
+    """Return the row of `set_aside.jsonl` of a dropped part."""
+    where = f"from {row['start_s']:.2f} to {row['end_s']:.2f} s"
+    reason = f"{drop['reason']}; {where}" if drop["reason"] else where
+    figures = {"start_s": row["start_s"], "end_s": row["end_s"]}
+    known = {
+        name: drop[name] for name in ("step", "rule", "value", "threshold") if drop[name] not in (None, "")
+    }
+    return set_aside_row(stage, row["path"], drop["kind"], reason, row["id"], **figures, **known)
+
+
+def merge_set_aside(folder: Path, parts: Path, own: Sequence[Row]) -> None:
+    """Write `set_aside.jsonl` by place.
+
+    Args:
+        parts: file of the rows of parts, which is removed.
+        own: rows of whole files.
+    """
+    rows = [*own, *(json.loads(line) for line in parts.read_text(encoding="utf-8").splitlines())]
+    rows.sort(key=lambda row: (row["place"], row.get("start_s", 0.0)))
+    write_jsonl(folder / "set_aside.jsonl", rows)
+    parts.unlink()
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[IO[str]]:
+    """Open a file that appears under its name only when it is complete."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def put_line(file: IO[str], row: Mapping[str, Any]) -> None:
+    """Write a row as a line of JSON."""
+    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _safe_name(file: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\.[^./]*$", "", file)).strip("-") or "recording"

@@ -1,0 +1,324 @@
+"""Runs and data as the studio shows them: reports, curves, samples, clips with the reasons of drops, reviews.
+
+Files are named by random tokens that the server gives out: no address holds a path.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from audiollm.files.atomic import read_whole_lines, write_jsonl
+from pipelines.report.figures import curve_chart, series_of
+from pipelines.studio.limits import StudioRefusal
+
+ClipState = Literal["kept", "dropped", "to review"]
+STATES: tuple[ClipState, ...] = ("kept", "dropped", "to review")
+CLIPS_PER_PAGE = 20
+_FILES: Mapping[ClipState, tuple[str, ...]] = {
+    "kept": ("segments.jsonl", "clips.jsonl"),
+    "dropped": ("filtered.jsonl",),
+    "to review": ("review.jsonl",),
+}
+_REPORT_KINDS = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".png": "image/png", ".jpg": "image/jpeg",
+    ".svg": "image/svg+xml", ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".ogg": "audio/ogg",
+    ".mp4": "video/mp4",
+}  # fmt: skip
+_SOUND_KINDS = (".wav", ".flac", ".mp3", ".ogg")
+_MOST_TOKENS = 20_000
+_MOST_CURVES = 8
+_MOST_SAMPLES = 12
+_SHOWN_CURVES = ("loss", "evaluation/loss", "reward", "accuracy", "kl", "gradient_norm", "learning_rate")
+_PLAYED_S = 60.0
+
+
+class ShownClip(NamedTuple):
+    """Part of a file that may be heard; a video may be seen, too."""
+
+    path: Path
+    start_s: float
+    end_s: float | None
+    video: Path | None = None
+
+
+class ShownFiles:
+    """Files that the page may show, by tokens."""
+
+    def __init__(self) -> None:
+        self._clips: dict[str, ShownClip] = {}
+        self._reports: dict[str, Path] = {}
+        self._tokens: dict[ShownClip | Path, str] = {}
+        self._guard = threading.Lock()
+
+    def clip(self, clip: ShownClip) -> str:
+        """The token of a clip."""
+        return self._named(clip, self._clips)
+
+    def report(self, folder: Path) -> str:
+        """The token of a folder with a report."""
+        return self._named(folder, self._reports)
+
+    def found_clip(self, token: str) -> ShownClip:
+        """
+        Raises:
+            StudioRefusal: there is no such token.
+        """
+        found = self._clips.get(token)
+        if found is None:
+            raise StudioRefusal("This clip is no longer shown: choose it anew.", 404)
+        return found
+
+    def report_file(self, token: str, name: str) -> tuple[Path, str]:
+        """A file of a report and its kind.
+
+        Raises:
+            StudioRefusal: it is none of the report's: outside of its folder, hidden, or of another kind.
+        """
+        missing = StudioRefusal("There is no such file in the report.", 404)
+        folder = self._reports.get(token)
+        path = Path(name)
+        if folder is None or path.is_absolute() or any(part.startswith(".") for part in path.parts):
+            raise missing
+        found = (folder / path).resolve()
+        kind = _REPORT_KINDS.get(found.suffix.lower())
+        if kind is None or not found.is_relative_to(folder.resolve()) or not found.is_file():
+            raise missing
+        return found, kind
+
+    def _named(self, value: Any, known: dict[str, Any]) -> str:
+        with self._guard:
+            token = self._tokens.get(value)
+            if token is None:
+                token = self._tokens[value] = secrets.token_urlsafe(18)
+                known[token] = value
+            while len(known) > _MOST_TOKENS:
+                self._tokens.pop(known.pop(next(iter(known))), None)
+            return token
+
+
+def report_policy(base_url: str) -> str:
+    """Content-Security-Policy of a report: its scripts run in an origin of their own, and reach its files alone."""
+    own = base_url.rstrip("/")
+    return (
+        f"sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' {own}/studio/reports/; "
+        f"style-src 'unsafe-inline' {own}/studio/reports/; img-src data: {own}/studio/reports/; "
+        f"media-src data: {own}/studio/reports/; font-src data:; connect-src 'none'; form-action 'none'; "
+        "base-uri 'none'; frame-ancestors 'self'"
+    )
+
+
+# runs
+
+
+def run_names(runs: Path) -> list[str]:
+    """The runs below a folder, the newest first."""
+    if not runs.is_dir():
+        return []
+    found = [path for path in runs.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [path.name for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+
+
+def run_folder(runs: Path, name: str | None) -> Path | None:
+    """The folder of a run that is listed; None: there is none of that name."""
+    return runs / name if name is not None and name in run_names(runs) else None
+
+
+def report_html(shown: ShownFiles, folder: Path | None) -> str:
+    """The report of a run or of data, in a frame that its scripts cannot leave."""
+    if folder is None:
+        return ""
+    if not (folder / "report.html").is_file():
+        return '<p class="st-quiet">There is no report yet: the stage `report` writes it at the end of a recipe.</p>'
+    name = html.escape(folder.name)
+    return (
+        f'<iframe class="st-report" sandbox="allow-scripts" title="Report of {name}" '
+        f'src="/studio/reports/{shown.report(folder)}/report.html"></iframe>'
+    )
+
+
+def curves_html(folder: Path | None) -> str:
+    """Curves of every stage of a run that trains, from `metrics.jsonl` as it is now."""
+    if folder is None:
+        return ""
+    parts = []
+    for metrics in sorted(folder.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime):
+        rows = [row for row in read_whole_lines(metrics).rows if isinstance(row, dict)]
+        charts = list(_charts(rows))
+        if charts:
+            last = max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0)
+            parts.append(
+                f"<h3><strong>{html.escape(metrics.parent.name)}: step {last:,}</strong></h3>"
+                f'<div class="st-curves">{"".join(charts)}</div>'
+            )
+    return "".join(parts) or '<p class="st-quiet">No stage of this run has curves yet.</p>'
+
+
+def curves_mark(folder: Path | None) -> str:
+    """A text that changes where a curve of a run has grown: drawing them all takes half a second."""
+    if folder is None:
+        return ""
+    found = sorted((path.parent.name, path.stat().st_size) for path in folder.glob("*/metrics.jsonl"))
+    return repr((folder.name, found))
+
+
+def samples_html(shown: ShownFiles, folder: Path | None) -> str:
+    """Sounds that stages of a run made while they trained, the newest first."""
+    if folder is None:
+        return ""
+    found = [
+        path
+        for kind in ("examples", "samples", "audio")
+        for path in folder.glob(f"*/{kind}/**/*")
+        if path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
+    ]
+    rows = []
+    for path in sorted(found, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]:
+        name = html.escape(str(path.relative_to(folder)))
+        rows.append(f"<li><span>{name}</span>{_audio(shown, ShownClip(path, 0.0, None), name)}</li>")
+    return f'<ul class="st-clips">{"".join(rows)}</ul>' if rows else ""
+
+
+# data
+
+
+@dataclass(frozen=True)
+class ClipFilter:
+    """The choice of clips of a folder."""
+
+    state: ClipState = "kept"
+    reason: str = ""
+    words: str = ""
+    page: int = 1
+
+
+def listed_clips(folder: Path, state: ClipState) -> list[dict[str, Any]]:
+    """Rows of one of the states; none where the folder has no such file."""
+    for name in _FILES[state]:
+        if (folder / name).is_file():
+            return [row for row in read_whole_lines(folder / name).rows if isinstance(row, dict)]
+    return []
+
+
+def drop_reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Kinds of drops with their counts, the commonest first."""
+    return Counter(_reason(row)[0] for row in rows if _reason(row)[0]).most_common()
+
+
+def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tuple[str, str]:
+    """The clips that fit, as a list to see and hear, and a sentence that counts them."""
+    if folder is None:
+        return (
+            "",
+            "Start the studio with --data FOLDER, the output of `audiollm annotate` or `audiollm audiocot`.",
+        )
+    rows = [row for row in listed_clips(folder, wanted.state) if _fits(row, wanted)]
+    pages = max(1, -(-len(rows) // CLIPS_PER_PAGE))
+    page = min(max(1, wanted.page), pages)
+    part = rows[(page - 1) * CLIPS_PER_PAGE : page * CLIPS_PER_PAGE]
+    listed = "".join(f"<li>{clip_html(shown, row)}</li>" for row in part)
+    counted = f"{len(rows):,} {'clip' if len(rows) == 1 else 'clips'}; page {page} of {pages}."
+    return f'<ul class="st-clips">{listed}</ul>', counted
+
+
+def clip_html(shown: ShownFiles, row: Mapping[str, Any]) -> str:
+    """One clip: name, what is said of it, why it was dropped, and its sound."""
+    name = html.escape(str(row.get("id", "")))
+    told = html.escape(str(row.get("thought") or row.get("text") or row.get("prose") or ""))
+    kind, reason = _reason(row)
+    dropped = f'<span class="st-dropped">{html.escape(kind)}: {html.escape(reason)}</span>' if kind else ""
+    verdict = row.get("verdict")
+    judged = f'<span class="st-verdict">{html.escape(str(verdict))}</span>' if verdict else ""
+    clip = _clip_of(row)
+    heard = _audio(shown, clip, name) if clip is not None else ""
+    seen = ""
+    if clip is not None and clip.video is not None:
+        seen = (
+            f'<img loading="lazy" alt="Picture of {name}" src="/studio/api/clips/{shown.clip(clip)}/picture">'
+        )
+    return f"{seen}<div><strong>{name}</strong> {judged}<p>{told}</p>{dropped}{heard}</div>"
+
+
+def review_next(folder: Path | None, after: str = "") -> dict[str, Any] | None:
+    """The first clip without a verdict behind one that was skipped; None: all have one."""
+    rows = listed_clips(folder, "to review") if folder is not None else []
+    ids = [row.get("id") for row in rows]
+    begin = ids.index(after) + 1 if after in ids else 0
+    return next((row for row in [*rows[begin:], *rows[:begin]] if not row.get("verdict")), None)
+
+
+def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
+    """Write a person's verdict into `review.jsonl`, whole or not at all.
+
+    Raises:
+        StudioRefusal: another verdict than accepted or rejected, or a clip that is not listed.
+    """
+    from pipelines.audiocot.output import REVIEW, VERDICTS
+
+    rows = listed_clips(folder, "to review")
+    if verdict not in VERDICTS or not any(row.get("id") == id for row in rows):
+        raise StudioRefusal("This clip is not listed for review.", 404)
+    note = " ".join(note.split())[:500]
+    judged = [{**row, "verdict": verdict, "note": note} if row.get("id") == id else row for row in rows]
+    write_jsonl(folder / REVIEW, judged)
+
+
+# Private
+
+
+def _charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "step"]
+    plain = [key for key in keys if not key.startswith("evaluation/") and "/" not in key]
+    ordered = sorted(
+        plain, key=lambda key: _SHOWN_CURVES.index(key) if key in _SHOWN_CURVES else len(_SHOWN_CURVES)
+    )
+    for key in ordered[:_MOST_CURVES]:
+        series = [series_of(rows, key, "training"), series_of(rows, f"evaluation/{key}", "held out", True)]
+        drawn = curve_chart(series, key, f"{key} over the training steps")
+        if drawn is not None:
+            yield f'<figure class="st-curve"><figcaption>{html.escape(key)}</figcaption>{drawn}</figure>'
+
+
+def _fits(row: Mapping[str, Any], wanted: ClipFilter) -> bool:
+    if wanted.reason and _reason(row)[0] != wanted.reason:
+        return False
+    if not wanted.words.strip():
+        return True
+    shown = {
+        key: row.get(key) for key in ("id", "text", "thought", "caption", "speaker", "language", "dropped")
+    }
+    text = json.dumps(shown, ensure_ascii=False).casefold()
+    return all(word in text for word in wanted.words.casefold().split())
+
+
+def _reason(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Kind of a drop, and its sentence; empty: it was kept."""
+    dropped = row.get("dropped")
+    if isinstance(dropped, dict):
+        return str(dropped.get("kind", "")), str(dropped.get("reason", ""))
+    return (str(row["reason"]), "") if row.get("reason") else ("", "")
+
+
+def _clip_of(row: Mapping[str, Any]) -> ShownClip | None:
+    try:
+        start_s, end_s = float(row["start_s"]), float(row["end_s"])
+        video = row.get("video")
+        return ShownClip(
+            Path(str(row["path"])), start_s, min(end_s, start_s + _PLAYED_S), Path(video) if video else None
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _audio(shown: ShownFiles, clip: ShownClip, name: str) -> str:
+    return (
+        f'<audio controls preload="metadata" aria-label="{name}" '
+        f'src="/studio/api/clips/{shown.clip(clip)}/sound.wav"></audio>'
+    )

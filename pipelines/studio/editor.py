@@ -1,0 +1,324 @@
+"""Requests to the models: chains of thought, sounds, edits, exports. Each becomes a job of the service.
+
+Shapes: C channels, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import soundfile
+
+from audiollm.audio import Waveform, load, resample, save, set_channels
+from audiollm.data.records.sample import Region, VideoPart
+from audiollm.data.records.thoughts import (
+    ThoughtRecord,
+    caption_of_record,
+    check_record_times,
+    prose_of,
+    record_json,
+)
+from audiollm.errors import ConfigError
+from audiollm.flow.editing.operations import EditSpan, find_operation, find_span
+from audiollm.flow.editing.requests import EditRequest
+from audiollm.flow.model.sampling import SamplerSettings
+from audiollm.flow.service import (
+    Job,
+    SoundOrder,
+    SoundService,
+    default_guidance,
+    edit_ordered,
+    extract_ordered,
+    make_ordered,
+)
+from audiollm.video.writing import replace_sound
+from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
+from pipelines.studio.instructions import EditKind
+from pipelines.studio.limits import StudioLimits, StudioRefusal
+from pipelines.studio.regions import RegionFinder
+from pipelines.studio.store import ProjectStore, SoundVersion, StoredProject
+from pipelines.studio.waveforms import read_part, splice
+
+_AROUND_S = 60.0
+"""Seconds of a track on each side of a span that are read for an edit: models hear less."""
+
+
+class Thinker(Protocol):
+    """A writer of chains of thought."""
+
+    def think(self, asked: ThoughtRequest) -> ThoughtAnswer: ...
+
+
+@dataclass(frozen=True)
+class MakeRequest:
+    """A sound to make from words and pictures, or an edit of a version."""
+
+    caption: str = ""
+    region: tuple[Region, ...] = ()
+    start_s: float | None = None
+    end_s: float | None = None
+    seed: int = 0
+    steps: int = 24
+
+
+class SoundEditor:
+    """The requests to the models on projects.
+
+    Args:
+        thinker: writes chains of thought: a model, or measurements.
+        writer_understands: whether the thinker turns instructions into operations and looks at regions.
+    """
+
+    def __init__(
+        self,
+        service: SoundService,
+        store: ProjectStore,
+        regions: RegionFinder,
+        thinker: Thinker,
+        writer_understands: bool,
+        limits: StudioLimits,
+    ) -> None:
+        self.service, self.store, self.regions = service, store, regions
+        self.writer_understands = writer_understands
+        self._thinker, self._limits = thinker, limits
+
+    def think(self, project: StoredProject, owner: str, region: Sequence[Region] = ()) -> Job:
+        """Write the chain of thought anew: of the clip, or with a region of its object."""
+        source = self.store.source(project)
+        if region and not self.writer_understands:
+            raise StudioRefusal(
+                "Only a model that writes can tell what an object sounds like: start the studio with --writer, "
+                "or write it into the table."
+            )
+
+        def work(job: Job) -> dict[str, Any]:
+            answer = self._thinker.think(ThoughtRequest(source, region=tuple(region)))
+            job.check_stop()
+            if not region:
+                self.store.keep_thought(project, answer.record)
+            return {
+                "record": record_json(answer.record),
+                "caption": caption_of_record(answer.record),
+                "of_object": bool(region),
+            }
+
+        return self.service.submit(work, owner, "writing the chain of thought")
+
+    def understand(self, project: StoredProject, owner: str, version: SoundVersion, instruction: str) -> Job:
+        """Ask the model that writes which operation on a version an instruction is."""
+        heard = self.store.sound(project, version)
+        source = self.store.source(project) if project.has_pictures else heard
+
+        def work(job: Job) -> dict[str, Any]:
+            answer = self._thinker.think(ThoughtRequest(source, instruction=instruction))
+            job.check_stop()
+            start_s, end_s = answer.span or (None, None)
+            caption = caption_of_record(answer.record)
+            return {
+                "plan": {"kind": answer.operation, "caption": caption, "start_s": start_s, "end_s": end_s}
+            }
+
+        return self.service.submit(work, owner, "understanding the instruction")
+
+    def generate(self, project: StoredProject, owner: str, asked: MakeRequest) -> Job:
+        """Make a sound for the project's pictures, words and chain of thought: a new root of the tree.
+
+        Raises:
+            StudioRefusal: there is nothing to make it from, or it would be too long.
+            ConfigError: there is no model.
+        """
+        generator = self.service.generator
+        record = self.store.thought(project)
+        video = self._video(project, asked.region)
+        caption = asked.caption.strip() or caption_of_record(record)
+        if not (caption or record.events or video):
+            raise StudioRefusal(
+                "There is nothing to make a sound from: write a caption or a chain of thought."
+            )
+        duration_s = project.duration_s
+        if duration_s > self._limits.made_s:
+            raise StudioRefusal(
+                f"The clip lasts {duration_s / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} are the most "
+                "that are made at once: cut it, or edit spans of its sound."
+            )
+        self._check_record(record, duration_s)
+        prose = prose_of(record) if record.events or record.background else ""
+        order = SoundOrder(caption, duration_s, prose, video, project.name)
+        settings = self._settings(asked.steps)
+
+        def work(job: Job) -> dict[str, Any]:
+            made_CN = make_ordered(generator, order, job.watched(settings), f"{asked.seed}/sound")
+            job.check_stop()
+            with self.store.new_version(project) as (number, path):
+                save(path, made_CN, generator.sample_rate)
+                facts = _facts(asked, caption, prose)
+                title = f"made: {caption or 'from the pictures'}"
+                self.store.finish(project, number, None, "generate", title, None, facts)
+            return {"version": number}
+
+        return self.service.submit(work, owner, "generating")
+
+    def edit(
+        self, project: StoredProject, owner: str, version: SoundVersion, kind: EditKind, asked: MakeRequest
+    ) -> Job:
+        """Edit a version: the result is a new one below it.
+
+        Raises:
+            StudioRefusal: a span, or words, that the operation cannot have.
+            ConfigError: there is no model.
+        """
+        generator = self.service.generator
+        caption = asked.caption.strip()
+        if kind in ("add", "remove", "extract") and not (caption or asked.region):
+            raise StudioRefusal(f"Say which sound to {kind}, or click its object in the picture.")
+        span_s = self._span(version, kind, asked)
+        if span_s[1] - span_s[0] > self._limits.made_s:
+            raise StudioRefusal(
+                f"The span lasts {(span_s[1] - span_s[0]) / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} "
+                "are the most: select less of the waveform."
+            )
+        settings, sound = self._settings(asked.steps), self.store.sound(project, version)
+        if kind == "extract":
+            return self.service.submit(
+                lambda job: self._extract(job, project, version, asked, caption, settings),
+                owner,
+                "extracting",
+            )
+        operation = find_operation(kind)
+
+        def work(job: Job) -> dict[str, Any]:
+            rate, frames = version.sample_rate, soundfile.info(sound).frames
+            first = max(0, round((span_s[0] - _AROUND_S) * rate))
+            last = min(frames, round((span_s[1] + _AROUND_S) * rate))
+            track, offset_s = read_part(sound, first, last), first / rate
+            begin_s = None if kind == "extend" else span_s[0] - offset_s
+            span = find_span(track, operation, begin_s, min(span_s[1] - offset_s, 1e9))
+            video = self._video(project, asked.region, offset_s)
+            if video is not None and span_s[1] > project.duration_s + 0.05 and kind == "extend":
+                video = None  # there are no pictures to what comes after the video
+            request = EditRequest(operation, caption, span.start / rate, span.end / rate, "", video)
+            result = edit_ordered(
+                generator, track, request, span, job.watched(settings), f"{asked.seed}/edit", project.name
+            )
+            job.check_stop()
+            whole = EditSpan(first + span.start, first + span.end)
+            with self.store.new_version(project) as (number, path):
+                part_NC = result.track.samples_NC[span.start : span.end]
+                splice(sound, path, whole.start, part_NC)
+                title = f"{kind} {caption or ('this' if asked.region else '')}".strip()
+                title += f", {span_s[0]:.1f} to {span_s[1]:.1f} s"
+                facts = _facts(asked, caption, "")
+                self.store.finish(project, number, version, kind, title, whole, facts)
+            return {"version": number}
+
+        return self.service.submit(work, owner, f"{kind}ing" if kind != "remove" else "removing")
+
+    def export_video(self, project: StoredProject, version: SoundVersion, path: Path) -> None:
+        """Write the video with a version as its sound; its pictures are copied.
+
+        Raises:
+            StudioRefusal: the project has no pictures.
+            VideoError: the pictures do not go into such a file.
+        """
+        if not project.has_pictures:
+            raise StudioRefusal("The project has no pictures: export the sound alone.")
+        sound = load(self.store.sound(project, version))
+        if sound.num_channels > 2 and path.suffix == ".mp4":
+            sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
+        replace_sound(self.store.source(project), sound, path)
+
+    # Private
+
+    def _extract(
+        self,
+        job: Job,
+        project: StoredProject,
+        version: SoundVersion,
+        asked: MakeRequest,
+        caption: str,
+        settings: SamplerSettings,
+    ) -> dict[str, Any]:
+        generator, sound = self.service.generator, self.store.sound(project, version)
+        track = read_part(sound)
+        order = SoundOrder(
+            caption or "this", track.duration_s, "", self._video(project, asked.region), project.name
+        )
+        made_CN = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
+        job.check_stop()
+        back_CN = set_channels(resample(made_CN, generator.sample_rate, track.sample_rate), version.channels)
+        with self.store.new_version(project) as (number, path):
+            soundfile.write(
+                path,
+                track.stored(back_CN[:, : track.num_samples]),
+                track.sample_rate,
+                track.subtype,
+                format="WAV",
+            )
+            facts = _facts(asked, caption, "")
+            self.store.finish(
+                project, number, version, "extract", f"extract {caption or 'this'}", None, facts
+            )
+        return {"version": number}
+
+    def _video(
+        self, project: StoredProject, region: Sequence[Region], start_s: float = 0.0
+    ) -> VideoPart | None:
+        """The pictures of a project; None: it has none."""
+        if not project.has_pictures:
+            return None
+        return VideoPart(path=str(self.store.source(project)), start_s=start_s, region=list(region))
+
+    def _settings(self, steps: int) -> SamplerSettings:
+        if not 1 <= steps <= 500:
+            raise StudioRefusal("The sampler takes 1 to 500 steps.")
+        return SamplerSettings(steps=steps, guidance=default_guidance(self.service.generator))
+
+    def _span(self, version: SoundVersion, kind: EditKind, asked: MakeRequest) -> tuple[float, float]:
+        """The seconds of an edit.
+
+        Raises:
+            StudioRefusal: they do not fit the track or the operation.
+        """
+        duration_s = version.duration_s
+        if kind == "extend":
+            if asked.end_s is None or asked.end_s <= duration_s:
+                raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
+            return duration_s, asked.end_s
+        start_s, end_s = asked.start_s or 0.0, duration_s if asked.end_s is None else asked.end_s
+        end_s = min(end_s, duration_s) if end_s <= duration_s + 0.05 else end_s
+        if kind == "inpaint" and (start_s <= 0 and end_s >= duration_s):
+            raise StudioRefusal(
+                "Select the seconds to fill: the rest of the sound is what they are fitted to."
+            )
+        if not (0 <= start_s < end_s <= duration_s and end_s - start_s >= 2 / version.sample_rate):
+            raise StudioRefusal(
+                f"The span {start_s:.2f} to {end_s:.2f} s does not lie in the sound of {duration_s:.2f} s: "
+                "select a part of the waveform."
+            )
+        return start_s, end_s
+
+    @staticmethod
+    def _check_record(record: ThoughtRecord, duration_s: float) -> None:
+        try:
+            check_record_times(record, duration_s)
+        except ValueError as error:
+            raise StudioRefusal(f"The chain of thought: {error}. Change its times.") from None
+
+
+def sentence_of(error: Exception) -> str:
+    """An error as a person reads it."""
+    if isinstance(error, ConfigError):
+        return ". ".join(part.strip().rstrip(".") for part in (error.message, error.remedy) if part) + "."
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Private
+
+
+def _facts(asked: MakeRequest, caption: str, cot: str) -> dict[str, Any]:
+    return {
+        "caption": caption, "cot": cot, "seed": asked.seed, "steps": asked.steps, "region": asked.region[:2000],
+    }  # fmt: skip

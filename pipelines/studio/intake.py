@@ -1,0 +1,255 @@
+"""Files that people bring: their kind is told by their content, and everything is checked before it enters a project.
+
+Shapes: N samples, C channels.
+"""
+
+from __future__ import annotations
+
+import shutil
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from audiollm.audio import AudioError, probe
+from audiollm.audio.decoding import DecodeRequest, decoded_blocks
+from audiollm.audio.discovery import is_audio_header, is_plain, read_header
+from audiollm.video.decoders import VideoError, VideoInfo
+from audiollm.video.frames import probe_video
+from pipelines.studio.limits import MB, StudioLimits, StudioRefusal
+
+_INTEGERS = {
+    "PCM_S8": "PCM_16",
+    "PCM_U8": "PCM_U8",
+    "PCM_16": "PCM_16",
+    "PCM_24": "PCM_24",
+    "PCM_32": "PCM_32",
+}
+"""Integer sample formats, and the one of a WAV file that holds them exactly."""
+_LOSSLESS = ("WAV", "WAVEX", "RF64", "FLAC", "AIFF", "W64", "CAF")
+_EBML = b"\x1a\x45\xdf\xa3"
+_MP4_ATOMS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+_ENDINGS = {"mp4": ".mp4", "ebml": ".mkv", "avi": ".avi", "sound": ".sound"}
+_NAME_CHARACTERS = 80
+WHAT_CAN_BE_OPENED = "open a recording (WAV, FLAC, MP3, OGG, M4A, …) or a video (MP4, MOV, MKV, WebM, AVI)"
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """An opened file."""
+
+    duration_s: float
+    has_sound: bool
+    has_pictures: bool
+    width: int = 0
+    height: int = 0
+    frame_rate: float = 0.0
+    sample_rate: int = 0
+    channels: int = 0
+
+
+def shown_name(name: str) -> str:
+    """A file's name as it is shown: printable, without folders, never empty. No file on the disk is called so."""
+    text = unicodedata.normalize("NFC", name.replace("\\", "/").rsplit("/", 1)[-1])
+    kept = "".join(
+        letter for letter in text if letter.isprintable() and unicodedata.category(letter)[0] != "C"
+    )
+    return " ".join(kept.split())[:_NAME_CHARACTERS] or "untitled"
+
+
+def source_ending(path: Path) -> str:
+    """The ending that a file is stored under, by its first bytes.
+
+    Playlists and scripts, with which FFmpeg would open other files, are none of the known kinds.
+
+    Raises:
+        StudioRefusal: it is neither a recording nor a video.
+    """
+    header = read_header(path)
+    if header[4:8] in _MP4_ATOMS:
+        return _ENDINGS["mp4"]
+    if header.startswith(_EBML):
+        return _ENDINGS["ebml"]
+    if header[:4] == b"RIFF" and header[8:12] == b"AVI ":
+        return _ENDINGS["avi"]
+    if is_audio_header(header):
+        return _ENDINGS["sound"]
+    if not header:
+        raise StudioRefusal(f"The file is empty: {WHAT_CAN_BE_OPENED}.", 415)
+    raise StudioRefusal(f"The file is neither a recording nor a video: {WHAT_CAN_BE_OPENED}.", 415)
+
+
+def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
+    """Read what a file says of itself, before anything is decoded.
+
+    Raises:
+        StudioRefusal: it cannot be used.
+    """
+    pictures = None if path.suffix == _ENDINGS["sound"] else _pictures(path)
+    try:
+        info = probe(path)
+    except AudioError as error:
+        if pictures is None:
+            raise StudioRefusal(f"The file cannot be read ({error.reason}).", 415) from None
+        info = None
+    if pictures is not None:
+        _check_pictures(pictures, limits)
+    seconds = [value for value in (pictures and pictures.duration_s, info and info.duration_s) if value]
+    duration_s = max(seconds, default=0.0)
+    if duration_s > limits.duration_s:
+        raise StudioRefusal(
+            f"The file lasts {duration_s / 60:.0f} minutes, and {limits.duration_s / 60:.0f} are the most: "
+            "cut the part that you need out of it.",
+            413,
+        )
+    if info is not None and info.num_channels > limits.channels:
+        raise StudioRefusal(
+            f"The sound has {info.num_channels} channels, and {limits.channels} are the most: mix it down to stereo."
+        )
+    if pictures is not None and pictures.duration_s is None and not duration_s:
+        raise StudioRefusal(
+            "The video does not tell its length: copy it into an .mp4 (ffmpeg -i IN -c copy OUT.mp4)."
+        )
+    shown = pictures is not None
+    return SourceFacts(
+        duration_s,
+        info is not None,
+        shown,
+        pictures.width if pictures else 0,
+        pictures.height if pictures else 0,
+        (pictures.frame_rate or 0.0) if pictures else 0.0,
+        info.sample_rate if info else 0,
+        info.num_channels if info else 0,
+    )
+
+
+def write_sound(source: Path, target: Path, limits: StudioLimits) -> float:
+    """Write the sound of a file as WAV, block by block, with the same sample values where they are not lossy.
+
+    Returns:
+        Its seconds.
+
+    Raises:
+        StudioRefusal: it cannot be decoded, or is longer than its header said and than is allowed.
+    """
+    try:
+        if (source.suffix == _ENDINGS["sound"] and is_plain(str(source))) or _is_lossless(source):
+            return _copy_lossless(source, target, limits)
+    except (soundfile.LibsndfileError, OSError):
+        pass  # the decoders below can read it, or say what is wrong
+    try:
+        return _decode(source, target, limits)
+    except AudioError as error:
+        raise StudioRefusal(f"The sound cannot be read ({error.reason}).", 415) from None
+
+
+def check_room(folder: Path, wanted: float, limits: StudioLimits) -> None:
+    """Refuse what would fill the disk.
+
+    Raises:
+        StudioRefusal: less than the spare room would be left.
+    """
+    free = shutil.disk_usage(folder).free
+    if free - wanted < limits.spare_mb * MB:
+        raise StudioRefusal(
+            f"The disk has {free / MB:.0f} MB left, and {wanted / MB:.0f} are needed: delete projects or make room.",
+            507,
+        )
+
+
+# Private
+
+
+def _pictures(path: Path) -> VideoInfo | None:
+    """
+    Raises:
+        StudioRefusal: there are pictures that cannot be decoded.
+    """
+    try:
+        return probe_video(path)
+    except VideoError as error:
+        if "has no pictures" in error.reason:
+            return None
+        raise StudioRefusal(f"The video cannot be read ({error.reason}).", 415) from None
+
+
+def _check_pictures(pictures: VideoInfo, limits: StudioLimits) -> None:
+    if pictures.width * pictures.height > limits.picture_pixels:
+        raise StudioRefusal(
+            f"The pictures are {pictures.width} x {pictures.height}, which is too large: scale the video down "
+            "(ffmpeg -i IN -vf scale=1920:-2 OUT.mp4).",
+            413,
+        )
+
+
+def _is_lossless(source: Path) -> bool:
+    info = soundfile.info(source)
+    return info.format in _LOSSLESS and (info.subtype in _INTEGERS or info.subtype in ("FLOAT", "DOUBLE"))
+
+
+def _copy_lossless(source: Path, target: Path, limits: StudioLimits) -> float:
+    info = soundfile.info(source)
+    if info.subtype not in _INTEGERS and info.subtype not in ("FLOAT", "DOUBLE"):
+        raise OSError("not plain samples")
+    subtype = _INTEGERS.get(info.subtype, "FLOAT")
+    return _write(
+        target, info.samplerate, info.channels, subtype, _dtyped(source, info.subtype in _INTEGERS), limits
+    )
+
+
+def _dtyped(source: Path, is_integer: bool) -> Any:
+    with soundfile.SoundFile(source) as file:
+        while len(block_NC := file.read(1 << 18, dtype="int32" if is_integer else "float64", always_2d=True)):
+            if not is_integer and not np.isfinite(block_NC).all():
+                raise StudioRefusal(
+                    "The sound holds NaN or infinite samples: write the file anew from its origin."
+                )
+            yield block_NC
+
+
+def _decode(source: Path, target: Path, limits: StudioLimits) -> float:
+    blocks = decoded_blocks(DecodeRequest(str(source), source.name, 0.0, None, None, False))
+    first = next(blocks, None)
+    if first is None:
+        raise StudioRefusal("The sound holds no samples.", 415)
+    samples_CN, rate = first
+
+    def all_blocks() -> Any:
+        yield samples_CN.T.numpy()
+        for block_CN, block_rate in blocks:
+            if block_rate != rate or block_CN.shape[0] != samples_CN.shape[0]:
+                raise StudioRefusal(
+                    "The sound changes its rate or channels on the way: convert it to WAV.", 415
+                )
+            yield np.clip(np.nan_to_num(block_CN.T.numpy()), -1, 1)
+
+    return _write(target, rate, samples_CN.shape[0], "FLOAT", all_blocks(), limits)
+
+
+def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, limits: StudioLimits) -> float:
+    """
+    Raises:
+        StudioRefusal: more samples than are allowed: a file whose header lies.
+    """
+    count = 0
+    try:
+        # a WAV holds 4 GB; RF64 is written as WAV where it is shorter
+        with soundfile.SoundFile(target, "w", rate, channels, subtype, format="WAV") as file:
+            for block_NC in blocks:
+                count += len(block_NC)
+                if count > (limits.duration_s + 1) * rate or count * channels * 4 > 4_000_000_000:
+                    raise StudioRefusal(
+                        f"The sound is longer than {limits.duration_s / 60:.0f} minutes or 4 GB: "
+                        "cut the part that you need out of it.",
+                        413,
+                    )
+                file.write(block_NC)
+        if not count:
+            raise StudioRefusal("The sound holds no samples.", 415)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return count / rate

@@ -1,0 +1,46 @@
+"""Limits of what the studio takes, and the refusals that a person reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MB = 1_000_000
+
+
+class StudioRefusal(Exception):
+    """Something that the studio does not do: one sentence that says what to do instead.
+
+    Args:
+        status: the HTTP status that it is answered with.
+    """
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        self.status = status
+        super().__init__(sentence)
+
+    @property
+    def sentence(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class StudioLimits:
+    """The largest files and requests."""
+
+    upload_mb: float = 2000.0
+    """Megabytes of an uploaded file, and of a project file with all that it unpacks to."""
+    duration_s: float = 2 * 3600.0
+    """Seconds of a recording or video."""
+    made_s: float = 600.0
+    """Seconds of a sound that is made at once."""
+    picture_pixels: int = 4096 * 2304
+    """Pixels of a picture of a video."""
+    channels: int = 8
+    projects: int = 200
+    """Projects of one person."""
+    versions: int = 1000
+    """Versions of a project."""
+    waiting: int = 8
+    """Requests of one window in the queue."""
+    spare_mb: float = 200.0
+    """Megabytes that are left free on the disk."""

@@ -1,0 +1,128 @@
+"""Talks that are interpreted while they come in: the page sends pieces of sound, and gets what the model says.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from audiollm.errors import ConfigError
+from pipelines.studio.limits import StudioRefusal
+
+_MOST_SESSIONS = 4
+_LONGEST_PIECE_S = 5.0
+_LONGEST_TALK_S = 4 * 3600.0
+
+
+@dataclass
+class _Talk:
+    owner: str
+    session: Any
+    heard_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class LiveDesk:
+    """A model of streams that stays loaded, and the talks that it listens to.
+
+    Args:
+        model: the folder of a model that was trained on streams.
+
+    Raises:
+        ConfigError: it cannot be loaded, or was not trained on streams.
+    """
+
+    def __init__(self, model: Path) -> None:
+        from audiollm.generation.engine.defaults import read_trained
+        from audiollm.generation.speaking.generator import Generator
+        from audiollm.models.pretrained import model_folder
+
+        frames = read_trained(model_folder(model)).chunk_frames
+        if frames is None:
+            raise ConfigError(
+                "the model was not trained on streams (trained.json has no chunk_frames)",
+                str(model),
+                "train it on streams (recipes/interpret)",
+            )
+        self._generator, self._frames = Generator.from_pretrained(model), frames
+        self._talks: dict[str, _Talk] = {}
+        self._guard, self._one_at_a_time = threading.Lock(), threading.Lock()
+
+    @property
+    def sample_rate(self) -> int:
+        return int(self._generator.codec.sample_rate)
+
+    def begin(self, owner: str) -> str:
+        """Begin a talk, and return its name; an older one of the same person ends.
+
+        Raises:
+            StudioRefusal: too many people talk at once.
+        """
+        from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+
+        generator = self._generator
+        session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(self._frames))
+        with self._guard:
+            for name in [name for name, talk in self._talks.items() if talk.owner == owner]:
+                del self._talks[name]
+            if len(self._talks) >= _MOST_SESSIONS:
+                raise StudioRefusal(
+                    f"{_MOST_SESSIONS} talks are interpreted already: wait until one ends.", 429
+                )
+            name = secrets.token_hex(8)
+            self._talks[name] = _Talk(owner, session)
+        return name
+
+    def hear(self, owner: str, name: str, content: bytes) -> list[dict[str, Any]]:
+        """Hear float32 samples `[N]` at `sample_rate`; what the model said meanwhile.
+
+        Raises:
+            StudioRefusal: no such talk, or no piece of sound.
+        """
+        talk = self._talk(owner, name)
+        samples_N = np.frombuffer(content[: len(content) // 4 * 4], "<f4").copy()
+        if not len(samples_N) or len(content) % 4 or not np.isfinite(samples_N).all():
+            raise StudioRefusal("The piece of sound is damaged: begin the talk anew.")
+        if len(samples_N) > _LONGEST_PIECE_S * self.sample_rate or talk.heard_s > _LONGEST_TALK_S:
+            raise StudioRefusal("The talk is too long: begin it anew.", 413)
+        with talk.lock, self._one_at_a_time:
+            talk.heard_s += len(samples_N) / self.sample_rate
+            return _said(talk.session.hear(torch.from_numpy(samples_N)[None].clamp(-1, 1)))
+
+    def finish(self, owner: str, name: str) -> list[dict[str, Any]]:
+        """End a talk; what the model still says."""
+        talk = self._talk(owner, name)
+        with talk.lock, self._one_at_a_time:
+            said = _said(talk.session.finish())
+        with self._guard:
+            self._talks.pop(name, None)
+        return said
+
+    def _talk(self, owner: str, name: str) -> _Talk:
+        found = self._talks.get(name)
+        if found is None or found.owner != owner:
+            raise StudioRefusal("This talk has ended: begin it anew.", 404)
+        return found
+
+
+# Private
+
+
+def _said(actions: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "heard_s": round(action.heard_s, 2),
+            "lag_s": round(action.elapsed_s - action.heard_s, 2),
+            "text": action.text,
+        }
+        for action in actions
+        if action.text.strip()
+    ]

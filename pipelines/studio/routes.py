@@ -1,0 +1,488 @@
+"""The addresses of the studio: projects, versions, jobs. Each answers for the browser's own projects alone.
+
+Shapes: W columns of pixels.
+"""
+
+# no `from __future__ import annotations`: FastAPI reads the types of the functions inside `add_routes`
+
+import asyncio
+import io
+import json
+import math
+import shutil
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+
+from audiollm.audio import AudioError
+from audiollm.data.records.sample import Region
+from audiollm.data.records.thoughts import ThoughtRecord, check_record_times, prose_of, record_json
+from audiollm.errors import ConfigError, StageError
+from audiollm.files.atomic import safe_name
+from audiollm.flow.service import Job
+from audiollm.video.frames import frame_times, read_frames
+from pipelines.studio.editor import MakeRequest, SoundEditor, sentence_of
+from pipelines.studio.gate import OWNER
+from pipelines.studio.instructions import EditKind, read_instruction
+from pipelines.studio.intake import check_room
+from pipelines.studio.limits import MB, StudioRefusal
+from pipelines.studio.project_file import open_project_file, write_project_file
+from pipelines.studio.regions import PictureClick
+from pipelines.studio.store import SoundVersion, StoredProject
+from pipelines.studio.waveforms import drawn_columns
+
+_STATIC = Path(__file__).parent / "page"
+_STATIC_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_EXPORTS = {".wav": "audio/wav", ".mp4": "video/mp4", ".mkv": "video/x-matroska", ".mov": "video/quicktime"}
+_SOURCE_KINDS = {".mp4": "video/mp4", ".mkv": "video/webm"}
+_THUMBNAILS, _THUMBNAIL_HEIGHT = 16, 64
+_FRAME_SIDE = 960
+_POLL_S = 0.1
+_KEEP_ALIVE_S = 10.0
+_MOST_COLUMNS = 8000
+PageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
+"""The number that a window of a browser draws for itself: its requests are stopped when it is closed."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ThoughtBody(_Body):
+    record: ThoughtRecord
+
+
+class MakeBody(_Body):
+    page: PageId
+    caption: str = Field(default="", max_length=1000)
+    region: list[Region] = Field(default_factory=list, max_length=5000)
+    start_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    end_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, le=2**31)
+    steps: int = Field(default=24, ge=1, le=500)
+
+    def asked(self) -> MakeRequest:
+        """The request without the window that made it."""
+        return MakeRequest(self.caption, tuple(self.region), self.start_s, self.end_s, self.seed, self.steps)
+
+
+class EditBody(MakeBody):
+    version: int
+    kind: EditKind
+
+
+class PlanBody(_Body):
+    page: PageId
+    version: int
+    instruction: str = Field(max_length=1000)
+    start_s: float | None = None
+    end_s: float | None = None
+
+
+class ClickBody(_Body):
+    at_s: float = Field(ge=0, allow_inf_nan=False)
+    x: float = Field(ge=0, allow_inf_nan=False)
+    y: float = Field(ge=0, allow_inf_nan=False)
+    width: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    height: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class RegionBody(_Body):
+    clicks: list[ClickBody] = Field(max_length=50)
+
+
+class ThinkBody(_Body):
+    page: PageId
+    region: list[Region] = Field(default_factory=list, max_length=5000)
+
+
+class OpenWindows:
+    """Windows of browsers that are open: the requests of one that is closed are stopped."""
+
+    def __init__(self, editor: SoundEditor) -> None:
+        self._editor = editor
+        self._open: dict[str, int] = {}
+
+    def enter(self, window: str) -> None:
+        """Count a connection of a window."""
+        self._open[window] = self._open.get(window, 0) + 1
+
+    def leave(self, window: str) -> None:
+        """A connection ended; without another one the window's requests are stopped, after their present step."""
+        self._open[window] = self._open.get(window, 1) - 1
+        if self._open[window] <= 0:
+            del self._open[window]
+            self._editor.service.stop(window)
+
+
+def add_routes(app: FastAPI, editor: SoundEditor) -> None:
+    """Add the addresses below /studio to an app."""
+    store, limits, service = editor.store, editor.store.limits, editor.service
+    windows = OpenWindows(editor)
+    router = APIRouter(prefix="/studio")
+
+    def owner_of_request(request: Request) -> str:
+        found: str | None = request.scope.get(OWNER)
+        if found is None:
+            raise StudioRefusal("Open the studio's page first.", 401)
+        return found
+
+    Owner = Annotated[str, Depends(owner_of_request)]
+
+    def own_project(id: str, owner: Owner) -> StoredProject:
+        return store.project(owner, id)
+
+    def own_version(number: int, project: Annotated[StoredProject, Depends(own_project)]) -> SoundVersion:
+        return store.version(project, number)
+
+    Project = Annotated[StoredProject, Depends(own_project)]
+    Version = Annotated[SoundVersion, Depends(own_version)]
+
+    def window_of(owner: str, page: str) -> str:
+        return f"{owner}/{page}"
+
+    def check_queue(window: str) -> None:
+        active = [job for job in service.jobs(window) if job.state in ("waiting", "running")]
+        if len(active) >= limits.waiting:
+            raise StudioRefusal(
+                f"{limits.waiting} of your requests wait already: let them finish, or stop some.", 429
+            )
+
+    @router.get("/static/{name}")
+    def static(name: str) -> Response:
+        path = _STATIC / name
+        if path.suffix not in _STATIC_KINDS or path not in set(_STATIC.iterdir()):
+            raise StudioRefusal("There is no such file.", 404)
+        return FileResponse(
+            path, media_type=_STATIC_KINDS[path.suffix], headers={"cache-control": "no-cache"}
+        )
+
+    @router.get("/api/state")
+    def state(owner: Owner) -> dict[str, Any]:
+        sentence = ""
+        try:
+            _ = service.generator
+        except ConfigError as error:
+            sentence = sentence_of(error)
+        return {
+            "model": sentence,
+            "projects": [_listed(project) for project in store.projects(owner)],
+            "upload_mb": limits.upload_mb,
+            "writer": editor.writer_understands,
+        }
+
+    # projects
+
+    @router.post("/api/projects")
+    async def open_file(request: Request, owner: Owner, name: str = "") -> dict[str, Any]:
+        most = limits.upload_mb * MB
+        length = request.headers.get("content-length", "")
+        too_large = StudioRefusal(
+            f"The file is larger than {limits.upload_mb:g} MB: cut or compress it.", 413
+        )
+        if length.isdigit() and int(length) > most:
+            raise too_large
+        await run_in_threadpool(check_room, store.folder, int(length) if length.isdigit() else 0, limits)
+        folder = await run_in_threadpool(store.incoming)
+        upload, size = folder / "upload", 0
+        try:
+            with upload.open("wb") as file:
+                async for block in request.stream():
+                    size += len(block)
+                    if size > most:
+                        raise too_large
+                    await run_in_threadpool(file.write, block)
+            if await run_in_threadpool(zipfile.is_zipfile, upload):
+                project = await run_in_threadpool(open_project_file, store, owner, upload, limits)
+            else:
+                project = await run_in_threadpool(store.create, owner, name, upload)
+        finally:
+            if folder.exists():
+                await run_in_threadpool(shutil.rmtree, folder, True)
+        return await run_in_threadpool(detail, project)
+
+    def detail(project: StoredProject) -> dict[str, Any]:
+        record = store.thought(project)
+        return {
+            **_listed(project),
+            "width": project.width,
+            "height": project.height,
+            "thought": record_json(record),
+            "prose": prose_of(record),
+            "versions": [_shown(version) for version in store.versions(project)],
+        }
+
+    @router.get("/api/projects/{id}")
+    def project_detail(project: Project) -> dict[str, Any]:
+        return detail(project)
+
+    @router.delete("/api/projects/{id}")
+    def delete_project(project: Project) -> dict[str, Any]:
+        store.delete(project)
+        return {}
+
+    @router.get("/api/projects/{id}/export")
+    def export_project(project: Project) -> Response:
+        folder = store.incoming()
+        path = folder / "project.zip"
+        try:
+            write_project_file(store, project, path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _attachment(path, f"{_file_stem(project)}.studio.zip", "application/zip", folder)
+
+    @router.put("/api/projects/{id}/thought")
+    def keep_thought(body: ThoughtBody, project: Project) -> dict[str, Any]:
+        check_record_times(body.record, project.duration_s)
+        store.keep_thought(project, body.record)
+        return {"record": record_json(body.record), "prose": prose_of(body.record)}
+
+    # pictures
+
+    @router.get("/api/projects/{id}/source")
+    def source(project: Project) -> Response:
+        path = store.source(project)
+        return FileResponse(path, media_type=_SOURCE_KINDS.get(path.suffix, "application/octet-stream"))
+
+    @router.get("/api/projects/{id}/frame")
+    def frame(project: Project, at: float) -> Response:
+        _need_pictures(project)
+        if not 0 <= at <= project.duration_s:
+            raise StudioRefusal("The time lies outside of the video.")
+        picture = Image.fromarray(next(iter(read_frames(store.source(project), [_shown_at(project, at)]))))
+        picture.thumbnail((_FRAME_SIDE, _FRAME_SIDE))
+        return Response(jpeg_bytes(picture), media_type="image/jpeg")
+
+    @router.get("/api/projects/{id}/strip")
+    def strip(project: Project) -> Response:
+        _need_pictures(project)
+        path = store.place(project) / "strip.jpg"
+        if not path.is_file():
+            steps = frame_times(0.0, project.duration_s, _THUMBNAILS / project.duration_s)
+            times = [_shown_at(project, time_s) for time_s in steps]
+            times = [t for n, t in enumerate(times) if n == 0 or t > times[n - 1]]
+            width = max(1, round(_THUMBNAIL_HEIGHT * project.width / project.height))
+            sheet = Image.new("RGB", (width * _THUMBNAILS, _THUMBNAIL_HEIGHT))
+            for number, picture in enumerate(read_frames(store.source(project), times)):
+                small = Image.fromarray(picture).resize((width, _THUMBNAIL_HEIGHT))
+                sheet.paste(small, (number * width, 0))
+            with store.lock(project):
+                path.write_bytes(jpeg_bytes(sheet))
+        return FileResponse(path, media_type="image/jpeg")
+
+    @router.post("/api/projects/{id}/region")
+    def follow_region(body: RegionBody, project: Project) -> dict[str, Any]:
+        _need_pictures(project)
+        clicks = [PictureClick(c.at_s, c.x, c.y, c.width, c.height) for c in body.clicks]
+        if any(click.at_s > project.duration_s for click in clicks):
+            raise StudioRefusal("The time of the click lies outside of the video.")
+        found = editor.regions.follow(store.source(project), project.duration_s, clicks)
+        return {"region": [box.model_dump() for box in found]}
+
+    # versions
+
+    @router.get("/api/projects/{id}/versions/{number}/sound.wav")
+    def sound(project: Project, version: Version) -> Response:
+        return FileResponse(store.sound(project, version), media_type="audio/wav")
+
+    @router.get("/api/projects/{id}/versions/{number}/waveform")
+    def waveform(project: Project, version: Version, start: float, end: float, width: int) -> Response:
+        if not (
+            math.isfinite(start) and math.isfinite(end) and 0 <= start < end and 1 <= width <= _MOST_COLUMNS
+        ):
+            raise StudioRefusal("The waveform has no such part.")
+        columns = drawn_columns(
+            store.sound(project, version), store.peaks(project, version), start, end, width
+        )
+        return Response(columns.astype("<i2").tobytes(), media_type="application/octet-stream")
+
+    @router.get("/api/projects/{id}/versions/{number}/export")
+    def export_version(project: Project, version: Version, format: str = "wav") -> Response:
+        ending = f".{format}"
+        if ending not in _EXPORTS:
+            raise StudioRefusal(f"There is no export as {format!r}: choose wav, mp4, mkv or mov.")
+        name = f"{_file_stem(project)}-{version.id}{ending}"
+        if ending == ".wav":
+            return _attachment(store.sound(project, version), name, _EXPORTS[ending])
+        folder = store.incoming()
+        path = folder / f"export{ending}"
+        try:
+            editor.export_video(project, version, path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return _attachment(path, name, _EXPORTS[ending], folder)
+
+    @router.delete("/api/projects/{id}/versions/{number}")
+    def delete_version(project: Project, version: Version) -> dict[str, Any]:
+        store.delete_version(project, version)
+        return {}
+
+    # requests to the models
+
+    @router.post("/api/projects/{id}/think")
+    def think(body: ThinkBody, project: Project, owner: Owner) -> dict[str, Any]:
+        window = window_of(owner, body.page)
+        check_queue(window)
+        return _job(editor.think(project, window, body.region), editor)
+
+    @router.post("/api/projects/{id}/plan")
+    def plan(body: PlanBody, project: Project, owner: Owner) -> dict[str, Any]:
+        window = window_of(owner, body.page)
+        version = store.version(project, body.version)
+        if editor.writer_understands:
+            check_queue(window)
+            return {"job": _job(editor.understand(project, window, version, body.instruction), editor)}
+        span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
+        found = read_instruction(body.instruction, store.thought(project), version.duration_s, span)
+        return {"plan": vars(found)}
+
+    @router.post("/api/projects/{id}/generate")
+    def generate(body: MakeBody, project: Project, owner: Owner) -> dict[str, Any]:
+        window = window_of(owner, body.page)
+        check_queue(window)
+        return _job(editor.generate(project, window, body.asked()), editor)
+
+    @router.post("/api/projects/{id}/edit")
+    def edit(body: EditBody, project: Project, owner: Owner) -> dict[str, Any]:
+        window = window_of(owner, body.page)
+        check_queue(window)
+        version = store.version(project, body.version)
+        return _job(editor.edit(project, window, version, body.kind, body.asked()), editor)
+
+    @router.get("/api/jobs")
+    def jobs(owner: Owner, page: PageId) -> dict[str, Any]:
+        return {"jobs": [_job(job, editor) for job in service.jobs(window_of(owner, page))]}
+
+    @router.post("/api/jobs/{number}/stop")
+    def stop_job(number: int, owner: Owner, page: PageId) -> dict[str, Any]:
+        for job in service.jobs(window_of(owner, page)):
+            if job.number == number:
+                job.stop()
+                return _job(job, editor)
+        raise StudioRefusal("There is no such request.", 404)
+
+    @router.get("/api/events")
+    async def events(owner: Owner, page: PageId) -> Response:
+        window = window_of(owner, page)
+
+        async def told() -> AsyncIterator[str]:
+            windows.enter(window)
+            last, quiet_s = "", 0.0
+            try:
+                while True:
+                    now = json.dumps([_job(job, editor) for job in service.jobs(window)][-50:])
+                    if now != last or quiet_s >= _KEEP_ALIVE_S:
+                        yield f"data: {now}\n\n"
+                        last, quiet_s = now, 0.0
+                    await asyncio.sleep(_POLL_S)
+                    quiet_s += _POLL_S
+            finally:
+                windows.leave(window)
+
+        return StreamingResponse(told(), media_type="text/event-stream")
+
+    app.include_router(router)
+    add_refusals(app)
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Answer everything that a person can mend with a sentence."""
+
+    def refusal(request: Request, error: StudioRefusal) -> Response:
+        return JSONResponse({"sentence": error.sentence}, error.status)
+
+    def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        return JSONResponse({"sentence": f"{place}: {message}." if place else f"{message}."}, 422)
+
+    def bad_input(request: Request, error: Exception) -> Response:
+        return JSONResponse({"sentence": sentence_of(error)}, 400)
+
+    def full_disk(request: Request, error: OSError) -> Response:
+        return JSONResponse(
+            {"sentence": f"The disk refused it ({error.strerror}): make room, then try again."}, 507
+        )
+
+    app.add_exception_handler(StudioRefusal, refusal)
+    app.add_exception_handler(RequestValidationError, invalid)
+    for kind in (ConfigError, StageError, AudioError, ValidationError, ValueError):
+        app.add_exception_handler(kind, bad_input)
+    app.add_exception_handler(OSError, full_disk)
+
+
+def jpeg_bytes(picture: Image.Image) -> bytes:
+    """A picture as JPEG."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=82)
+    return buffer.getvalue()
+
+
+# Private
+
+
+def _listed(project: StoredProject) -> dict[str, Any]:
+    return {
+        "id": project.id,
+        "name": project.name,
+        "duration_s": project.duration_s,
+        "has_pictures": project.has_pictures,
+        "created": project.created,
+    }
+
+
+def _shown(version: SoundVersion) -> dict[str, Any]:
+    return version.model_dump(mode="json", exclude={"region", "cot"})
+
+
+def _job(job: Job, editor: SoundEditor) -> dict[str, Any]:
+    problem = job.problem
+    return {
+        "number": job.number,
+        "title": job.title,
+        "state": job.state,
+        "place": editor.service.place(job),
+        "step": job.step,
+        "steps": job.steps,
+        "result": job.result,
+        "sentence": _failure(problem) if problem is not None and job.state == "failed" else "",
+    }
+
+
+def _failure(problem: Exception) -> str:
+    if isinstance(problem, (StudioRefusal, ConfigError, StageError, AudioError)):
+        return sentence_of(problem)
+    return f"Something went wrong ({type(problem).__name__}: {sentence_of(problem)}): nothing was changed, try again."
+
+
+def _need_pictures(project: StoredProject) -> None:
+    if not project.has_pictures:
+        raise StudioRefusal("The project has no pictures: open a video.")
+
+
+def _shown_at(project: StoredProject, at_s: float) -> float:
+    """A time at which a picture is still shown."""
+    last_s = project.duration_s - 1 / (project.frame_rate or 25.0)
+    return max(0.0, min(at_s, last_s))
+
+
+def _file_stem(project: StoredProject) -> str:
+    return safe_name(Path(project.name).stem or "sound")
+
+
+def _attachment(path: Path, name: str, kind: str, folder: Path | None = None) -> Response:
+    """A file to be saved; the folder that it was made in is deleted afterwards."""
+    task = BackgroundTask(shutil.rmtree, folder, True) if folder is not None else None
+    return FileResponse(path, media_type=kind, filename=name, background=task)

@@ -1,0 +1,395 @@
+"""Projects on the disk: an opened file, its chain of thought, and versions of its sound that form a tree.
+
+    FOLDER/projects/ID/project.json    name, owner, facts of the source
+                       source.mp4      the file as it was opened
+                       thought.json    the chain of thought as it is now
+                       versions/7.wav, 7.npy, 7.json    sound, waveform to draw, facts
+
+A version is there when its JSON is: that is written last, in one step, so that a server that is killed loses none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from audiollm.data.records.sample import Region
+from audiollm.data.records.thoughts import ThoughtRecord, record_json
+from audiollm.files.atomic import DamagedFile, read_json, sync, write_json
+from pipelines.studio.intake import (
+    SourceFacts,
+    check_room,
+    check_source,
+    shown_name,
+    source_ending,
+    write_sound,
+)
+from pipelines.studio.limits import MB, StudioLimits, StudioRefusal
+from pipelines.studio.waveforms import compare_tracks, measure_loudness, measure_peaks
+
+_ID = re.compile(r"[0-9a-f]{16}")
+VersionKind = Literal["original", "generate", "extend", "inpaint", "add", "remove", "extract"]
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class StoredProject(_Stored):
+    """A project's own facts."""
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    name: str = Field(min_length=1, max_length=80)
+    owner: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the token of its owner's browser."""
+    created: float
+    source: str | None = Field(default=None, pattern=r"^source\.(mp4|mkv|avi|sound)$")
+    duration_s: float = Field(ge=0, allow_inf_nan=False)
+    has_pictures: bool
+    width: int = Field(default=0, ge=0)
+    height: int = Field(default=0, ge=0)
+    frame_rate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class SoundVersion(_Stored):
+    """The facts of one version of the sound."""
+
+    id: int = Field(ge=1)
+    parent: int | None = Field(default=None, ge=1)
+    """The version that it was edited from; None: it was opened, or made from nothing."""
+    kind: VersionKind
+    title: str = Field(max_length=200)
+    created: float
+    duration_s: float = Field(gt=0)
+    sample_rate: int = Field(gt=0)
+    channels: int = Field(gt=0)
+    loudness: float | None = None
+    """LUFS; None: silence."""
+    caption: str = Field(default="", max_length=2000)
+    cot: str = Field(default="", max_length=20000)
+    """The prose that the model read."""
+    span: tuple[float, float] | None = None
+    """Seconds that the edit was allowed to change."""
+    changed: tuple[tuple[float, float], ...] = ()
+    """Seconds in which samples differ from the parent's."""
+    checked_samples: int | None = None
+    """Samples outside of the span that were compared with the parent's; None: there was nothing to compare."""
+    is_same_outside: bool | None = None
+    seed: int = 0
+    steps: int = 0
+    region: tuple[Region, ...] = ()
+
+
+class ProjectStore:
+    """All projects below a folder.
+
+    Args:
+        folder: where they are kept; it is made where it is missing, for its owner's eyes alone.
+    """
+
+    def __init__(self, folder: Path, limits: StudioLimits) -> None:
+        self.folder, self.limits = folder, limits
+        self._projects = folder / "projects"
+        self._projects.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._locks: dict[str, threading.RLock] = {}
+        self._guard = threading.Lock()
+        for left in self._projects.glob(".new-*"):  # of a server that was killed while a file came in
+            shutil.rmtree(left, ignore_errors=True)
+
+    def incoming(self) -> Path:
+        """A new folder for a file that is coming in, which becomes a project or is deleted."""
+        folder = self._projects / f".new-{secrets.token_hex(8)}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def create(self, owner: str, name: str, upload: Path) -> StoredProject:
+        """Make a project from a file in a folder of `incoming`.
+
+        Raises:
+            StudioRefusal: the file cannot be used, or there are too many projects.
+        """
+        folder = upload.parent
+        try:
+            if len(self.projects(owner)) >= self.limits.projects:
+                raise StudioRefusal(f"There are {self.limits.projects} projects already: delete some.", 507)
+            ending = source_ending(upload)
+            source = upload.rename(folder / f"source{ending}")
+            facts = check_source(source, self.limits)
+            (folder / "versions").mkdir()
+            duration_s = facts.duration_s
+            if facts.has_sound:
+                wanted = max(facts.duration_s, 1) * facts.sample_rate * facts.channels * 4
+                check_room(folder, wanted, self.limits)
+                sound_s = write_sound(source, folder / "versions" / "1.wav", self.limits)
+                duration_s = max(duration_s, sound_s) if facts.has_pictures else sound_s
+                self._finish(folder, 1, None, "original", "as it was opened", None, {})
+            project = _project(owner, shown_name(name), source.name, facts, duration_s)
+            write_json(folder / "project.json", project.model_dump(mode="json"))
+            write_json(folder / "thought.json", record_json(ThoughtRecord()))
+            return self.adopt(folder, project)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def adopt(self, folder: Path, project: StoredProject) -> StoredProject:
+        """Give an incoming folder that holds a whole project its place."""
+        sync(folder / "project.json")
+        os.replace(folder, self._projects / project.id)
+        sync(self._projects)
+        return project
+
+    def projects(self, owner: str) -> list[StoredProject]:
+        """The projects of an owner, the newest first; damaged ones are left out."""
+        found = []
+        for folder in self._projects.iterdir():
+            if _ID.fullmatch(folder.name):
+                with contextlib.suppress(StudioRefusal):
+                    found.append(self.project(owner, folder.name))
+        return sorted(found, key=lambda each: -each.created)
+
+    def project(self, owner: str, id: str) -> StoredProject:
+        """
+        Raises:
+            StudioRefusal: the owner has no such project: whether another has, is not told.
+        """
+        missing = StudioRefusal(
+            "There is no such project here: it was deleted, or belongs to another browser.", 404
+        )
+        if not _ID.fullmatch(id):
+            raise missing
+        try:
+            found = StoredProject.model_validate(read_json(self._projects / id / "project.json"))
+        except (OSError, DamagedFile, ValidationError):
+            raise missing from None
+        if found.owner != owner or found.id != id:
+            raise missing
+        return found
+
+    def place(self, project: StoredProject) -> Path:
+        """The folder of a project."""
+        return self._projects / project.id
+
+    def source(self, project: StoredProject) -> Path:
+        """The file as it was opened.
+
+        Raises:
+            StudioRefusal: there is none.
+        """
+        if project.source is None:
+            raise StudioRefusal("The project has no source file.", 404)
+        return self.place(project) / project.source
+
+    def delete(self, project: StoredProject) -> None:
+        """Delete a project with everything in it."""
+        with self.lock(project):
+            doomed = self._projects / f".new-{secrets.token_hex(8)}"
+            os.replace(self.place(project), doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def lock(self, project: StoredProject) -> Iterator[None]:
+        """One writer per project."""
+        with self._guard:
+            lock = self._locks.setdefault(project.id, threading.RLock())
+        with lock:
+            yield
+
+    # the chain of thought
+
+    def thought(self, project: StoredProject) -> ThoughtRecord:
+        """The chain of thought as it is now; an empty one where the file is damaged."""
+        try:
+            return ThoughtRecord.model_validate_json(
+                (self.place(project) / "thought.json").read_text(encoding="utf-8")
+            )
+        except (OSError, ValueError):
+            return ThoughtRecord()
+
+    def keep_thought(self, project: StoredProject, record: ThoughtRecord) -> None:
+        """Store a chain of thought."""
+        with self.lock(project):
+            write_json(self.place(project) / "thought.json", record_json(record))
+
+    # versions
+
+    def versions(self, project: StoredProject) -> list[SoundVersion]:
+        """Finished versions, in the order of their numbers."""
+        paths = (self.place(project) / "versions").glob("*.json")
+        found = [version for version in map(_read_version, paths) if version is not None]
+        return sorted(found, key=lambda each: each.id)
+
+    def version(self, project: StoredProject, id: int) -> SoundVersion:
+        """
+        Raises:
+            StudioRefusal: there is none with that number.
+        """
+        found = _read_version(self.place(project) / "versions" / f"{id}.json")
+        if found is None:
+            raise StudioRefusal(f"There is no version {id} in this project.", 404)
+        return found
+
+    def sound(self, project: StoredProject, version: SoundVersion) -> Path:
+        """The WAV file of a version."""
+        return self.place(project) / "versions" / f"{version.id}.wav"
+
+    def peaks(self, project: StoredProject, version: SoundVersion) -> NDArray[np.int16]:
+        """The waveform of a version `[B, 2]`, see `measure_peaks`; measured anew where its file is damaged."""
+        path = self.place(project) / "versions" / f"{version.id}.npy"
+        try:
+            found: NDArray[np.int16] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if found.ndim == 2 and found.shape[1] == 2:
+                return found
+        except (OSError, ValueError):
+            pass
+        measured = measure_peaks(self.sound(project, version))
+        _save_peaks(path, measured)
+        return measured
+
+    @contextlib.contextmanager
+    def new_version(self, project: StoredProject) -> Iterator[tuple[int, Path]]:
+        """The number of a new version and the path that its sound is to be written to; see `finish`.
+
+        Raises:
+            StudioRefusal: the project has as many as are allowed, or the disk is full.
+        """
+        with self.lock(project):
+            folder = self.place(project) / "versions"
+            taken = [int(path.stem) for path in folder.glob("*.*") if path.stem.isdecimal()]
+            if len(self.versions(project)) >= self.limits.versions:
+                raise StudioRefusal(
+                    f"The project has {self.limits.versions} versions: delete some, or open it anew."
+                )
+            largest = max((path.stat().st_size for path in folder.glob("*.wav")), default=0)
+            check_room(folder, largest + 10 * MB, self.limits)
+            number = max(taken, default=0) + 1
+            path = folder / f"{number}.wav"
+            try:
+                yield number, path
+            except BaseException:
+                for ending in (".wav", ".npy"):
+                    path.with_suffix(ending).unlink(missing_ok=True)
+                raise
+
+    def finish(
+        self,
+        project: StoredProject,
+        number: int,
+        parent: SoundVersion | None,
+        kind: VersionKind,
+        title: str,
+        span: tuple[int, int] | None,
+        facts: dict[str, Any],
+    ) -> SoundVersion:
+        """Measure a sound that was written, compare it with its parent, and make it a version.
+
+        Args:
+            span: samples that were allowed to change; None: it is not compared.
+            facts: other fields of `SoundVersion`.
+        """
+        return self._finish(self.place(project), number, parent, kind, title, span, facts)
+
+    def delete_version(self, project: StoredProject, version: SoundVersion) -> None:
+        """Delete a version that no other was made from.
+
+        Raises:
+            StudioRefusal: others were.
+        """
+        with self.lock(project):
+            if any(each.parent == version.id for each in self.versions(project)):
+                raise StudioRefusal("Other versions were made from this one: delete those first.")
+            path = self.place(project) / "versions" / f"{version.id}.json"
+            for ending in (".json", ".npy", ".wav"):
+                path.with_suffix(ending).unlink(missing_ok=True)
+
+    def _finish(
+        self,
+        folder: Path,
+        number: int,
+        parent: SoundVersion | None,
+        kind: VersionKind,
+        title: str,
+        span: tuple[int, int] | None,
+        facts: dict[str, Any],
+    ) -> SoundVersion:
+        path = folder / "versions" / f"{number}.wav"
+        info = soundfile.info(path)
+        sync(path)
+        _save_peaks(path.with_suffix(".npy"), measure_peaks(path))
+        if parent is not None and span is not None:
+            compared = compare_tracks(path.with_name(f"{parent.id}.wav"), path, span)
+            rate = info.samplerate
+            facts = {
+                **facts,
+                "span": (span[0] / rate, span[1] / rate),
+                "changed": compared.changed_s[:500],
+                "checked_samples": compared.samples_outside,
+                "is_same_outside": compared.is_same_outside,
+            }
+        version = SoundVersion(
+            id=number,
+            parent=parent.id if parent else None,
+            kind=kind,
+            title=title[:200],
+            created=time.time(),
+            duration_s=info.frames / info.samplerate,
+            sample_rate=info.samplerate,
+            channels=info.channels,
+            loudness=measure_loudness(path),
+            **facts,
+        )
+        write_json(path.with_suffix(".json"), version.model_dump(mode="json"))
+        return version
+
+
+def owner_of(token: str) -> str:
+    """The name that a browser's token is stored under: the token itself is nowhere on the disk."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+# Private
+
+
+def _read_version(path: Path) -> SoundVersion | None:
+    """A version by its JSON file; None: it is not there, is damaged, or has lost its sound."""
+    try:
+        version = SoundVersion.model_validate(read_json(path))
+    except (OSError, DamagedFile, ValidationError):
+        return None
+    return version if path.stem == str(version.id) and path.with_suffix(".wav").is_file() else None
+
+
+def _save_peaks(path: Path, peaks_B2: NDArray[np.int16]) -> None:
+    temporary = path.with_name(f".{path.stem}.tmp.npy")
+    np.save(temporary, peaks_B2, allow_pickle=False)
+    os.replace(temporary, path)
+
+
+def _project(
+    owner: str, name: str, source: str | None, facts: SourceFacts, duration_s: float
+) -> StoredProject:
+    return StoredProject(
+        id=secrets.token_hex(8),
+        name=name,
+        owner=owner,
+        created=time.time(),
+        source=source,
+        duration_s=duration_s,
+        has_pictures=facts.has_pictures,
+        width=facts.width,
+        height=facts.height,
+        frame_rate=facts.frame_rate,
+    )

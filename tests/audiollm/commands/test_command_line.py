@@ -1,0 +1,21 @@
+"""The console script: all commands, or the wanted one alone."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from audiollm.commands.cli import build_app
+
+
+@pytest.mark.parametrize(("wanted", "others"), [("inspect", "convert"), ("evaluate", "inspect")])
+def test_a_command_or_a_group_is_loaded_alone(wanted: str, others: str) -> None:
+    shown = CliRunner().invoke(build_app(wanted), ["--help"]).output
+    assert f" {wanted} " in shown and f" {others} " not in shown
+    assert CliRunner().invoke(build_app(wanted), [wanted, "--help"]).exit_code == 0
+
+
+def test_an_unknown_command_is_answered_with_all_of_them() -> None:
+    result = CliRunner().invoke(build_app("insect"), ["insect"])
+    assert result.exit_code == 2 and "inspect" in result.output
+    assert " convert " in CliRunner().invoke(build_app("--help"), ["--help"]).output

@@ -1,0 +1,119 @@
+"""The command `evaluate interpret`: several systems, sentences of a long output, speech, verdicts, bad lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from audiollm.audio import save
+from audiollm.commands.cli import build_app
+from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
+from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, write_log
+from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+
+
+def line(index: int, prediction: str, delays: list[float], **values: Any) -> LoggedOutput:
+    made = {"reference": "ein zwei drei vier", "source_length": 4000.0} | values
+    return LoggedOutput.model_validate({"index": index, "prediction": prediction, "delays": delays} | made)
+
+
+def test_sentences_of_a_long_output_keep_their_own_words() -> None:
+    segments = [
+        ReferenceSegment(0, 4000, ("a", "b", "c", "d")),
+        ReferenceSegment(5000, 9000, ("e", "f", "g", "h")),
+        ReferenceSegment(9000, 10000, ("i",)),
+    ]
+    units = ["a", "x", "c", "d", "d", "e", "f", "g", "h"]
+    times = [1000.0 * place for place in range(1, 10)]
+    first, second, third = resegment(units, times, segments)
+    assert first.units == ("a", "x", "c", "d", "d")
+    assert second.units == ("e", "f", "g", "h")
+    assert third.units == ()
+    assert second.emissions(10000).times_H == (1000, 2000, 3000, 4000)
+    assert second.emissions(10000).recording_end == 5000
+    assert length_adaptive_average_lagging(second.emissions(10000)) == pytest.approx(1000)
+    assert sum(len(part.units) for part in resegment(["z"] * 7, [1.0] * 7, segments)) == 7
+
+
+def test_a_tally_counts_judged_fragments() -> None:
+    verdicts = [
+        FragmentVerdict(index=0, fragment="x", vip=place < 3, svip=None if place else True)
+        for place in range(4)
+    ]
+    found = tally(verdicts)
+    assert found["vip"]["accuracy"] == 0.75
+    assert (found["svip"]["accuracy"], found["svip"]["n"]) == (1.0, 1)
+
+
+def test_two_systems_in_one_report(tmp_path: Path) -> None:
+    """Text beside speech; an empty output, a bad line; sentences; the page has both pictures and the mixed sound."""
+    save(tmp_path / "source.wav", torch.sin(torch.arange(32000) * 0.05)[None] * 0.1, 8000)
+    text, speech = tmp_path / "text", tmp_path / "speech"
+    segments = [
+        {"start": 0, "end": 2000, "reference": "ein zwei"},
+        {"start": 2000, "end": 4000, "reference": "drei vier"},
+    ]
+    write_log(
+        text / "instances.log",
+        [
+            line(
+                0,
+                "ein zwei drei vier",
+                [1000, 2000, 3000, 4000],
+                elapsed=[1100, 2100, 3100, 4500],
+                segments=segments,
+            ),
+            line(1, "", []),
+        ],
+    )
+    with (text / "instances.log").open("a") as file:
+        file.write('{"index": 2, "prediction": "a b", "delays": [2, 1], "source_length": 3}\n')
+    save(speech / "out.wav", torch.zeros(1, 8000), 8000)
+    said = line(
+        0, "out.wav", [1000, 2000], durations=[500, 500], transcript="ein zwei drei vier", source="../source.wav"
+    )  # fmt: skip
+    write_log(speech / "instances.log", [said])
+    verdicts = tmp_path / "verdicts.csv"
+    verdicts.write_text("index,fragment,vip\n0,ein,true\n0,zwei,false\n")
+    command = [
+        "evaluate",
+        "interpret",
+        f"words={text}",
+        f"speech={speech}",
+        "--language",
+        "de",
+        "-o",
+        str(tmp_path / "o"),
+    ]
+    result = CliRunner().invoke(build_app(), [*command, "--verdicts", str(verdicts), "--scorer", "chrf"])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "o" / "results.json").read_text())
+    words, spoken = found["systems"]["words"], found["systems"]["speech"]
+    assert (words["outputs"], words["empty"], words["set_aside"]) == (2, 1, 1)
+    assert words["latency"]["LAAL"]["mean"] == 1000
+    assert words["latency"]["LAAL"]["reasons"] == {"no output": 1}
+    assert words["latency"]["LAAL_CA"]["mean"] == pytest.approx((1100 * 3 + 1500) / 4)
+    assert words["latency"]["LongYAAL of sentences"]["n"] == 2
+    assert words["quality"]["BLEU"] < spoken["quality"]["BLEU"] == pytest.approx(100)
+    assert spoken["gaps"] == {"per_output": 1.0, "mean": 500.0}
+    assert spoken["scorers"]["chrf"]["mean"] == pytest.approx(100)
+    assert found["verdicts"]["vip"]["accuracy"] == 0.5
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert page.count("<svg") == 4  # quality over latency, and a timeline for each output
+    assert page.count("<audio") == 1
+    assert "out of order" in (tmp_path / "o" / "set_aside.jsonl").read_text()
+    scored = CliRunner().invoke(build_app(), [*command[:3], *command[4:], "--score-empty"])
+    assert scored.exit_code == 0, scored.output
+    found = json.loads((tmp_path / "o" / "results.json").read_text())
+    assert found["systems"]["words"]["latency"]["LAAL"]["mean"] == (1000 + 4000) / 2
+
+
+def test_a_wrong_unit_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(build_app(), ["evaluate", "interpret", str(tmp_path), "--unit", "words"])
+    assert "did you mean 'word'" in str(result.exception)

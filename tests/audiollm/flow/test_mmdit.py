@@ -1,0 +1,283 @@
+"""The native transformer: packs, absent modalities, positions in seconds, initialisation, context, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from audiollm.flow.model.blocks import TimeEmbedding, linear_between
+from audiollm.flow.model.context import AudioContext, hidden_context
+from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
+from audiollm.flow.model.objective import velocity_loss
+from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
+from audiollm.flow.model.rows import RowConv, rows_of
+
+CPU = torch.device("cpu")
+CONFIG = MMDiTConfig(
+    latent_dim=8, hidden_size=32, num_heads=2, multi_stream_blocks=2, single_stream_blocks=2,
+    frames_dim=12, sync_dim=10, caption_dim=6, cot_dim=7,
+)  # fmt: skip
+KINDS: list[tuple[Modality, ...]] = [MODALITIES, ("frames",), (), ("caption", "cot"), ("sync",), MODALITIES]
+LENGTHS = [11, 7, 13, 11, 5, 1]
+
+
+def randomized(model: MMDiT, seed: int = 1) -> MMDiT:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def conditions_of(kinds: tuple[Modality, ...], seed: int, config: MMDiTConfig = CONFIG) -> Conditions:
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name in kinds:
+        rows = int(torch.randint(1, 9, (1,), generator=generator))
+        values_RC = torch.randn(rows, getattr(config, f"{name}_dim"), generator=generator).double()
+        made[name] = Features(values_RC, torch.arange(rows) / 8 + 0.06 if name in TIMED else None)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model() -> MMDiT:
+    return randomized(MMDiT(CONFIG)).double()
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[tuple[Tensor, Tensor, Conditions]]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for index, (length, kinds) in enumerate(zip(LENGTHS, KINDS, strict=True)):
+        x_TD = torch.randn(length, 8, generator=generator).double()
+        context_TE = torch.randn(length, 10, generator=generator).double()
+        made.append((x_TD, context_TE, conditions_of(kinds, index)))
+    return made
+
+
+TIMES_B = torch.linspace(0.05, 0.95, len(LENGTHS)).double()
+
+
+def run(model: MMDiT, samples: list[tuple[Tensor, Tensor, Conditions]], t_B: Tensor) -> list[Tensor]:
+    lengths = [len(x_TD) for x_TD, _, _ in samples]
+    packed = pack_conditions([conditions for _, _, conditions in samples], CPU)
+    x_LD, context_LE = (torch.cat([sample[i] for sample in samples]) for i in (0, 1))
+    out_LD: Tensor = model(x_LD, t_B, packed, rows_of(lengths, CPU), context_LE)
+    return list(out_LD.split(lengths))
+
+
+def test_a_sample_is_the_same_alone_and_in_any_pack(
+    model: MMDiT, samples: list[tuple[Tensor, Tensor, Conditions]]
+) -> None:
+    together = run(model, samples, TIMES_B)
+    order = [3, 0, 5, 4, 2, 1]
+    shuffled = run(model, [samples[index] for index in order], TIMES_B[order])
+    for index, sample in enumerate(samples):
+        alone = run(model, [sample], TIMES_B[index : index + 1])[0]
+        torch.testing.assert_close(together[index], alone, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(shuffled[order.index(index)], alone, atol=1e-10, rtol=1e-10)
+        assert float(alone.detach().abs().mean()) > 0.5
+
+
+def test_equal_lengths_take_the_batched_paths(model: MMDiT) -> None:
+    """Samples of one shape (broadcast modulation, batched attention) against each alone."""
+    generator = torch.Generator().manual_seed(4)
+    one = conditions_of(MODALITIES, 9)
+    samples = []
+    for _ in range(3):
+        conditions: Conditions = {
+            name: Features(torch.randn(each.values_RC.shape, generator=generator).double(), each.times_R)
+            for name, each in one.items()
+        }
+        x_TD = torch.randn(9, 8, generator=generator).double()
+        samples.append((x_TD, torch.zeros(9, 10).double(), conditions))
+    together = run(model, samples, TIMES_B[:3])
+    for index, sample in enumerate(samples):
+        alone = run(model, [sample], TIMES_B[index : index + 1])[0]
+        torch.testing.assert_close(together[index], alone, atol=1e-10, rtol=1e-10)
+
+
+def test_another_sample_changes_nothing_even_where_it_is_not_finite(
+    model: MMDiT, samples: list[tuple[Tensor, Tensor, Conditions]]
+) -> None:
+    before = run(model, samples, TIMES_B)
+    spoiled = [(x_TD * torch.nan if i == 1 else x_TD * (1000 if i == 2 else 1), c, f)
+               for i, (x_TD, c, f) in enumerate(samples)]  # fmt: skip
+    after = run(model, spoiled, TIMES_B)
+    for index in (0, 3, 4, 5):
+        assert torch.equal(before[index], after[index])
+    assert bool(after[1].isnan().any())
+
+
+def test_loss_and_gradients_do_not_depend_on_the_packs(
+    samples: list[tuple[Tensor, Tensor, Conditions]],
+) -> None:
+    """One pack against two whose losses add up, 1e-9 in float64."""
+    found = []
+    total = float(sum(LENGTHS))
+    for packs in ([samples], [samples[:2], samples[2:]]):
+        model, start, losses = randomized(MMDiT(CONFIG)).double(), 0, []
+        for each in packs:
+            velocity_LD = torch.cat(run(model, each, TIMES_B[start : start + len(each)]))
+            target_LD = torch.cat([x_TD for x_TD, _, _ in each]).flip(1)
+            losses.append(velocity_loss(velocity_LD, target_LD, torch.ones(len(target_LD)), total))
+            start += len(each)
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        found.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-9, rtol=1e-9)
+    for name, gradient in found[0][1].items():
+        # frames and text are not updated in the last multi-stream block: nothing reads what their queries find
+        unread = name.startswith(("joint_blocks.1.clip", "joint_blocks.1.text")) and "q_norm" in name
+        assert gradient is not None and (float(gradient.abs().max()) > 0) != unread, name
+        torch.testing.assert_close(gradient, found[1][1][name], atol=1e-9, rtol=1e-9)
+
+
+def test_an_absent_modality_is_a_dropped_one(model: MMDiT) -> None:
+    full = conditions_of(MODALITIES, 3)
+    latents, x_LD, t_B = rows_of([9], CPU), torch.randn(9, 8).double(), TIMES_B[:1]
+    packed = pack_conditions([full], CPU)
+    for name in MODALITIES:
+        absent = pack_conditions([{key: each for key, each in full.items() if key != name}], CPU)
+        dropped, never = model(x_LD, t_B, packed.without([name]), latents), model(x_LD, t_B, absent, latents)
+        assert torch.equal(dropped, never)
+        assert float((dropped - model(x_LD, t_B, packed, latents)).abs().mean()) > 1e-3, name
+
+
+def test_hidden_context_is_no_context(model: MMDiT) -> None:
+    latents, x_LD = rows_of([9], CPU), torch.randn(9, 8).double()
+    packed = pack_conditions([{}], CPU)
+    without = model(x_LD, TIMES_B[:1], packed, latents)
+    hidden = AudioContext(torch.randn(9, 8).double(), hidden_context(9, 8).state_L)
+    assert torch.equal(without, model(x_LD, TIMES_B[:1], packed, latents, hidden.channels()))
+    zeros = AudioContext(torch.zeros(9, 8).double(), torch.full((9,), 2))
+    kept = model(x_LD, TIMES_B[:1], packed, latents, zeros.channels())
+    assert float((without - kept).abs().mean()) > 1e-3  # a kept latent of zeros is not a hidden one
+
+
+@pytest.mark.parametrize("seconds", [1, 9, 30])
+def test_positions_agree_in_seconds(seconds: int) -> None:
+    """Attention between a latent and a frame depends on their distance in seconds, not on rates and lengths."""
+    for rate in (10.0, 21.5, 43.0):
+        model = randomized(MMDiT(MMDiTConfig(**{**CONFIG.__dict__, "latent_rate": rate}))).double()
+        count = round(seconds * rate)
+        times_R = torch.arange(8 * seconds) / 8
+        frames: Conditions = {"frames": Features(torch.randn(8 * seconds, 12).double(), times_R)}
+        projected = model.project(pack_conditions([frames], CPU), rows_of([count], CPU))
+        angle = projected.latent_rotation[0].double().acos()[:, 0, 0], projected.frame_rotation[0][:, 0, 0]
+        middle = count // 2
+        place_s = (middle + 0.5) / rate
+        assert torch.allclose(
+            torch.tensor(place_s * 44_100 / 2048).cos().double(), angle[0][middle].cos(), atol=1e-5
+        )
+        nearest = int((times_R - place_s).abs().argmin())
+        fusion = projected.fusion
+        assert fusion is not None
+        before, weight = int(fusion.before_N[middle]), float(fusion.weight_N[middle])
+        assert (
+            abs((before + weight) / 8 - min(place_s, float(times_R[-1]))) < 1e-4
+            and abs(before - nearest) <= 1
+        )
+
+
+def test_velocity_is_zero_and_the_gate_one_half_at_the_start() -> None:
+    model = MMDiT(CONFIG)
+    packed = pack_conditions(
+        [
+            {
+                name: Features(each.values_RC.float(), each.times_R)
+                for name, each in conditions_of(MODALITIES, 0).items()
+            }
+        ],
+        CPU,
+    )
+    velocity_LD = model(torch.randn(9, 8), torch.rand(1), packed, rows_of([9], CPU))
+    assert torch.equal(velocity_LD, torch.zeros(9, 8))
+    gates = model.gated_mlp(torch.randn(50, 64) * 3)
+    assert torch.equal(gates, torch.full_like(gates, 0.5))
+
+
+def test_embeddings_of_times_differ() -> None:
+    embedding = TimeEmbedding(64)
+    angles = torch.tensor([0.0, 0.1, 0.5, 1.0])[:, None] * embedding.freqs
+    sinusoids = torch.cat([angles.cos(), angles.sin()], dim=1)
+    cosine = torch.nn.functional.cosine_similarity(sinusoids[:1], sinusoids[1:])
+    assert float(cosine.max()) < 0.4
+
+
+def test_half_precision_is_near_full(samples: list[tuple[Tensor, Tensor, Conditions]]) -> None:
+    model, single = randomized(MMDiT(CONFIG)), []
+    for x_TD, context_TE, conditions in samples:
+        found: Conditions = {
+            name: Features(each.values_RC.float(), each.times_R) for name, each in conditions.items()
+        }
+        single.append((x_TD.float(), context_TE.float(), found))
+    full = torch.cat(run(model, single, TIMES_B.float()))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = torch.cat(run(model, single, TIMES_B.float()))
+        half.float().square().mean().backward()
+    assert float((half.float() - full).abs().mean() / full.abs().mean()) < 0.05
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_row_convolution_equals_conv1d() -> None:
+    lengths = [5, 1, 9]
+    layer = RowConv(4, 6, 7).double()
+    x_RC = torch.randn(15, 4).double()
+    results = []
+    for ours in (True, False):
+        given = x_RC.clone().requires_grad_()
+        layer.zero_grad()
+        if ours:
+            out_RC = layer(given, rows_of(lengths, CPU))
+        else:
+            pieces = [piece.T[None] for piece in given.split(lengths)]
+            made = [torch.nn.functional.conv1d(each, layer.weight, layer.bias, padding=3) for each in pieces]
+            out_RC = torch.cat([each[0].T for each in made])
+        (out_RC * torch.linspace(-1, 1, out_RC.numel()).view_as(out_RC)).sum().backward()
+        assert layer.bias is not None
+        results.append([out_RC.detach(), given.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
+
+
+def test_times_between_frames() -> None:
+    before, after, weight = linear_between(
+        torch.tensor([0.0, 1.0, 3.0]), torch.tensor([-1.0, 0.25, 2.0, 9.0])
+    )
+    assert before.tolist() == [0, 0, 1, 1] and after.tolist() == [1, 1, 2, 2]
+    assert weight.tolist() == [0.0, 0.25, 0.5, 1.0]
+
+
+def test_what_the_model_does_not_take_is_refused() -> None:
+    model = MMDiT(MMDiTConfig(**{**CONFIG.__dict__, "sync_dim": 0, "audio_context": False}))
+    latents, x_LD, t_B = rows_of([4], CPU), torch.zeros(4, 8), torch.zeros(1)
+    for name, width, why in (("sync", 10, "takes no sync"), ("caption", 5, "width 5, and the model takes 6")):
+        times_R = torch.arange(3) / 8 if name == "sync" else None
+        given = pack_conditions([{name: Features(torch.zeros(3, width), times_R)}], CPU)
+        with pytest.raises(ValueError, match=why):
+            model(x_LD, t_B, given, latents)
+    with pytest.raises(ValueError, match="audio context"):
+        model(x_LD, t_B, pack_conditions([{}], CPU), latents, torch.zeros(4, 10))
+    for values, times, why in (
+        (torch.full((2, 12), torch.nan), torch.arange(2.0), "not finite"),
+        (torch.zeros(2, 12), torch.zeros(2), "rising"),
+        (torch.zeros(0, 12), torch.zeros(0), "rows >= 1"),
+        (torch.zeros(2, 12), None, "no times"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            pack_conditions([{"frames": Features(values, times)}], CPU)
+
+
+def test_saved_and_loaded(tmp_path: Path, samples: list[tuple[Tensor, Tensor, Conditions]]) -> None:
+    model = randomized(MMDiT(CONFIG))
+    model.save_pretrained(tmp_path)
+    loaded = MMDiT.from_pretrained(tmp_path)
+    assert loaded.config == CONFIG
+    for name in ("null_frames", "null_sync", "null_caption"):
+        assert torch.equal(getattr(loaded, name), getattr(model, name))
+    ours, theirs = run(model.double(), samples, TIMES_B), run(loaded.double(), samples, TIMES_B)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,122 @@
+"""The commands `sound generate` and `sound edit`, from the command line to the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from audiollm.audio import load, save
+from audiollm.errors import ConfigError
+from audiollm.flow.commands import edit_sound, make_sound
+from audiollm.flow.editing.tracks import read_track
+from audiollm.video.frames import frame_times, probe_video, read_frames
+from tests.audiollm.flow.toy import AUTOENCODER, RATE, tone
+
+FAST = ["--steps", "1", "--autoencoder", AUTOENCODER]
+
+
+def sound(*arguments: object) -> str:
+    """What the command prints.
+
+    Raises:
+        ConfigError: the command refuses.
+    """
+    app = typer.Typer()
+    app.command("generate")(make_sound)
+    app.command("edit")(edit_sound)
+    told = CliRunner().invoke(app, [str(each) for each in arguments])
+    if isinstance(told.exception, ConfigError):
+        raise told.exception
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def test_a_sound_is_made_for_a_video_as_a_file_and_under_its_pictures(
+    trained: Path, encoded: Path, tmp_path: Path
+) -> None:
+    video = encoded / "3.mp4"
+    sound("generate", trained, "--video", video, "--caption", "a high tone", "-o", tmp_path / "a.wav", *FAST)
+    alone = load(tmp_path / "a.wav")
+    assert alone.samples_CN.shape == (1, RATE) and float(alone.samples_CN.abs().max()) > 0
+    sound("generate", trained, "--video", video, "--caption", "a high tone", "-o", tmp_path / "a.mkv", *FAST)
+    beside = load(tmp_path / "a.mkv").samples_CN
+    torch.testing.assert_close(beside, alone.samples_CN, atol=2e-4, rtol=0)
+    times = frame_times(0.0, 1.0, 8)
+    shown, original = (np.stack(list(read_frames(path, times))) for path in (tmp_path / "a.mkv", video))
+    assert np.array_equal(shown, original)
+    sound("generate", trained, "--cot", "a low tone", "--duration", 2.5, "-o", tmp_path / "b.flac", *FAST)
+    assert load(tmp_path / "b.flac").samples_CN.shape == (1, round(2.5 * RATE)), "longer than the training"
+
+
+@pytest.mark.parametrize(
+    ("operation", "span"),
+    [("extend", ",1.4"), ("inpaint", "0.4,0.7"), ("add", "0.4,0.7"), ("remove", "0.4,")],
+)
+def test_a_track_is_edited(operation: str, span: str, trained: Path, tmp_path: Path) -> None:
+    save(tmp_path / "in.flac", torch.cat([tone(60, 1.0), tone(200, 1.0)]), RATE, "PCM_24")
+    told = sound(
+        "edit", trained, tmp_path / "in.flac", operation, "--span", span, "--caption", "a high tone",
+        "-o", tmp_path / "out.flac", "--layer", tmp_path / "layer.wav", *FAST,
+    )  # fmt: skip
+    assert "all other samples are those of" in told
+    before, after = read_track(tmp_path / "in.flac"), read_track(tmp_path / "out.flac")
+    assert (after.subtype, after.sample_rate) == ("PCM_24", RATE)
+    first, last = {"extend": (RATE, round(1.4 * RATE)), "remove": (3200, RATE)}.get(operation, (3200, 5600))
+    assert np.array_equal(after.samples_NC[:first], before.samples_NC[:first])
+    assert np.array_equal(after.samples_NC[last:], before.samples_NC[last:])
+    assert np.any(after.samples_NC[first:last] != 0)
+    restored = after.without(read_track(tmp_path / "layer.wav"))
+    assert np.array_equal(restored.samples_NC[: before.num_samples], before.samples_NC)
+
+
+def test_the_sound_of_a_video_is_edited(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    sound("generate", trained, "--video", encoded / "3.mp4", "-o", tmp_path / "in.mp4", *FAST)
+    told = sound(
+        "edit", trained, tmp_path / "in.mp4", "add", "--span", "0.2,0.6", "--video", tmp_path / "in.mp4",
+        "--region", "4,4,16,16", "-o", tmp_path / "out.mp4", *FAST,
+    )  # fmt: skip
+    assert "encoded anew" in told
+    facts = probe_video(tmp_path / "out.mp4")
+    assert facts.has_audio and facts.width == 32
+    assert load(tmp_path / "out.mp4").duration_s == pytest.approx(1.0, abs=0.3)
+
+
+def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    track, video, absent = encoded / "0-mix.wav", encoded / "3.mp4", tmp_path / "absent"
+    refused: list[tuple[tuple[object, ...], str]] = [
+        (("generate", absent, "-o", "x.wav"), "nothing to make a sound from"),
+        (("generate", absent, "--caption", "a", "-o", "x.wav"), "no video to tell the length"),
+        (("generate", absent, "--caption", "a", "--duration", 1, "-o", "x.txt"), "no format '.txt'"),
+        (("generate", absent, "--caption", "a", "--duration", 1, "-o", "x"), "no format 'x'"),
+        (("generate", absent, "--caption", "a", "--duration", 1, "-o", "x.mp4"), "is a video, and none"),
+        (("generate", absent, "--caption", "a", "--region", "1,2,3,4", "-o", "x.wav"), "there is no video"),
+        (("generate", absent, "--video", video, "--region", "1,2,3", "-o", "x.wav"), "not 4 numbers"),
+        (("generate", absent, "--video", video, "--region", "1,2,0,4", "-o", "x.wav"), "is no box"),
+        (("generate", absent, "--video", video, "-o", video), "is the input"),
+        (("generate", absent, "--video", track, "-o", "x.wav"), "no pictures"),
+        (("generate", absent, "--video", video, "-o", "x.wav"), "no autoencoder beside"),
+        (("edit", absent, track, "shorten", "-o", "x.wav"), "no operation 'shorten'"),
+        (("edit", absent, track, "add", "--span", "0.1,0.2", "-o", "x.wav"), "nothing to make a sound from"),
+        (("edit", absent, track, "inpaint", "--span", "0.5,9", "-o", "x.wav"), "does not lie in the track"),
+        (("edit", absent, track, "inpaint", "--span", "0.5", "-o", "x.wav"), "not 2 numbers"),
+        (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", "x.flac"), "end the name in .wav"),
+        (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", track), "is the input"),
+        (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", "x.wav", "--layer", "l.mp3"), "written as WAV"),
+        (("edit", absent, absent, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "absent"),
+        (("edit", absent, video, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "3.mp4"),
+        (("generate", trained, "--video", video, "--duration", 3, "-o", "x.wav", *FAST), "ends"),
+        (("generate", trained, "--video", video, "--region", "90,0,9,9", "-o", "x.wav", *FAST), "outside"),
+        (("generate", trained, "--caption", "a", "--duration", 1, "-o", "x.wav", "--solver", "x", *FAST), "no solver"),
+    ]  # fmt: skip
+    missed = []
+    for arguments, why in refused:
+        with pytest.raises(ConfigError) as refusal:
+            sound(*arguments)
+        if why not in str(refusal.value):
+            missed.append((arguments, str(refusal.value)))
+    assert not missed

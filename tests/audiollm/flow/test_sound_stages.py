@@ -1,0 +1,455 @@
+"""The stages end to end on a linear autoencoder: encoded, trained, generated; bad input; ranks; edits of tracks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from audiollm.audio import Waveform, load, save
+from audiollm.data.records.arrays import array_bytes
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import (
+    AudioPart,
+    Message,
+    Region,
+    Sample,
+    TextPart,
+    VideoPart,
+    write_samples,
+)
+from audiollm.data.records.shards import ShardWriter
+from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.report.statistics import share
+from audiollm.evaluate.sound.edited_sounds import (
+    BORDERS,
+    BORDERS_PERFECT,
+    DONE,
+    DONE_PERFECTLY,
+    UNTOUCHED,
+    judge_edits,
+    read_edited,
+)
+from audiollm.files.atomic import read_jsonl
+from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
+from audiollm.flow.editing.operations import OPERATIONS, edit_track, find_operation, find_span
+from audiollm.flow.editing.requests import EditRequest, edit_conditions
+from audiollm.flow.editing.seams import best_lag, continued, with_seams
+from audiollm.flow.editing.tracks import Track, read_track
+from audiollm.flow.encoding import FACTS
+from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.model.sampling import SamplerSettings
+from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, SoundSamplingConfig
+from audiollm.flow.sound_model import SoundModel
+from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
+from audiollm.flow.task import FlowTask, FlowTaskConfig
+from audiollm.flow.training import sound_model_config
+from tests.audiollm.flow.toy import (
+    AUTOENCODER,
+    DIM,
+    HOP,
+    RATE,
+    context_of,
+    encode_config,
+    tone,
+    train_config,
+    write_scenes,
+)
+
+
+def test_what_is_encoded(encoded: Path) -> None:
+    sources, facts = open_corpus([encoded / "encode" / "shards"])
+    usable = survey_sounds(sources, facts)
+    assert usable.bad == [] and len(usable.test) == 4 and usable.longest == RATE // HOP and usable.has_pairs
+    sound = read_sound(sources[0][0], facts, None)
+    assert set(sound.conditions) == {"frames", "sync", "caption", "cot"}
+    assert sound.conditions["frames"].values_RC.shape == (8, 3 * 16 * 16)
+    assert sound.conditions["sync"].values_RC.shape == (16, 3 * 16 * 16)
+    assert float(sound.conditions["frames"].times_R[0]) == pytest.approx(1 / 16)  # type: ignore[index]
+    wanted_CN = load(encoded / "0-mix.wav").samples_CN
+    codec = SoundGenerator.load.__globals__["load_autoencoder"](AUTOENCODER)
+    expected_DT = codec.normalize(codec.encode_distribution(wanted_CN).mean)
+    torch.testing.assert_close(sound.mean_TD, expected_DT.T)
+    edit = sources[0][1]
+    assert edit.sample.metadata["operation"] in ("add", "overlay", "remove", "extract")
+    pair = read_sound(edit, facts, None)
+    assert pair.input_mean_TD is not None and not torch.equal(pair.input_mean_TD, pair.mean_TD)
+
+
+def test_encoding_again_gives_the_same_bytes(encoded: Path, tmp_path: Path) -> None:
+    ENCODE_LATENTS.run(encode_config(encoded / "scenes.jsonl", edits_per_sample=1), context_of(tmp_path))
+    before = sorted((encoded / "encode" / "shards").glob("*.tar"))
+    assert len(before) == 6
+    for path in before:
+        assert path.read_bytes() == (tmp_path / "shards" / path.name).read_bytes()
+    before[2].rename(tmp_path / "away.tar")  # as a kill leaves it
+    (tmp_path / "shards" / before[2].name).unlink()
+    (tmp_path / "away.tar").rename(before[2])
+    ENCODE_LATENTS.run(encode_config(encoded / "scenes.jsonl", edits_per_sample=1), context_of(tmp_path))
+    assert before[2].read_bytes() == (tmp_path / "shards" / before[2].name).read_bytes()
+
+
+def test_the_saved_model_is_the_trained_one(trained: Path) -> None:
+    model = SoundModel.from_pretrained(trained)
+    config = model.config
+    assert config.autoencoder == "toy" and config.longest_s == pytest.approx(1.0) and config.context_trained
+    assert set(config.conditions) == {"frames", "sync", "caption", "cot"} and "tone" in config.words
+    assert float(model.transformer.final_layer.conv.weight.abs().max()) > 0
+
+
+def test_generated(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    config = GenerateSoundConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=encoded / "scenes.jsonl",
+        sampling=SoundSamplingConfig(steps=2), takes=2,
+    )  # fmt: skip
+    assert GENERATE_SOUND.run(config, context_of(tmp_path)) == {"sounds": 4, "set_aside": 0}
+    rows = read_jsonl(tmp_path / "generated.jsonl")
+    assert [(row["id"], row["take"]) for row in rows] == [
+        ("scene-3", 0),
+        ("scene-3", 1),
+        ("scene-7", 0),
+        ("scene-7", 1),
+    ]
+    sounds = [load(tmp_path / row["audio"]).samples_CN for row in rows]
+    assert all(sound.shape == (1, RATE) for sound in sounds) and not torch.equal(sounds[0], sounds[1])
+    again = tmp_path / rows[2]["audio"]
+    kept = again.read_bytes()
+    again.unlink()
+    GENERATE_SOUND.run(config, context_of(tmp_path))
+    assert again.read_bytes() == kept
+
+
+def test_bad_samples_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
+    save(tmp_path / "silent.wav", torch.zeros(1, RATE), RATE)
+    save(tmp_path / "short.wav", tone(50, 0.01), RATE)
+    (tmp_path / "text.wav").write_text("no sound")
+
+    def bad(name: str, content: list[Any], answer: list[Any], **metadata: Any) -> Sample:
+        messages = [Message(role="user", content=content or [TextPart(text="a")])]
+        messages += [Message(role="assistant", content=answer)] if answer else []
+        return Sample(id=name, task="sound", messages=messages, metadata=metadata)
+
+    def sound(path: str) -> AudioPart:
+        return AudioPart(path=str(tmp_path / path))
+
+    wrong_events = samples[0].model_copy(update={"id": "events", "metadata": {"events": [{"name": "a"}]}})
+    samples += [
+        bad("silent", [], [sound("silent.wav")]),
+        bad("short", [], [sound("short.wav")]),
+        bad("text", [], [sound("text.wav")]),
+        bad("none", [], []),
+        bad("two", [], [sound("0-mix.wav"), sound("1-mix.wav")]),
+        bad("lengths", [sound("short.wav")], [sound("0-mix.wav")]),
+        bad("thought", [], [sound("0-mix.wav")], thought=3),
+        wrong_events,
+    ]
+    write_samples(tmp_path / "all.jsonl", samples)
+    figures = ENCODE_LATENTS.run(
+        encode_config(tmp_path / "all.jsonl", edits_per_sample=1), context_of(tmp_path / "e")
+    )
+    kinds = {row["id"]: row["kind"] for row in read_jsonl(tmp_path / "e" / "set_aside.jsonl")}
+    assert kinds == {
+        "silent": "silent",
+        "short": "shorter than one latent",
+        "text": "cannot be read",
+        "none": "no wanted sound",
+        "two": "several wanted sounds",
+        "lengths": "tracks of two lengths",
+        "thought": "wrong chain of thought",
+        "events": "wrong events",
+    }
+    assert figures["samples"] == 5  # two scenes with their edits, and the one whose edits cannot be made
+    write_samples(tmp_path / "none.jsonl", samples[2:4])
+    with pytest.raises(StageError, match="no sample can be used"):
+        ENCODE_LATENTS.run(encode_config(tmp_path / "none.jsonl"), context_of(tmp_path / "n"))
+
+
+def shards_of(folder: Path, facts: dict[str, Any], rows: list[dict[str, bytes]]) -> Path:
+    writer = ShardWriter(folder, 10)
+    for number, arrays in enumerate(rows):
+        sample = Sample(
+            id=f"s{number}", task="sound", messages=[Message(role="user", content=[TextPart(text="")])]
+        )
+        writer.write(number, sample, [], None, arrays)
+    writer.close({FACTS: facts})
+    return folder
+
+
+def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) -> None:
+    features = {"kind": "features", "made_by": "clip", "source": "x", "width": 4, "rate": 8.0, "side": 16}
+    facts = {
+        "autoencoder": "toy", "sample_rate": RATE, "channels": 1, "hop_samples": HOP, "latent_dim": DIM,
+        "conditions": {"frames": features},
+    }  # fmt: skip
+    good = array_bytes(torch.randn(DIM, 20), "toy")
+    frames, times = array_bytes(torch.randn(8, 4), "clip"), array_bytes(torch.arange(8) / 8, "clip")
+    nan = torch.randn(DIM, 20)
+    nan[3, 4] = torch.nan
+    damaged = bytearray(good)
+    damaged[-5] ^= 1
+    rows = [
+        {"mean": good, "deviation": good, "frames": frames, "frames_times": times},
+        {"mean": array_bytes(nan, "toy"), "deviation": good},
+        {"mean": array_bytes(torch.randn(DIM, 20), "other"), "deviation": good},
+        {"mean": bytes(damaged), "deviation": good},
+        {"mean": good, "deviation": array_bytes(torch.randn(DIM, 19), "toy")},
+        {"mean": good},
+        {
+            "mean": good,
+            "deviation": good,
+            "frames": array_bytes(torch.randn(8, 4), "clap"),
+            "frames_times": times,
+        },
+        {
+            "mean": good,
+            "deviation": good,
+            "frames": frames,
+            "frames_times": array_bytes(torch.arange(8) / 2.0, "clip"),
+        },
+        {
+            "mean": good,
+            "deviation": good,
+            "frames": array_bytes(torch.full((8, 4), torch.nan), "clip"),
+            "frames_times": times,
+        },
+    ]
+    sources, found = open_corpus([shards_of(tmp_path / "a", facts, rows)])
+    usable = survey_sounds(sources, found)
+    assert usable.train == [[0]]
+    assert [each.kind for each in usable.bad] == [
+        "not finite", "array of another encoder", "damaged array", "latents of another length", "missing array",
+        "array of another encoder", "features of another length", "not finite",
+    ]  # fmt: skip
+    other = shards_of(tmp_path / "b", {**facts, "autoencoder": "other"}, rows[:1])
+    with pytest.raises(StageError, match="encoded otherwise.*autoencoder"):
+        open_corpus([tmp_path / "a", other])
+    with pytest.raises(StageError, match="no sound to train on"):
+        TRAIN_FLOW.run(train_config(other), context_of(tmp_path / "t"))
+
+
+def test_guidance_and_edits_need_their_training(
+    encoded: Path, generator: SoundGenerator, tmp_path: Path
+) -> None:
+    config = train_config(
+        encoded / "encode" / "shards", steps=10, dropout=0.0, dropout_together=0.0, audio_context=False
+    )
+    TRAIN_FLOW.run(config, context_of(tmp_path))
+    plain = SoundGenerator.load(tmp_path, AUTOENCODER)
+    (sample, *_), _ = read_samples(encoded / "scenes.jsonl")
+    conditions = plain.conditions(sample, 1.0, "here")
+    with pytest.raises(ConfigError, match="without dropout"):
+        plain.make(conditions, 1.0, SamplerSettings(steps=1), "0")
+    made = plain.make(conditions, 1.0, SamplerSettings(steps=1, guidance=1.0), "0")
+    assert made.shape == (1, RATE)
+    track = read_track(encoded / "0-mix.wav")
+    with pytest.raises(ConfigError, match="without audio context"):
+        edit_track(
+            plain, track, "inpaint", find_span(track, "inpaint", 0.2, 0.5), lambda a, b: {},
+            SamplerSettings(steps=1, guidance=1.0), "0",
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="not the one whose latents"):
+        SoundGenerator.load(tmp_path, "tests.audiollm.flow.test_sound_stages:other_autoencoder")
+    del generator
+
+
+def other_autoencoder() -> Any:
+    from tests.audiollm.flow.toy import ToyAutoencoder
+
+    made = ToyAutoencoder()
+    made.digest = "other"  # type: ignore[misc]
+    return made
+
+
+def test_a_batch_does_not_depend_on_ranks_or_on_its_packs(encoded: Path) -> None:
+    sources, facts = open_corpus([encoded / "encode" / "shards"])
+    usable = survey_sounds(sources, facts)
+    model = SoundModel(sound_model_config(train_config(encoded / "encode" / "shards"), facts, usable))
+    task = FlowTask(model, sources, facts, usable, FlowTaskConfig(seed=3, batch_size=4))
+    batch = task.batch(2, torch.Generator())
+    alone = [task.packed([task.sound(8 + index)]) for index in range(4)]
+    assert torch.equal(batch.x_LD, torch.cat([each.x_LD for each in alone]))
+    assert torch.equal(batch.t_B, torch.cat([each.t_B for each in alone]))
+    assert batch.total == sum(each.total for each in alone)
+    other_draw = task.batch(3, torch.Generator())
+    assert not torch.equal(batch.target_LD, other_draw.target_LD)
+
+
+def random_track(dice: np.random.Generator, seconds: float) -> Track:
+    """A noisy chord in a random format."""
+    rate = int(dice.choice([8000, 16_000, 22_050, 44_100, 48_000]))
+    channels = int(dice.integers(1, 3))
+    subtype = str(dice.choice(["PCM_16", "PCM_24", "FLOAT"]))
+    time_N = np.arange(round(seconds * rate)) / rate
+    chord_N = sum(np.sin(2 * np.pi * f * time_N) for f in dice.uniform(60, 220, 3)) * 0.15
+    wave_NC = np.stack([chord_N + dice.normal(0, 0.01, len(time_N)) for _ in range(channels)], axis=1)
+    empty = np.zeros((0, channels), np.int32 if subtype.startswith("PCM") else np.float64)
+    return Track(empty, rate, "WAV", subtype).replaced(0, torch.from_numpy(wave_NC.T).float())
+
+
+def check_edit(generator: SoundGenerator, seed: int, folder: Path) -> None:
+    """A random track, operation and span: all outside the span is the file's own, and the input comes back."""
+    dice = np.random.default_rng(seed)
+    track = random_track(dice, float(dice.uniform(0.5, 1.5)))
+    path = folder / f"{seed}.wav"
+    track.save(path)
+    before = read_track(path)
+    assert np.array_equal(before.samples_NC, track.samples_NC) and before.subtype == track.subtype
+    operation = find_operation(OPERATIONS[seed % 4])
+    first, last = sorted(dice.uniform(0, before.duration_s, 2))
+    times = (
+        (None, before.duration_s + float(dice.uniform(0.05, 0.8)))
+        if operation == "extend"
+        else (first, last + 0.01)
+    )
+    span = find_span(
+        before, operation, times[0], min(times[1], before.duration_s) if operation != "extend" else times[1]
+    )
+    settings = SamplerSettings(steps=1, guidance=2.0)
+    request = EditRequest(
+        operation, "a low tone", span.start / track.sample_rate, span.end / track.sample_rate
+    )
+    conditions_at = edit_conditions(generator, request, "x")
+    result = edit_track(generator, before, operation, span, conditions_at, settings, "seed")
+    again = edit_track(generator, before, operation, span, conditions_at, settings, "seed")
+    assert np.array_equal(result.track.samples_NC, again.track.samples_NC)
+    result.track.save(folder / f"{seed}-out.wav")
+    with soundfile.SoundFile(folder / f"{seed}-out.wav") as file:
+        assert (file.subtype, file.samplerate, file.channels) == (
+            track.subtype,
+            track.sample_rate,
+            track.samples_NC.shape[1],
+        )
+    after = read_track(folder / f"{seed}-out.wav")
+    assert np.array_equal(after.samples_NC[: span.start], before.samples_NC[: span.start])
+    assert np.array_equal(after.samples_NC[span.end :], before.samples_NC[span.end :])
+    assert after.num_samples == max(before.num_samples, span.end)
+    assert not np.array_equal(
+        after.samples_NC[span.start : span.end], before.samples_NC[span.start : span.end]
+    )
+    result.layer.save(folder / f"{seed}-layer.wav")
+    restored = after.without(read_track(folder / f"{seed}-layer.wav"))
+    assert np.array_equal(restored.samples_NC[: before.num_samples], before.samples_NC)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_edits_keep_everything_outside_of_the_span(
+    generator: SoundGenerator, seed: int, tmp_path: Path
+) -> None:
+    check_edit(generator, seed, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_hundred_edits(generator: SoundGenerator, tmp_path: Path) -> None:
+    for seed in range(12, 212):
+        check_edit(generator, seed, tmp_path)
+
+
+def test_an_edit_is_asked_for_as_it_was_trained() -> None:
+    asked = EditRequest("add", "a bell", 2.0, 3.5).sample(1.5, 1.0)
+    assert asked.texts("user") == ["overlay a bell"]
+    assert asked.metadata["thought"] == "overlay a bell from 0.5 to 1.0 s", "told from the window's beginning"
+    region = [Region(x=1, y=2, width=3, height=4)]
+    video = VideoPart(path="v.mp4", start_s=1.0, end_s=9.0, region=region)
+    clicked = EditRequest("remove", "", 0.0, 1.0, video=video).sample(0.5, 1.0)
+    assert clicked.texts("user") == ["remove this"] and "thought" not in clicked.metadata
+    assert clicked.video_parts()[0].start_s == 1.5 and clicked.video_parts()[0].region == region
+    gap = EditRequest("inpaint", "a hum", 0.0, 1.0, cot="a hum at 0.0 s")
+    assert gap.sample(0.0, 1.0).metadata["thought"] == "a hum at 0.0 s"
+    assert gap.sample(0.5, 1.0).texts("user") == ["a hum"] and "thought" not in gap.sample(0.5, 1.0).metadata
+
+
+class Pitches:
+    """A judge of classes: the energy at the two tones' frequencies."""
+
+    def __init__(self) -> None:
+        self.labels = ["high", "low"]
+
+    def logits(self, sound: Waveform) -> Any:
+        samples_N = sound.samples_CN[0].double()
+        time_N = torch.arange(len(samples_N), dtype=torch.float64) / sound.sample_rate
+        waves = [torch.exp(-2j * torch.pi * hz * time_N) for hz in (200.0, 60.0)]
+        return np.array([float((samples_N * wave).sum().abs()) for wave in waves])
+
+
+def test_scenes_are_edited_and_judged(trained: Path, encoded: Path, tmp_path: Path) -> None:
+    config = EditSoundsConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=encoded / "scenes.jsonl", by=["words", "object"],
+        sampling=SoundSamplingConfig(steps=1), margin_s=0.05,
+    )  # fmt: skip
+    assert EDIT_SOUNDS.run(config, context_of(tmp_path)) == {"edits": 12, "set_aside": 0}
+    rows = read_jsonl(tmp_path / "edited.jsonl")
+    kinds = ["extend words", "inpaint words", "add words", "add object", "remove words", "remove object"]
+    assert [f"{row['operation']} {row['by']}" for row in rows] == 2 * kinds
+    assert rows[2]["span"] == [0.55, 0.9] and rows[2]["caption"] == "a high tone" and rows[3]["caption"] == ""
+    again = tmp_path / rows[7]["audio"]
+    kept = again.read_bytes()
+    again.unlink()
+    EDIT_SOUNDS.run(config, context_of(tmp_path))
+    assert again.read_bytes() == kept
+    outcome = judge_edits(read_edited(tmp_path / "edited.jsonl"), Pitches())
+    assert set(outcome.result) == {" by ".join(kind.split()) for kind in kinds}
+    for case, table in outcome.result.items():
+        assert table[UNTOUCHED] == share([True, True]), case
+        assert table[DONE_PERFECTLY]["accuracy"] == 1.0, "the truth passes"
+        assert table[BORDERS]["n"] == table[BORDERS_PERFECT]["n"] == 2
+    for row, sample in ((rows[0], 3), (rows[2], -3)):  # before the span, and behind it
+        spoiled = read_track(tmp_path / row["audio"])
+        spoiled.samples_NC[sample] += 1 << 16
+        spoiled.save(tmp_path / row["audio"])
+    outcome = judge_edits(read_edited(tmp_path / "edited.jsonl"), None)
+    assert outcome.result["extend by words"][UNTOUCHED]["accuracy"] == 0.5
+    assert outcome.result["add by words"][UNTOUCHED]["accuracy"] == 0.5
+    assert outcome.result["remove by words"][UNTOUCHED]["accuracy"] == 1.0
+    assert outcome.result["extend by words"][DONE]["n"] == 0, "nobody judges"
+
+
+def test_a_sound_longer_than_the_training_is_made_in_windows(generator: SoundGenerator) -> None:
+    track = Track(np.zeros((0, 1), np.int32), RATE, "WAV", "PCM_16").replaced(0, tone(60, 1.0))
+    span = find_span(track, "extend", None, 4.3)
+    calls: list[tuple[float, float]] = []
+
+    def conditions_at(start_s: float, length_s: float) -> Any:
+        calls.append((start_s, length_s))
+        return {}
+
+    result = edit_track(
+        generator, track, "extend", span, conditions_at, SamplerSettings(steps=1, guidance=1.0), "0"
+    )
+    assert result.track.num_samples == round(4.3 * RATE)
+    assert len(calls) >= 4 and all(length_s <= 1.0 + 1e-6 for _, length_s in calls)
+    assert all(later[0] > earlier[0] for earlier, later in itertools.pairwise(calls))
+
+
+def test_spans_and_operations_that_are_refused(encoded: Path) -> None:
+    track = read_track(encoded / "0-mix.wav")
+    with pytest.raises(ConfigError, match="no operation 'delete'.*"):
+        find_operation("delete")
+    for operation, start, end, why in (
+        ("inpaint", 0.5, 0.5, "does not lie in the track"),
+        ("inpaint", -0.1, 0.5, "does not lie in the track"),
+        ("remove", 0.5, 1.5, "does not lie in the track"),
+        ("extend", None, None, "needs an end"),
+        ("extend", None, 0.9, "ends at 0.9 s"),
+        ("extend", 0.5, 2.0, "begins at the track's end"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            find_span(track, operation, start, end)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="end the name in .wav"):
+        track.save(encoded / "x.flac")
+
+
+def test_a_lag_is_found_and_a_tone_goes_on() -> None:
+    sound_CN = tone(130, 1.0) + tone(77, 1.0)
+    assert best_lag(sound_CN[:, 4000:4320], sound_CN[:, 4000 - 80 + 31 : 4320 + 80 + 31], 80) == -31
+    on_CN = continued(sound_CN[:, :4000], 160)
+    torch.testing.assert_close(on_CN, sound_CN[:, 4000:4160], atol=0.12, rtol=0)
+    assert float(continued(torch.zeros(1, 500), 50).abs().max()) == 0.0
+    span_CN = with_seams(torch.zeros(1, 800), sound_CN[:, :4000], sound_CN[:, 4800:5200], None, RATE)
+    steps_N = torch.cat([sound_CN[:, 3990:4000], span_CN, sound_CN[:, 4800:4810]], dim=1).diff().abs()
+    assert float(steps_N.max()) < 1.5 * float(sound_CN.diff().abs().max())  # no click

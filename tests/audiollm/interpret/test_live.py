@@ -1,0 +1,279 @@
+"""Live interpretation: any way of cutting the input hears and says the same; the command, its files and its errors."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from audiollm.audio import save
+from audiollm.commands.cli import build_app
+from audiollm.data.chat.template import Template
+from audiollm.data.text.tokenizer import TRAINED_FILE, train_text_tokenizer
+from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.interpret.logged_outputs import read_log
+from audiollm.files.atomic import write_json
+from audiollm.interpret.live.chunk_hearing import ChunkHearing
+from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+from audiollm.interpret.live.sound_input import LoudSpeaker, file_pieces
+from audiollm.models.decoder import DualFFNConfig
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.models.hub import save_pretrained
+from tokenizer import AudioTokenizer
+from tokenizer.native.model import TokenizerConfig
+
+CHUNK = 6
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a tokenizer and a model of random weights that says something now and then."""
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(0)
+    codec = AudioTokenizer(
+        TokenizerConfig(
+            mel_hidden_size=16, hidden_size=16, encoder_layers=(1, 1), decoder_layers=(1, 1), latent_dim=8,
+            num_codebooks=2, codebook_size=16, step_frames=2,
+        )
+    ).eval()  # fmt: skip
+    codec.save_pretrained(folder / "train_tokenizer")
+    template = Template(train_text_tokenizer(["one two", "system user assistant"] * 3, 280), 2, 16)
+    config = DualFFNConfig(
+        vocab_size=template.tokenizer.get_vocab_size(), num_codebooks=2, codebook_size=18, hidden_size=32, num_layers=2,
+        num_heads=2, num_kv_heads=2, head_dim=16, intermediate_size=48, sliding_window=20,
+    )  # fmt: skip
+    model = DualFFN(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                torch.nn.init.normal_(weight, std=0.3)
+        model.text_lm_head.weight[template.tokenizer.token_to_id("<|eot_id|>")] *= 3
+        model.text_lm_head.weight[template.tokenizer.token_to_id("<|audio_out_bos|>")] *= 3
+    save_pretrained(model, folder / "train" / "model", template.tokenizer)
+    write_json(folder / "train" / "model" / TRAINED_FILE, {"chunk_frames": CHUNK})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codec(run_folder: Path) -> AudioTokenizer:
+    return AudioTokenizer.from_pretrained(run_folder / "train_tokenizer")
+
+
+def noise(seconds: float, seed: int, rate: int = 24000) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(1, round(seconds * rate), generator=draw)
+
+
+def cut(samples_1N: Tensor, draw: random.Random) -> list[Tensor]:
+    pieces, start = [], 0
+    while start < samples_1N.shape[1]:
+        length = draw.choice([1, 317, 5000, 20000])
+        pieces.append(samples_1N[:, start : start + length])
+        start += length
+    return pieces
+
+
+def test_what_is_heard_does_not_depend_on_the_cuts(codec: AudioTokenizer) -> None:
+    draw = random.Random(0)
+    for seed in range(4):
+        samples_1N = noise(0.3 + 0.35 * seed, seed)
+        hearing = ChunkHearing(codec, CHUNK)
+        chunks = [chunk for piece in cut(samples_1N, draw) for chunk in hearing.push(piece)] + hearing.flush()
+        assert torch.equal(torch.cat(chunks, 1), codec.encode(samples_1N))
+        assert all(chunk.shape[1] == CHUNK for chunk in chunks[:-1])
+        assert not hearing.flush()
+
+
+def test_samples_that_are_no_numbers_are_silence(codec: AudioTokenizer) -> None:
+    samples_1N = noise(0.5, 1)
+    damaged_1N = samples_1N.clone()
+    damaged_1N[:, 3000:4000] = torch.nan
+    samples_1N[:, 3000:4000] = 0
+    heard = [ChunkHearing(codec, CHUNK) for _ in range(2)]
+    for hearing, own in zip(heard, (samples_1N, damaged_1N), strict=True):
+        hearing.found = torch.cat([*hearing.push(own), *hearing.flush()], 1)  # type: ignore[attr-defined]
+    assert torch.equal(heard[0].found, heard[1].found)  # type: ignore[attr-defined]
+
+
+def session_of(run_folder: Path, codec: AudioTokenizer, ticks: list[float] | None = None) -> LiveSession:
+    from audiollm.generation.speaking.generator import Generator
+
+    generator = Generator.from_pretrained(run_folder / "train")
+    options = LiveOptions(CHUNK, answer="any")
+    if ticks is None:
+        return LiveSession(generator.model, generator.template, codec, options)
+    clock = iter(ticks)
+    return LiveSession(generator.model, generator.template, codec, options, lambda: next(clock))
+
+
+def test_actions_do_not_depend_on_the_cuts_and_memory_not_on_the_length(
+    run_folder: Path, codec: AudioTokenizer
+) -> None:
+    samples_1N = noise(6.0, 3)
+    found = []
+    for seed in range(3):
+        session = session_of(run_folder, codec)
+        actions = [each for piece in cut(samples_1N, random.Random(seed)) for each in session.hear(piece)]
+        actions += session.finish()
+        found.append([(each.text, each.samples_1N.shape[1]) for each in actions])
+        assert len(actions) == -(-150 // CHUNK)
+    assert found[0] == found[1] == found[2]
+    assert any(text or spoken for text, spoken in found[0])
+
+
+def test_times_count_computation_and_waiting(run_folder: Path, codec: AudioTokenizer) -> None:
+    """0.3 s of computation for each chunk of 0.24 s: each action is 0.06 s later than the one before."""
+    session = session_of(run_folder, codec, [0.3 * n for n in range(100)])
+    actions = list(session.hear(noise(24 * 0.04 + 0.1, 1)))[:3]
+    assert [each.heard_s for each in actions] == pytest.approx([0.24, 0.48, 0.72])
+    assert [each.elapsed_s - each.heard_s for each in actions] == pytest.approx([0.3, 0.36, 0.42])
+    assert session.behind_s > 0.4
+    assert session.real_time_factor == pytest.approx(0.3 / 0.24)
+    row = actions[0].row()
+    assert {"chunk", "heard_s", "elapsed_s", "text", "compute_s", "reason"} <= row.keys()
+
+
+@pytest.mark.parametrize("rate", [24000, 8000])
+def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path: Path, rate: int) -> None:
+    save(tmp_path / "talk.wav", noise(2.1, 5, rate), rate)
+    command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / "talk.wav")]
+    files = ["--transcript", str(tmp_path / "t.jsonl"), "--log", str(tmp_path / "log")]
+    result = CliRunner().invoke(build_app(), [*command, *files, "--to", str(tmp_path / "said.wav")])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [row["chunk"] for row in rows] == list(
+        range(-(-53 // CHUNK))
+    )  # 2.1 s are 52.5 frames: the last one is short
+    assert rows[-1]["heard_s"] == pytest.approx(53 / 25)
+    (output,), bad = read_log(tmp_path / "log")
+    assert not bad
+    assert output.source_length == pytest.approx(1000 * 53 / 25)
+    assert output.is_speech == bool(sum(row["speech_samples"] for row in rows))
+    assert "real-time factor" in result.output
+    written = CliRunner().invoke(
+        build_app(), [*command, "--log", str(tmp_path / "text"), "--silence-bias", "10000"]
+    )
+    assert written.exit_code == 0, written.output
+    assert read_log(tmp_path / "text")[0][0].delays == []
+
+
+def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -> None:
+    save(tmp_path / "talk.wav", noise(0.5, 5), 24000)
+
+    def error(*command: str) -> str:
+        result = CliRunner().invoke(build_app(), ["interpret", *command])
+        assert isinstance(result.exception, ConfigError), result.output
+        return str(result.exception)
+
+    model = str(run_folder / "train")
+    assert "no such file" in error("--model", model, "--from", str(tmp_path / "none.wav"))
+    assert "sounddevice" in error("--model", model) or "PortAudio" in error("--model", model)
+    (tmp_path / "broken.wav").write_bytes(b"no sound")
+    assert "broken.wav" in error("--model", model, "--from", str(tmp_path / "broken.wav"))
+    plain = tmp_path / "plain" / "train"
+    plain.parent.mkdir()
+    (plain.parent / "train_tokenizer").symlink_to(run_folder / "train_tokenizer")
+    (plain / "model").mkdir(parents=True)
+    for path in (run_folder / "train" / "model").iterdir():
+        if path.name != TRAINED_FILE:
+            (plain / "model" / path.name).symlink_to(path)
+    assert "not trained on streams" in error("--model", str(plain), "--from", str(tmp_path / "talk.wav"))
+
+    class Offline:
+        """A codec that encodes whole recordings alone."""
+
+        num_codebooks = 2
+
+    with pytest.raises(ConfigError, match="cannot encode piece by piece"):
+        ChunkHearing(Offline(), 4)  # type: ignore[arg-type]
+
+
+class SoundDevices:
+    """Stands in for the module sounddevice: a microphone of one second, and a speaker that fails after two writes."""
+
+    def __init__(self) -> None:
+        self.played: list[int] = []
+        played = self.played
+
+        class InputStream:
+            def __init__(self, callback: Callable[..., None], blocksize: int, **options: object) -> None:
+                self._callback, self._size = callback, blocksize
+
+            def __enter__(self) -> None:
+                for seed in range(24000 // self._size):
+                    self._callback(noise(self._size / 24000, seed).T.numpy(), self._size, None, None)
+
+            def __exit__(self, *problem: object) -> None:
+                pass
+
+        class OutputStream:
+            def __init__(self, **options: object) -> None:
+                self.start = self.stop = self.close = lambda: None
+
+            def write(self, block_N1: object) -> None:
+                if len(played) == 2:
+                    raise OSError("device unavailable")
+                played.append(len(block_N1))  # type: ignore[arg-type]
+
+        self.InputStream, self.OutputStream = InputStream, OutputStream
+
+
+def test_devices_that_vanish_end_the_session_with_all_that_was_said(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = SoundDevices()
+    monkeypatch.setitem(sys.modules, "sounddevice", devices)  # type: ignore[arg-type]
+    monkeypatch.setattr("audiollm.interpret.live.sound_input.MAX_PAUSE_S", 0.05)
+    transcript = tmp_path / "t.jsonl"
+    files = ["--transcript", str(transcript), "--log", str(tmp_path / "log")]
+    command = ["interpret", "--model", str(run_folder / "train")]
+    result = CliRunner().invoke(build_app(), [*command, *files])
+    assert isinstance(result.exception, StageError), result.output
+    assert "microphone gives no sound" in str(result.exception)
+    rows = [json.loads(line) for line in transcript.read_text().splitlines()]
+    assert len(rows) == -(-24 // CHUNK)  # 12 blocks of 0.08 s, the rest of the last chunk included
+    (output,), _ = read_log(tmp_path / "log")
+    assert output.source_length == pytest.approx(960)
+    speaker = LoudSpeaker(24000)
+    for _ in range(3):
+        speaker.play(torch.zeros(1, 5))
+    speaker._player.join(0.2)  # it plays meanwhile
+    with pytest.raises(StageError, match="device unavailable"):
+        speaker.play(torch.zeros(1, 5))
+    speaker.play(torch.zeros(1, 5))
+    speaker.close()
+    assert devices.played == [5, 5]
+
+
+def test_damage_in_the_midst_of_a_file_keeps_what_was_heard(run_folder: Path, tmp_path: Path) -> None:
+    """A file whose second half holds NaN, and one of silence, which is a recording like any other."""
+    import soundfile
+
+    samples_N = noise(12.0, 2)[0].numpy()
+    samples_N[24000 * 11 :] = float("nan")
+    soundfile.write(tmp_path / "nan.wav", samples_N, 24000, subtype="FLOAT")
+    transcript = tmp_path / "t.jsonl"
+    command = ["interpret", "--model", str(run_folder / "train"), "--transcript", str(transcript)]
+    result = CliRunner().invoke(build_app(), [*command, "--from", str(tmp_path / "nan.wav")])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert "NaN" in str(result.exception)
+    heard = len(transcript.read_text().splitlines())
+    assert 0 < heard < 12 * 25 / CHUNK
+    save(tmp_path / "silent.wav", torch.zeros(1, 24000), 24000)
+    result = CliRunner().invoke(build_app(), [*command, "--from", str(tmp_path / "silent.wav")])
+    assert result.exit_code == 0, result.output
+    assert len(transcript.read_text().splitlines()) == -(-25 // CHUNK)
+
+
+def test_a_file_comes_in_small_pieces(tmp_path: Path) -> None:
+    save(tmp_path / "talk.wav", noise(1.0, 5, 8000), 8000)
+    pieces = list(file_pieces(tmp_path / "talk.wav", 24000))
+    assert sum(piece.shape[1] for piece in pieces) == 24000
+    assert max(piece.shape[1] for piece in pieces) <= 1920

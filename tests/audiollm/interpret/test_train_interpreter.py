@@ -1,0 +1,193 @@
+"""The stage `train_interpreter`: PPO over streams learns when to speak and what, and refuses what are no streams."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from toy_streams import CHUNK, run_interpreter, save_toy_model, toy_stream, toy_template, write_streams
+
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.files.atomic import read_jsonl
+from audiollm.generation.engine.request import SampledTokens
+from audiollm.interpret.training.settings import InterpreterTrainingConfig
+from audiollm.interpret.training.stream_rewarder import StreamRewarder, actions_of, check_streams
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.recipe.ranks import Ranks
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.policy.streams import PromptedContents
+from audiollm.rl.rollouts.own import OwnRollouts
+from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
+
+REWARDS = {"detection": 1.0, "initiative": 1.0, "quality": 1.0, "lagging": 1.0, "sequence_quality": 1.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_toy_model(tmp_path)
+    write_streams(tmp_path, 24)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("level", ["token", "step"])
+def test_a_step_over_streams(folder: Path, level: str) -> None:
+    """Behaviour and old agree across forced rows, the KL begins at 0, and the controller and figures are there."""
+    kl = {"place": "reward", "controller": {"name": "proportional", "coefficient": 0.01, "target": 0.5}}
+    out = run_interpreter(
+        folder, rewards=REWARDS, advantage={"name": "gae", "steps": True, "level": level}, kl=kl
+    )
+    rows = [row for row in read_jsonl(out / "metrics.jsonl") if "reward" in row]
+    for row in rows:  # the sum before standardisation: afterwards its mean is always 0
+        parts = sum(
+            weight * row.get(f"reward/{name}", 0.0) for name, weight in REWARDS.items() if name != "quality"
+        )
+        share = row["reward"] - parts  # quality, which not every stream has
+        assert -1e-5 <= share <= row.get("reward/quality", 0.0) + 1e-5
+    assert rows[0]["mismatch_kl"] < 1e-6
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-5)
+    assert len({row["kl_weight"] for row in rows}) > 1
+    assert {f"reward/{name}" for name in REWARDS} <= rows[0].keys()
+    rollout = read_jsonl(out / "rollouts" / "000000.jsonl")[0]
+    texts = toy_stream(int(rollout["id"][1:]))[1]
+    assert len(rollout["steps"]) == len(texts)
+    assert rollout["steps"][-1]["action"] == rollout["tokens"] - 1
+    assert len(rollout["advantages"]) == rollout["tokens"]
+    DualFFN.from_pretrained(out / "model")
+
+
+def test_standardised_rewards_of_two_ranks_are_those_of_one(folder: Path) -> None:
+    config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
+    source = ManifestSource(str(folder / "streams.jsonl"))
+    samples = [source[index].sample for index in range(6)]
+    template = toy_template()
+    rollouts = [taken(template, index, ["a", "", "b"]) for index in range(6)]
+
+    class Half(Ranks):
+        """A rank whose sums have those of the other rank added."""
+
+        def __init__(self, other: list[torch.Tensor]) -> None:
+            super().__init__()
+            self.other = other
+
+        def sum(self, value: torch.Tensor) -> torch.Tensor:
+            self.other.append(value)
+            return value if len(self.other) < 3 else self.other[0] + self.other[1]
+
+    opens = template.tokenizer.token_to_id("<|audio_out_bos|>")
+    whole = StreamRewarder(config, template.tokenizer, opens, 0.04, Ranks())(
+        samples, rollouts, torch.arange(6)
+    )[1]
+    shared: list[torch.Tensor] = []
+    for part in (slice(0, 2), slice(2, 6)):  # what each rank adds
+        StreamRewarder(config, template.tokenizer, opens, 0.04, Half(shared))(
+            samples[part], rollouts[part], torch.arange(part.stop - part.start)
+        )
+    for part in (slice(0, 2), slice(2, 6)):
+        ranks = Half(shared[:2])
+        groups = torch.arange(part.stop - part.start)
+        rewarder = StreamRewarder(config, template.tokenizer, opens, 0.04, ranks)
+        own = rewarder(samples[part], rollouts[part], groups)[1]
+        for rewards, expected in zip(own, whole[part], strict=True):
+            assert [each.reward for each in rewards] == pytest.approx(
+                [each.reward for each in expected], rel=1e-12
+            )
+
+
+def taken(template: object, number: int, words: list[str]) -> Rollout:
+    """A rollout of a toy stream that says these words by turns."""
+    tokenizer = template.tokenizer  # type: ignore[attr-defined]
+    codes_KT, texts, _ = toy_stream(number)
+    end = tokenizer.token_to_id("<|eot_id|>")
+    ids: list[int] = []
+    heard = []
+    for place, chunk in enumerate(codes_KT.split(CHUNK, dim=1)):
+        heard.append((len(ids), chunk))
+        word = words[place % len(words)]
+        ids += [*(tokenizer.encode(word, add_special_tokens=False).ids if word else []), end]
+    assert len(heard) == len(texts)
+    tokens = SampledTokens(
+        "text",
+        torch.tensor(ids),
+        torch.ones(len(ids), dtype=torch.bool),
+        (),
+        (),
+        torch.zeros(len(ids)),
+        tuple(heard),
+    )
+    return Rollout(f"s{number}", 0, tokens, False, "", 0)
+
+
+def test_actions_are_told_from_the_tokens_of_a_stream(folder: Path) -> None:
+    template = toy_template()
+    rollout = taken(template, 1, ["a", "", "b"])
+    found = actions_of(rollout.tokens, template.tokenizer, -1, 0.04)
+    count = len(toy_stream(1)[1])
+    assert [each.action.text for each in found] == [["a", "", "b"][place % 3] for place in range(count)]
+    assert found[-1].last == rollout.tokens.num_actions - 1
+    assert all(before.last < after.last for before, after in pairwise(found))
+
+
+def test_rollouts_do_not_depend_on_one_another(folder: Path) -> None:
+    policy = DualFFNPolicy.load(folder)
+    codes = [toy_stream(number)[0] for number in range(4)]
+    prompts = [
+        PromptedContents(
+            f"{number}",
+            [Message(role="user", content=[TextPart(text="a")])] * 2,
+            [own],
+            (),
+            chunk_frames=CHUNK,
+        )
+        for number, own in enumerate(codes)
+    ]
+    settings = RolloutSettings(1, 0, answer="text", max_text_tokens=2)
+    engine = OwnRollouts(policy.root.model, policy.template, max_slots=3)
+    together = engine.sample(prompts, [[0, 1]] * 4, settings)
+    for prompt, group in zip(prompts, together, strict=True):
+        ((first, second),) = engine.sample([prompt], [[0, 1]], settings)
+        assert torch.equal(first.tokens.ids_N, group[0].tokens.ids_N)
+        assert torch.equal(second.tokens.ids_N, group[1].tokens.ids_N)
+        assert not torch.equal(first.tokens.ids_N, second.tokens.ids_N)
+
+
+def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'lagging'"):
+        run_interpreter(folder, rewards={"lag": 1.0})
+    with pytest.raises(ConfigError, match="does not read the rewards of actions"):
+        run_interpreter(folder, advantage="grpo", critic=None, group_size=2)
+    both = {"sequence_quality": 2.0, "lagging": 1.0}
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"combine": "seqpo", "rewards": both}, "compares the rollouts of a stream: group_size is 1"),
+        ({"combine": "seqpo", "group_size": 2}, "reads quality and latency"),
+        ({"combine": {"name": "gated", "floor": 0.0}, "group_size": 2, "rewards": both}, "floor is of seqpo"),
+        ({"latency": "AL"}, "latency is of seqpo"),
+        ({"kl": {"audio": "fixed"}}, "kl.audio is set, and answer is text"),
+    ]
+    for settings, told in refused:
+        with pytest.raises(ConfigError, match=told):
+            run_interpreter(folder, **settings)
+    config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
+    plain = Sample(id="x", messages=[Message(role="assistant", content=[TextPart(text="a")])], task="t")
+    with pytest.raises(BadSample, match="no chunk_frames"):
+        check_streams([plain], config)
+    unplaced = plain.model_copy(
+        update={"messages": [Message(role="assistant", content=[TextPart(text="a")], chunk_frames=2)]}
+    )
+    with pytest.raises(BadSample, match="source_ends"):
+        check_streams([unplaced], config)
+    late = unplaced.model_copy(update={"metadata": {"source_ends": [1]}})
+    with pytest.raises(BadSample, match="chunks from 0 to 0"):
+        check_streams([late], config)
+    (folder / "streams.jsonl").write_text(
+        Sample(
+            id="q", messages=[Message(role="user", content=[TextPart(text="a")]), *plain.messages], task="t"
+        ).model_dump_json()
+        + "\n"
+    )
+    with pytest.raises((ConfigError, StageError, BadSample), match="no chunk_frames"):
+        run_interpreter(folder, name="plain")

@@ -1,0 +1,181 @@
+"""Bad rewards, answers, prompts and recordings in `train_policy`: what is named, what is left out, what goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import write_samples
+from audiollm.files.atomic import read_jsonl
+from audiollm.models.dual_ffn import DualFFN
+from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
+from audiollm.rl.reward.model import RewardModel
+from tests.audiollm.models.tiny_audio_llms import save_tiny
+from tests.audiollm.rl.online.bad_rewards import PLACE, REASONS
+from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
+from tests.audiollm.rl.online.stage_runs import error_of, run
+from tests.audiollm.rl.policy.packed_samples import save_model
+from tests.audiollm.rl.preference.records import tone
+
+SHORT: dict[str, Any] = {
+    "steps": 10,
+    "group_size": 3,
+    "max_answer_tokens": 6,
+    "evaluations": 1,
+    "eval_prompts": 1,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_model(tmp_path / "llm", "features")
+    write_prompts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((out / "rollouts").glob("*.jsonl")) for row in read_jsonl(path)]
+
+
+def figures_of(out: Path) -> list[dict[str, float]]:
+    return [row for row in read_jsonl(out / "metrics.jsonl") if "skipped" in row]
+
+
+def test_every_failure_of_a_reward_is_named_and_left_out(folder: Path) -> None:
+    rewards = {f"{PLACE}{name}": 1.0 for name in REASONS}
+    out = run(folder, rewards=rewards, **SHORT)
+    told = {(row["id"], row["place"]): row["reason"] for row in read_jsonl(out / "set_aside.jsonl")}
+    assert told == {
+        (sample, f"reward {PLACE}{name}"): f"answer 0: {reason}" for name, (sample, reason) in REASONS.items()
+    }
+    rows = rows_of(out)
+    failing = {sample for sample, _ in REASONS.values()}
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        assert (row["reward"] is None) == (row["id"] in failing and row["number"] == 0)
+        groups.setdefault((row["step"], row["id"]), []).append(row)
+    left_out = 0
+    for group in groups.values():
+        kept = [row for row in group if row["reward"] is not None]
+        mean = sum(row["reward"] for row in kept) / len(kept)
+        for row in group:
+            if row["reward"] is None:
+                left_out += 1
+                assert not any(row["advantages"])
+            else:  # the baseline is that of the others
+                assert all(value * (row["reward"] - mean) >= 0 for value in row["advantages"])
+                assert any(row["advantages"]) == (abs(row["reward"] - mean) > 1e-9)
+    assert left_out > 5 and len(figures_of(out)) == 10
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_failure_stops_the_run_where_that_is_asked_for(folder: Path, name: str) -> None:
+    sample, reason = REASONS[name]
+    told = error_of(folder, rewards={f"{PLACE}{name}": 1.0}, on_error="stop", **SHORT)
+    assert f"reward {PLACE}{name}, sample {sample!r}, answer 0: {reason}" in told
+    assert "on_error: skip" in told
+
+
+def test_a_reward_that_hangs_is_named(folder: Path) -> None:
+    out = run(folder, rewards={f"{PLACE}hangs": 1.0}, reward_timeout_s=0.2, **SHORT)
+    told = [row for row in read_jsonl(out / "set_aside.jsonl") if row["id"] == "tone0"]
+    assert "answer 0: hangs: no value after 0.2 s" in {row["reason"] for row in told}
+    rows = rows_of(out)
+    assert all(row["reward"] is None for row in rows if row["id"] == "tone0" and row["number"] == 0)
+    assert any(row["reward"] is not None for row in rows if row["step"] == 9 or row["id"] != "tone0")
+    assert len(figures_of(out)) == 10
+
+
+def test_truncated_answers_are_told_of(folder: Path) -> None:
+    settings = {**SHORT, "max_answer_tokens": 1, "rewards": {f"{OWN}evenness": 1.0}}
+    kept = run(folder, "kept", **settings)
+    assert "truncated" in {row["kind"] for row in read_jsonl(kept / "alarms.jsonl")}
+    assert any(any(row["advantages"]) for row in rows_of(kept) if row["truncated"])
+    left_out = run(folder, "left_out", truncated="leave_out", max_skipped_steps=11, **settings)
+    assert not any(any(row["advantages"]) for row in rows_of(left_out) if row["truncated"])
+
+
+def test_an_empty_answer_has_no_words_to_judge(folder: Path) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():  # some answers end before they begin
+        model = DualFFN.from_pretrained(folder / "llm" / "model")
+        tokenizer = DualFFNPolicy.load(folder / "llm").template.tokenizer
+        model.text_lm_head.weight[tokenizer.token_to_id("<|eot_id|>")] *= -12
+    save_file(model.state_dict(), folder / "llm" / "model" / "model.safetensors", {"format": "pt"})
+    RewardModel.begin(folder / "llm").save(folder / "judge")
+    rewards = {"format": 0.5, "reward_model": {"folder": str(folder / "judge"), "weight": 1.0}}
+    settings = {**SHORT, "max_answer_tokens": 4, "group_size": 8, "learning_rate": 1e-9}
+    out = run(folder, rewards=rewards, **settings)
+    rows = rows_of(out)
+    empty = [row for row in rows if not row["answer"].strip()]
+    assert empty and len(empty) < len(rows)
+    assert all(row["rewards"]["reward_model"] is None and row["reward"] is None for row in empty)
+    assert all(row["rewards"]["format"] == 0.0 and row["tokens"] > 0 for row in empty)
+    assert all(row["reward"] is not None for row in rows if row["answer"].strip())
+    assert {row["reason"].partition(": ")[2] for row in read_jsonl(out / "set_aside.jsonl")} == {"gave None"}
+
+
+def test_a_prompt_that_no_pack_holds_is_set_aside(folder: Path) -> None:
+    samples = read_samples(folder / "prompts.jsonl")[0]
+    part = samples[2].messages[0].content[0]
+    long = part.model_copy(update={"text": "low " * 300})
+    asked = samples[2].messages[0].model_copy(update={"content": [long, *samples[2].messages[0].content[1:]]})
+    samples[2] = samples[2].model_copy(update={"messages": [asked, samples[2].messages[1]]})
+    write_samples(folder / "prompts.jsonl", samples)
+    out = run(folder, max_tokens=1200, rewards={f"{OWN}evenness": 1.0}, **SHORT)
+    (told,) = read_jsonl(out / "set_aside.jsonl")
+    assert told["id"] == "0/tone2" and "positions together, a pack holds 1200" in told["reason"]
+    rows = rows_of(out)
+    assert all(bool(row["old"]) == (row["id"] != "tone2") for row in rows)
+    assert "a pack holds 1200" in error_of(folder, max_tokens=1200, strict=True, **SHORT)
+
+
+def test_a_recording_beyond_the_window_is_set_aside(folder: Path) -> None:
+    save_tiny("qwen2_audio", folder / "qwen")
+    tone(folder / "2-0.wav", 200.0, 45.0)
+    out = run(folder, model="qwen", rewards={f"{OWN}evenness": 1.0}, **SHORT)
+    (told,) = read_jsonl(out / "set_aside.jsonl")
+    assert "tone2" in told["id"] and "2-0.wav" in str(told)
+    assert "tone2" not in {row["id"] for row in rows_of(out)}
+
+
+def test_a_recording_that_has_vanished_is_named(folder: Path) -> None:
+    (folder / "3-1.wav").unlink()
+    out = run(folder, rewards={f"{OWN}evenness": 1.0}, **SHORT)
+    (told,) = read_jsonl(out / "set_aside.jsonl")
+    assert told["id"] == "tone3" and "3-1.wav" in str(told)
+    assert "tone3" not in {row["id"] for row in rows_of(out)} and len(figures_of(out)) == 10
+    assert "3-1.wav" in error_of(folder, strict=True, rewards={f"{OWN}evenness": 1.0}, **SHORT)
+
+
+def test_steps_whose_recordings_have_all_vanished_are_skipped(folder: Path) -> None:
+    for path in folder.glob("*.wav"):
+        path.unlink()
+    out = run(folder, max_skipped_steps=11, **SHORT)
+    assert [row["skipped"] for row in figures_of(out)] == [1.0] * 10 and rows_of(out) == []
+    told = error_of(folder, max_skipped_steps=2, **SHORT)
+    assert "2 steps in a row had nothing to train on" in told and "set_aside.jsonl" in told
+
+
+def test_what_can_be_known_is_told_before_any_work(folder: Path) -> None:
+    save_tiny("qwen2_audio", folder / "qwen")
+    spoken = {"answer": "audio", "rewards": {"length": 1.0}}
+    assert "answer: audio, and this model answers in text" in error_of(folder, model="qwen", **spoken)
+    assert "scores speech, and answer is text" in error_of(folder, rewards={"ends": 1.0})
+    samples = read_samples(folder / "prompts.jsonl")[0]
+    choices = {"choices": ["low", "high", "Low"]}
+    samples[4] = samples[4].model_copy(update={"metadata": {**samples[4].metadata, **choices}})
+    write_samples(folder / "prompts.jsonl", samples)
+    told = error_of(folder, rewards={"accuracy": 1.0})
+    assert "sample 'tone4'" in told and "is there twice" in told
+    samples[4] = samples[4].model_copy(update={"messages": samples[4].messages[:-1], "metadata": {}})
+    write_samples(folder / "prompts.jsonl", samples)
+    assert "1 prompts have no answer key, the first is 'tone4'" in error_of(folder, rewards={"accuracy": 1.0})
+    assert not (folder / "bad" / "train_policy" / "checkpoint").exists()
+    assert not (folder / "bad" / "train_policy" / "rollouts").exists()

@@ -1,0 +1,70 @@
+"""`TransformersPolicy` of VideoLLaMA 3, which sees and does not hear: each sample has its own grids and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from audiollm.errors import BadSample
+from audiollm.models.audio_llms.inputs import Turn
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.policy.protocol import PromptedAnswers
+from audiollm.rl.policy.token_figures import TokenRequest
+from audiollm.rl.policy.transformers_policy import TransformersPolicy
+from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny, video_llama3
+from tests.audiollm.rl.policy.test_transformers_policy import disturb, sound
+from tests.audiollm.rl.policy.test_video_answers import SHOWN, pictures
+
+pytest.importorskip("torchvision", reason="transformers' processor of VideoLLaMA 3 needs torchvision")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> TransformersPolicy:
+    folder = Path(tmp_path_factory.mktemp("video_llama3"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TINY, "video_llama3", video_llama3)
+        save_tiny("video_llama3", folder)
+    loaded = TransformersPolicy.load(folder, dtype=torch.float64, pictures=SHOWN)
+    disturb(loaded)
+    return loaded
+
+
+def prompts(other_video: int | None = None) -> list[PromptedAnswers]:
+    """Clips of 4, 7 and 2 pictures, and a question without any."""
+    shapes = [(4, 56, 56, 4.0), (7, 64, 32, 2.0), (2, 28, 84, 1.0)]
+    turns: list[list[Turn]] = [
+        [("user", ["Say.", pictures(n + 50 * (n == other_video), *shape)])] for n, shape in enumerate(shapes)
+    ]
+    turns.append([("user", ["Hello."])])
+    return [PromptedAnswers(f"s{n}", turn, ["a bell"]) for n, turn in enumerate(turns)]
+
+
+def logprobs(policy: TransformersPolicy, prompted: Sequence[PromptedAnswers]) -> AnswerLogprobs:
+    encoded = [answer for one in prompted for answer in policy.encode(one)]
+    with torch.no_grad():
+        return policy.answer_logprobs(policy.root, policy.batch(encoded), TokenRequest())
+
+
+def test_exchanged_pictures_change_their_own_answer_alone(policy: TransformersPolicy) -> None:
+    before = logprobs(policy, prompts())
+    for sample in range(3):
+        after = logprobs(policy, prompts(sample))
+        gap_T = (before.policy_T - after.policy_T).abs()
+        assert (gap_T[before.answer_T == sample] > 1e-9).all()
+        assert gap_T[before.answer_T != sample].max() < 1e-10
+    alone = torch.cat([logprobs(policy, [one]).policy_T for one in prompts()])
+    torch.testing.assert_close(alone, before.policy_T, rtol=1e-9, atol=1e-9)
+
+
+def test_times_of_pictures_are_in_the_prompt(policy: TransformersPolicy) -> None:
+    ids = policy.encode(prompts()[1])[0].tokens["input_ids"]
+    text = policy.processor.tokenizer.decode(ids)
+    assert "Time 0.0s:" in text and "Time 0.5s:" in text and "Time 3.0s:" in text
+
+
+def test_a_recording_is_refused(policy: TransformersPolicy) -> None:
+    with pytest.raises(BadSample, match="takes no recordings"):
+        policy.encode(PromptedAnswers("s", [("user", [sound(0, 1.0)])], ["a bell"]))

@@ -1,0 +1,135 @@
+"""Videos: frames at given times, damage, rotation, variable rates, regions; writing and replacing sound."""
+
+from __future__ import annotations
+
+import struct
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from audiollm.audio.files import load, save
+from audiollm.audio.samples import Waveform
+from audiollm.video.frames import VideoError, frame_times, probe_video, read_frames
+from audiollm.video.writing import replace_sound, write_video
+
+RATE = 10.0
+TONE = Waveform(0.3 * torch.sin(torch.arange(24_000) * 0.05)[None], 8_000)
+
+
+def pictures(count: int = 30, height: int = 48, width: int = 64) -> list[NDArray[np.uint8]]:
+    """Frame n has the grey value 8 n, and a white corner at the upper left."""
+    frames = [np.full((height, width, 3), 8 * n, np.uint8) for n in range(count)]
+    for frame in frames:
+        frame[: height // 3, : width // 3] = 255
+    return frames
+
+
+def number(frame_HWC: NDArray[np.uint8]) -> int:
+    return round(float(frame_HWC[-8:, -8:].mean()) / 8)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("video") / "a.mp4"
+    write_video(path, pictures(), RATE, TONE)
+    return path
+
+
+def test_frames_are_those_that_are_shown_at_the_times(clip: Path) -> None:
+    info = probe_video(clip)
+    assert (info.width, info.height, info.has_audio, info.rotation) == (64, 48, True, 0)
+    assert info.frame_rate == pytest.approx(RATE) and info.duration_s == pytest.approx(3.0, abs=0.1)
+    times = [0.0, 0.05, 0.1, 0.99, 1.0, 1.72, 2.9, 2.99]
+    assert [number(frame) for frame in read_frames(clip, times)] == [0, 0, 1, 9, 10, 17, 29, 29]
+    assert [number(frame) for frame in read_frames(clip, [2.35])] == [23], "after a seek"
+    heard = load(clip)
+    assert heard.samples_CN.shape[1] == pytest.approx(24_000, abs=2_100)
+
+
+def test_steady_times_lie_in_the_middle_of_their_shares() -> None:
+    assert frame_times(1.0, 2.0, 4) == [1.125, 1.375, 1.625, 1.875]
+    assert len(frame_times(0.0, 9.0, 8)) == 72 and len(frame_times(0.0, 9.9, 8)) == 79
+    with pytest.raises(ValueError, match="no frames"):
+        frame_times(1.0, 1.0, 8)
+
+
+def test_a_variable_rate_is_followed(tmp_path: Path) -> None:
+    path, begins = tmp_path / "v.mkv", [0, 100, 150, 1000, 1010, 2500]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=1000, options={"bf": "0"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for begin_ms, picture in zip(begins, pictures(6), strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = begin_ms, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    assert [number(f) for f in read_frames(path, [0.05, 0.12, 0.9, 1.005, 2.4, 2.6])] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_pictures_are_rotated_as_marked(clip: Path, tmp_path: Path, turns: int) -> None:
+    """The matrix of the track header is written by hand: clockwise by 90 degrees times `turns`."""
+    content = bytearray(clip.read_bytes())
+    place = content.index(b"tkhd") + 4 + 40
+    assert struct.unpack(">3i", content[place : place + 12]) == (1 << 16, 0, 0)
+    a, b, c, d = [(1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)][turns]
+    content[place : place + 36] = struct.pack(">9i", *(v << 16 for v in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
+    path = tmp_path / "r.mp4"
+    path.write_bytes(bytes(content))
+    info = probe_video(path)
+    (shown,) = read_frames(path, [0.5])
+    assert (info.height, info.width) == shown.shape[:2] == ((48, 64) if turns % 2 == 0 else (64, 48))
+    corners = [shown[2, 2], shown[2, -3], shown[-3, -3], shown[-3, 2]]  # clockwise from the upper left
+    assert int(np.argmax([corner.mean() for corner in corners])) == turns
+
+
+def test_a_region_is_cut_and_padded_to_a_square(clip: Path) -> None:
+    boxes = [(0.0, 0.0, 0.0, 20.0, 10.0), (2.0, 44.0, 38.0, 20.0, 10.0)]
+    first, last = read_frames(clip, [0.0, 2.0], boxes=boxes)
+    assert first.shape == last.shape == (10, 20, 3) and first.min() > 200 and abs(last.mean() - 160) < 8
+    (square,) = read_frames(clip, [2.0], size=32, boxes=boxes)
+    assert square.shape == (32, 32, 3) and square[:6].max() < 30 and abs(square[12:20].mean() - 160) < 8
+    with pytest.raises(VideoError, match="outside of the picture of 64 x 48"):
+        list(read_frames(clip, [0.0], boxes=[(0.0, 70.0, 0.0, 5.0, 5.0)]))
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "cut", "noise", "sound", "late"])
+def test_what_cannot_be_read_is_named(clip: Path, tmp_path: Path, kind: str) -> None:
+    path, times = tmp_path / "x.mp4", [0.0, 2.5]
+    content = bytearray(clip.read_bytes())
+    if kind == "text":
+        path.write_text("no video")
+    elif kind == "cut":
+        path.write_bytes(content[: len(content) // 3])
+    elif kind == "noise":
+        start = content.index(b"mdat") + 40
+        end = start + (len(content) - start) // 2
+        content[start:end] = np.random.default_rng(0).bytes(end - start)
+        path.write_bytes(content)
+    elif kind == "sound":
+        path = tmp_path / "x.wav"
+        save(path, TONE.samples_CN, TONE.sample_rate)
+    elif kind == "late":
+        path, times = clip, [0.0, 7.0]
+    with pytest.raises(VideoError) as told:
+        list(read_frames(path, times))
+    assert str(path) in str(told.value) and len(told.value.reason) > 10
+
+
+def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new.mkv"
+    other = Waveform(0.2 * torch.randn(2, 16_000, generator=torch.Generator().manual_seed(0)), 16_000)
+    replace_sound(clip, other, path)
+    times = frame_times(0.0, 3.0, 4)
+    for old, new in zip(read_frames(clip, times), read_frames(path, times), strict=True):
+        assert np.array_equal(old, new), "decoded from the same packets"
+    heard = load(path)
+    assert heard.sample_rate == 16_000 and heard.samples_CN.shape == (2, 16_000)
+    assert (heard.samples_CN - other.samples_CN).abs().max() < 1e-4, "FLAC"
+    with pytest.raises(VideoError, match=r"ends with .mp4"):
+        replace_sound(clip, other, tmp_path / "new.avi")

@@ -1,0 +1,281 @@
+"""`audiocot` on composed scenes and on recordings: the truth, made sounds by hand, reasons that add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from audiollm.audio.files import load, save
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import Sample
+from audiollm.data.records.shards import Shards
+from audiollm.data.records.thoughts import ThoughtRecord, prose_of
+from audiollm.flow.conditions.reading import sound_request
+from pipelines.audiocot.output import in_hundredths
+from pipelines.audiocot.settings import AudioCotConfig
+from tests.pipelines.audiocot.cot_run import HELD_OUT, RATE, SCENE_S, SCENES, compose, made, rows, think, tone
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compose(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def run(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    think(out, scenes, steps={"objects": {}}, samples_per_shard=3)
+    return out
+
+
+@pytest.fixture(scope="module")
+def truth(scenes: Path) -> dict[str, Sample]:
+    """Scenes by the file of their sound."""
+    return {sample.audio("assistant")[0].path: sample for sample in read_samples(scenes)[0]}
+
+
+def clips_with_truth(run: Path, truth: dict[str, Sample]) -> list[tuple[dict[str, Any], Sample]]:
+    return [(clip, truth[clip["path"]]) for clip in rows(run, "clips.jsonl")]
+
+
+def units(path: str | Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray[Any, Any]:
+    """Samples in whole 16-bit units, as the file holds them."""
+    return np.round(load(path, start_s, end_s).samples_CN.double().numpy() * 32768).astype(np.int64)
+
+
+# ----------------------------------------------------------------------------------------------- the record
+
+
+def test_given_the_truth_the_record_is_the_truth(run: Path, truth: dict[str, Sample]) -> None:
+    pairs = clips_with_truth(run, truth)
+    assert len(pairs) == SCENES + HELD_OUT
+    for clip, scene in pairs:
+        facts, record = scene.metadata, clip["record"]
+        events = sorted(facts["events"], key=lambda event: event["start_s"])
+        assert [(e["sound"], e["start_s"], e["end_s"], e["place"]) for e in record["events"]] == [
+            (e["name"], e["start_s"], e["end_s"], e["where"]) for e in events
+        ]
+        assert record["background"] == ([facts["backdrop"]["name"]] if facts["backdrop"] else [])
+        assert clip["thought"] == prose_of(ThoughtRecord.model_validate(record)) == facts["thought"]
+        assert (clip["caption"], clip["split"]) == (facts["caption"], facts["split"])
+
+
+def test_objects_have_the_regions_of_their_events(run: Path, truth: dict[str, Sample]) -> None:
+    for clip, scene in clips_with_truth(run, truth):
+        found = {o["name"]: o for o in clip["measured"]["objects"]["objects"]}
+        assert set(found) == {event["name"] for event in scene.metadata["events"]}
+        for event in scene.metadata["events"]:
+            assert found[event["name"]]["region"] == event["region"]
+            assert clip["record"]["events"][found[event["name"]]["event"]]["sound"] == event["name"]
+
+
+# ---------------------------------------------------------------------------------------------- made sounds
+
+
+def solo_tracks(scene: Sample, scenes: Path) -> dict[str, np.ndarray[Any, Any]]:
+    found = {event["name"]: units(scenes.parent / event["path"]) for event in scene.metadata["events"]}
+    if scene.metadata["backdrop"]:
+        found["behind"] = units(scenes.parent / scene.metadata["backdrop"]["path"])
+    return found
+
+
+def test_made_sounds_equal_the_operation_done_by_hand(
+    run: Path, scenes: Path, truth: dict[str, Sample]
+) -> None:
+    """Sample for sample, from the scenes' own files."""
+    of_clip = {clip["id"]: scene for clip, scene in clips_with_truth(run, truth)}
+    triples = {
+        sample.id: sample for name in ("edits.jsonl", "cot.jsonl") for sample in read_samples(run / name)[0]
+    }
+    done = dict[str, int]()
+    for sample in triples.values():
+        facts = sample.metadata
+        if "operation" not in facts:
+            continue
+        scene, operation = of_clip[facts["clip"]], facts["operation"]
+        before, after = (units(sample.audio(role)[0].path) for role in ("user", "assistant"))
+        tracks = solo_tracks(scene, scenes)
+        whole = sum(tracks.values(), np.zeros_like(units(scene.audio("assistant")[0].path)))
+        start, end = (round(second * RATE) for second in facts["span"])
+        assert facts["gain"] == 1.0
+        if operation == "extend":
+            assert np.array_equal(before, whole[:, :start]) and np.array_equal(after, whole)
+            assert 0 < start < end == whole.shape[1]
+        elif operation == "inpaint":
+            by_hand = whole.copy()
+            by_hand[:, start:end] = 0
+            assert np.array_equal(before, by_hand) and np.array_equal(after, whole) and start < end
+        elif operation == "extract":
+            reference = of_clip[facts["reference"]]
+            name = facts["about"]["events"][0]["sound"]
+            other = units(reference.audio("assistant")[0].path)
+            assert np.array_equal(after, tracks[name]) and np.array_equal(before, whole + other)
+            heard = {event["name"] for event in reference.metadata["events"]}
+            assert name not in heard and heard <= set(facts["avoid"]) and name not in facts["avoid"]
+        else:
+            names = [event["sound"] for event in facts["about"]["events"]]
+            if facts["reference"] is None:
+                rest = whole - tracks[names[0]]
+                longer, shorter = whole, rest
+            else:
+                longer = whole + units(of_clip[facts["reference"]].audio("assistant")[0].path)
+                shorter = whole
+            pair = (shorter, longer) if operation == "add" else (longer, shorter)
+            assert np.array_equal(before, pair[0]) and np.array_equal(after, pair[1])
+            assert np.array_equal(units(run / facts["layer"]), longer - shorter)
+        done[operation] = done.get(operation, 0) + 1
+    assert set(done) == {"extend", "inpaint", "add", "remove", "extract"} and min(done.values()) >= 2
+
+
+def test_sounds_that_would_clip_are_made_with_one_gain(tmp_path: Path) -> None:
+    for number, hertz in enumerate((200, 900)):
+        save(made(tmp_path / "in" / f"{'ab'[number]}.wav"), tone(1.0, hertz, 0.99), RATE)
+    listed = [{"path": "a.wav", "caption": "a"}, {"path": "b.wav", "caption": "b"}]
+    (tmp_path / "in" / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    funnel = think(
+        tmp_path / "out", tmp_path / "in" / "list.jsonl", made={"edits": ["extend"], "sample_rate": RATE}
+    )
+    assert funnel["made"] == {"extend": 2}
+    (first, second) = read_samples(tmp_path / "out" / "edits.jsonl")[0]
+    for sample in (first, second):
+        assert np.abs(units(sample.audio("assistant")[0].path)).max() <= 0.99 * 32768 + 1
+
+
+# ------------------------------------------------------------------------------------------- what reads them
+
+
+def test_every_sample_is_one_that_sound_models_read(run: Path) -> None:
+    samples, bad = read_samples(run / "cot.jsonl")
+    assert not bad and len({sample.id for sample in samples}) == len(samples)
+    for sample in samples:
+        request = sound_request(sample, "cot.jsonl")
+        assert request.caption and request.cot and request.video is not None and request.wanted is not None
+        wanted = load(request.wanted.path, request.wanted.start_s, request.wanted.end_s)
+        assert wanted.samples_CN.any()
+        if request.track is not None:  # `encode_latents` takes two sounds of one length
+            assert load(request.track.path).samples_CN.shape == wanted.samples_CN.shape
+
+
+def test_shards_have_sound_and_record(run: Path) -> None:
+    shards = Shards(run / "shards")
+    clips = {clip["id"]: clip for clip in rows(run, "clips.jsonl")}
+    assert len(shards) == len(clips)
+    for number in range(len(shards)):
+        loaded = shards[number]
+        clip = clips[loaded.sample.metadata["clip"]]
+        assert json.loads(loaded.sample.texts("assistant")[0]) == in_hundredths(clip["record"])
+        (sound,) = loaded.audio
+        assert sound.content is not None
+        assert loaded.sample.metadata["split"] == clip["split"]
+
+
+def test_a_run_that_is_done_does_nothing_again(
+    run: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("pipelines.audiocot.steps.levels.Levels.process", fails)
+    monkeypatch.setattr("pipelines.audiocot.made.carrying.operate", fails)
+    before = {path: path.read_bytes() for path in run.glob("*.jsonl")}
+    think(run, scenes, steps={"objects": {}}, samples_per_shard=3)
+    assert {path: path.read_bytes() for path in run.glob("*.jsonl")} == before
+
+
+# -------------------------------------------------------------------------------------------------- choosing
+
+
+def test_every_file_is_kept_filtered_or_failed_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    save(made(folder / "good.wav"), torch.cat([tone(0.6, 500), tone(0.6, 700)], dim=1), RATE)
+    save(folder / "rest.wav", tone(0.9, 300), RATE)
+    save(folder / "silent.wav", torch.zeros(1, RATE), RATE)
+    save(folder / "short.wav", tone(0.2, 500), RATE)
+    (folder / "twin.wav").write_bytes((folder / "good.wav").read_bytes())
+    (folder / "torn.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(20))
+    (folder / "notes.txt").write_text("nothing")
+    funnel = think(tmp_path / "out", folder, clip_s=0.6, review_share=0.5)
+    states = {row["name"]: (row["status"], row["reason"]) for row in rows(tmp_path / "out", "files.jsonl")}
+    assert states["good.wav"] == ("kept", "") and states["rest.wav"][0] == "kept"
+    assert states["twin.wav"] == ("filtered", "the same as good.wav")
+    assert states["silent.wav"][0] == "filtered" and "silent" in states["silent.wav"][1]
+    assert states["short.wav"] == ("filtered", "1 too short") and states["torn.mp4"][0] == "failed"
+    assert (
+        funnel["files_kept"] + funnel["files_filtered"] + funnel["files_failed"] == funnel["audio_files"] == 6
+    )
+    assert funnel["not_audio"] == 1
+    kept, filtered = rows(tmp_path / "out", "clips.jsonl"), rows(tmp_path / "out", "filtered.jsonl")
+    assert len(kept) + len(filtered) == funnel["segments_found"] == 7 and len(kept) == funnel["segments"] == 3
+    assert sum(stage["segments_in"] - stage["segments_out"] for stage in funnel["stages"]) == len(filtered)
+    aside = {row["id"] for row in rows(tmp_path / "out", "set_aside.jsonl") if row["id"]}
+    assert aside == {row["id"] for row in filtered}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "could not be made" not in page and "too short" in page
+
+
+def test_music_and_effects_are_balanced_by_a_draw_of_content() -> None:
+    from pipelines.audiocot.corpus import balance_drops
+
+    class Listed:
+        def __init__(self, order: list[int]) -> None:
+            self.order = order
+
+        def parts(self) -> Any:
+            for place in self.order:
+                kinds = {"voice": 0.0, "music": 0.9 if place < 2 else 0.1}
+                measured = {"tags": {"kinds": kinds, "events": [], "tags": []}}
+                yield place, 0, {"dropped": None, "digest": f"{place}", "start_s": 0.0, "measured": measured}
+
+    drops = balance_drops(Listed(list(range(10))), 1.5, 0)  # type: ignore[arg-type]
+    assert len(drops) == 5 and all(place[0] >= 2 for place in drops)
+    assert {drop.value for drop in drops.values()} == {4.0}
+    assert set(balance_drops(Listed(list(reversed(range(10)))), 1.5, 0)) == set(drops)  # type: ignore[arg-type]
+
+
+def test_a_review_keeps_verdicts_while_the_record_is_the_same(
+    run: Path, scenes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    think(out, scenes, review_share=0.5, shards=False, made={"edits": [], "pairs": False})
+    listed = rows(out, "review.jsonl")
+    assert len(listed) == 4  # half of eight
+    listed[0]["verdict"], listed[1]["verdict"], listed[1]["note"] = "accepted", "rejected", "no bell"
+    listed[2].update(verdict="accepted", record={})
+    (out / "review.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    funnel = think(out, scenes, review_share=0.5, shards=False, made={"edits": [], "pairs": False})
+    assert funnel["review"] == {"listed": 4, "accepted": 1, "rejected": 1, "agreement": 0.5}
+    assert [row["verdict"] for row in rows(out, "review.jsonl")] == ["accepted", "rejected", None, None]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": {"objekts": {}}}, "did you mean 'objects'"),
+        ({"steps": {"think": None}}, "always there"),
+        ({"thresholds": {"max_voices": 1}}, "max_voice"),
+        ({"steps": {"listen": {"by": "endpoint"}}}, "url and endpoint_model"),
+        ({"steps": {"objects": {"by": "transformers"}}}, "detector and tracker"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_sentence(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        AudioCotConfig.model_validate({"input": str(tmp_path), **settings})
+
+
+def test_without_truth_sounds_have_times(scenes: Path, tmp_path: Path) -> None:
+    """Onsets alone, without a tagger: the first event of each scene is found within a tenth of a second."""
+    think(tmp_path, scenes, use_truth=False, shards=False, made={"edits": [], "pairs": False})
+    near = 0
+    for clip in rows(tmp_path, "clips.jsonl"):
+        scene = json.loads((Path(clip["path"]).parent / "scene.json").read_text())
+        wanted = min(event["start_s"] for event in scene["metadata"]["events"])
+        near += any(abs(event["start_s"] - wanted) < 0.1 for event in clip["record"]["events"])
+    assert near >= SCENES + HELD_OUT - 1
+    assert SCENE_S > 1

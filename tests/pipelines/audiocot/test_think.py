@@ -1,0 +1,124 @@
+"""`audiollm think`: records of clips, regions and instructions by a model that is asked, or by measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from audiollm.audio.files import save
+from audiollm.audio.samples import Waveform
+from audiollm.errors import ConfigError, StageError
+from audiollm.video.writing import write_video
+from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_THE_OBJECT_SOUNDS, WHAT_TO_DO
+from pipelines.audiocot.think_command import read_region, think_about
+from pipelines.audiocot.thinking import MeasuredThinker, ThoughtRequest, model_thinker
+from tests.pipelines.audiocot.cot_run import RATE, ChatServer, texts_of, tone
+
+RECORD = {"events": [{"sound": "bell", "start_s": 0.1, "end_s": 0.4}], "background": []}
+
+
+class Script:
+    """Replies in turn."""
+
+    def __init__(self) -> None:
+        self.replies: list[str] = []
+
+    def __call__(self, request: dict[str, Any]) -> str:
+        return self.replies.pop(0)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def server(script: Script) -> Iterator[ChatServer]:
+    started = ChatServer(script)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip.mkv"
+    frames = [np.full((64, 64, 3), 20 * n, np.uint8) for n in range(8)]
+    write_video(path, frames, 8, Waveform(tone(1.0, 400), RATE))
+    return path
+
+
+def test_a_clip_and_a_region_are_asked_for_as_they_were_trained(
+    server: ChatServer, script: Script, clip: Path
+) -> None:
+    script.replies = [json.dumps(RECORD)] * 3
+    thinker = model_thinker(f"endpoint=m@{server.url}", 1)
+    assert thinker.think(ThoughtRequest(clip)).record.sounds() == ["bell"]
+    thinker.think(ThoughtRequest(clip, region=read_region("8,8,32,16")))
+    whole, _, cut = server.requests
+    assert f"The clip: {json.dumps(RECORD)[:-1]}" in texts_of(cut)  # the region beside its clip
+    assert WHAT_IS_HEARD in texts_of(whole) and WHAT_THE_OBJECT_SOUNDS in texts_of(cut)
+    pictures = [
+        [
+            part["image_url"]["url"]
+            for part in request["messages"][0]["content"]
+            if part["type"] == "image_url"
+        ]
+        for request in (whole, cut)
+    ]
+    assert len(pictures[0]) == len(pictures[1]) == 2 and pictures[0] != pictures[1]
+
+
+def test_an_instruction_becomes_an_operation_and_wrong_spans_are_asked_again(
+    server: ChatServer, script: Script, clip: Path
+) -> None:
+    late = {"operation": "inpaint", "span": [0.5, 4.0], "record": {}}
+    right = {"operation": "extend", "span": [1.0, 4.0], "record": {}}
+    script.replies = [json.dumps({**late, "operation": "explode"}), json.dumps(late), json.dumps(right)]
+    asked = ThoughtRequest(clip, instruction="let it go on for three seconds")
+    answer = model_thinker(f"endpoint=m@{server.url}", 3).think(asked)
+    assert (answer.operation, answer.span) == ("extend", (1.0, 4.0))
+    assert f"{WHAT_TO_DO}let it go on" in texts_of(server.requests[0])
+    assert "does not lie in the clip of 1.00 s" in texts_of(server.requests[2])
+
+
+def test_answers_that_are_no_record_are_a_sentence(server: ChatServer, script: Script, clip: Path) -> None:
+    script.replies = ["no idea"] * 2
+    with pytest.raises(StageError, match="2 answers could not be used"):
+        model_thinker(f"endpoint=m@{server.url}", 2).think(ThoughtRequest(clip))
+
+
+def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    path = tmp_path / "late.wav"
+    save(path, torch.cat([torch.zeros(1, RATE // 2), tone(0.5, 500)], dim=1), RATE)
+    answer = MeasuredThinker(None).think(ThoughtRequest(path))
+    (event,) = answer.record.events
+    assert event.sound == "a sound" and event.start_s == pytest.approx(0.5, abs=0.05)
+    think_about(path)
+    record, _, prose = capsys.readouterr().out.rpartition("}\n")
+    assert json.loads(record + "}")["events"][0]["start_s"] == event.start_s and prose.startswith(
+        "First, at 0.5"
+    )
+    think_about(path, as_json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"record": json.loads(record + "}"), "prose": prose.strip()}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"region": "1,2,3"}, "is no box"),
+        ({"instruction": "louder"}, "needs a model"),
+        ({"start": 2.0}, "does not lie in"),
+        ({"tagger": Path("nothing.tflite")}, "nothing.tflite"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_sentence(clip: Path, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        think_about(clip, **more)

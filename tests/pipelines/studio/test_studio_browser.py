@@ -1,0 +1,476 @@
+"""The studio in a real Chromium: the whole way of a person, at two widths, by keyboard, by two at once, after a kill.
+
+`make studio-check` runs it, and keeps screens in STUDIO_SCREENS. It needs gradio, playwright and Debian's chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+
+from audiollm.audio import save
+from tests.audiollm.flow.toy import AUTOENCODER, tone
+from tests.pipelines.studio.tiny_studio import write_film, write_model, write_recording
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+]
+CUT = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+"""Cuts Chromium off from all but this machine."""
+PATIENCE_MS = 300_000
+"""Longest wait for anything: on a busy machine a request takes a minute."""
+SCREENS = os.environ.get("STUDIO_SCREENS")
+AXE = os.environ.get("STUDIO_AXE")
+"""The file axe.min.js of npm's axe-core."""
+
+
+CUT_OFF = """
+import os, socket
+connect = socket.socket.connect
+def connect_here(self, address):
+    if self.family != socket.AF_UNIX and str(address[0]) not in ("127.0.0.1", "::1", "localhost"):
+        open(os.environ["STUDIO_TRIED"], "a").write(f"{address}\\n")
+        raise OSError("the network is cut")
+    return connect(self, address)
+socket.socket.connect = connect_here
+"""
+"""Cuts a server off from all but this machine, and notes what it tried to reach."""
+
+
+class Server:
+    """The command in a process of its own."""
+
+    data: Path
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self._options = folder, options
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        code = (
+            CUT_OFF + "import sys; from audiollm.commands.cli import main; sys.argv[0] = 'audiollm'; main()"
+        )
+        options = ["--folder", str(self.folder), "--port", str(self.port), *self._options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "studio", *options],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+                "STUDIO_TRIED": str(self.folder.parent / "tried.txt"),
+            },
+        )
+        for _ in range(3000):
+            try:
+                urllib.request.urlopen(self.url, timeout=2).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, "the server ended"
+                time.sleep(0.1)
+        raise AssertionError("the server does not answer")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("studio")
+    model = write_model(folder / "model")
+    runs = _write_run(folder / "runs")
+    data = _write_data(folder / "cot")
+    found = Server(
+        folder / "work", "--model", str(model), "--autoencoder", AUTOENCODER, "--runs", str(runs), "--data", str(data)
+    )  # fmt: skip
+    found.data = data
+    yield found
+    found.end()
+    assert not (folder / "tried.txt").exists(), (folder / "tried.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--autoplay-policy=no-user-gesture-required", CUT]
+        )
+        yield found
+        found.close()
+
+
+class Person:
+    """A browser of its own, in which every request is watched."""
+
+    def __init__(self, chromium: Any, url: str, width: int = 1440) -> None:
+        self.context = chromium.new_context(
+            viewport={"width": width, "height": 900}, accept_downloads=True, reduced_motion="reduce"
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.foreign: list[str] = []
+        self.problems: list[str] = []
+        self.page.on("request", lambda request: self._watch(request.url, url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_selector("#studio[data-ready=yes]", timeout=PATIENCE_MS)
+
+    def _watch(self, asked: str, url: str) -> None:
+        if not asked.startswith((url, "data:", f"blob:{url}")):
+            self.foreign.append(asked)
+
+    def open(self, path: Path, versions: int = 1) -> None:
+        before = self.finished()
+        self.page.set_input_files("#st-open", str(path))
+        self.page.wait_for_selector("#st-work:not([hidden])", timeout=PATIENCE_MS)
+        if versions:
+            self.page.wait_for_selector(f".st-version >> nth={versions - 1}", timeout=PATIENCE_MS)
+            self.wait_finished(before + 1)
+
+    def finished(self) -> int:
+        return int(self.page.evaluate("document.getElementById('studio').dataset.finished || 0"))
+
+    def wait_finished(self, count: int) -> None:
+        self.page.wait_for_function(
+            f"Number(document.getElementById('studio').dataset.finished || 0) >= {count}", timeout=PATIENCE_MS
+        )
+
+    def click_and_wait(self, selector: str) -> None:
+        before = self.finished()
+        self.page.click(selector)
+        self.wait_finished(before + 1)
+        assert self.problem() == "", self.problem()
+
+    def problem(self) -> str:
+        found = self.page.locator("#st-problem")
+        return str(found.inner_text()) if found.is_visible() else ""
+
+    def versions(self) -> list[str]:
+        return [str(text) for text in self.page.locator(".st-version").all_inner_texts()]
+
+    def say(self, words: str) -> None:
+        self.page.fill("#st-words", words)
+        before = self.page.inner_text("#st-plan-said")
+        self.page.click("#st-plan")
+        self.page.wait_for_function(
+            "before => document.getElementById('st-plan-said').textContent !== before",
+            arg=before,
+            timeout=10_000,
+        )
+
+    def download(self, selector: str, path: Path) -> Path:
+        with self.page.expect_download() as waiting:
+            self.page.click(selector)
+        waiting.value.save_as(path)
+        return path
+
+    def screen(self, name: str) -> None:
+        if SCREENS:
+            Path(SCREENS).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
+
+    def check(self) -> None:
+        """Nothing was asked of another machine, and no script failed."""
+        assert self.foreign == [] and self.problems == []
+
+
+def _film(folder: Path) -> Path:
+    """A scene of `compose_scenes`: three objects that sound when they strike."""
+    from pipelines.scenes.stage import STAGE
+    from tests.audiollm.flow.toy import context_of
+
+    STAGE.run(STAGE.config(scenes=1, held_out_scenes=1), context_of(folder))
+    return folder / "train-000000" / "video.mp4"
+
+
+def _write_run(runs: Path) -> Path:
+    """A run with a report, whose script tries to reach the page, and curves."""
+    folder = runs / "tiny"
+    (folder / "train_flow").mkdir(parents=True)
+    script = "try { parent.document.title = 'taken' } catch (e) { document.body.dataset.kept = 'yes' }"
+    (folder / "report.html").write_text(f"<h1>Report of tiny</h1><script>{script}</script>")
+    rows = [
+        json.dumps({"step": step, "loss": 3.0 - step / 100, "learning_rate": 1e-3}) for step in range(1, 60)
+    ]
+    (folder / "train_flow" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    return runs
+
+
+def _write_data(folder: Path) -> Path:
+    """The output of `audiocot` on two clips, one of which was dropped."""
+    folder.mkdir(parents=True)
+    save(folder / "bell.wav", tone(440.0, 1.0), 8000)
+    save(folder / "hiss.wav", tone(900.0, 1.0, 0.001), 8000)
+    bell = {
+        "id": "bell-0",
+        "path": str(folder / "bell.wav"),
+        "start_s": 0.0,
+        "end_s": 1.0,
+        "thought": "First, a bell.",
+    }
+    hiss = {"id": "hiss-0", "path": str(folder / "hiss.wav"), "start_s": 0.0, "end_s": 1.0}
+    dropped = {"kind": "silent", "reason": "-60 dBFS, the limit is -50 dBFS"}
+    rows = (
+        ("clips.jsonl", bell),
+        ("filtered.jsonl", {**hiss, "dropped": dropped}),
+        ("review.jsonl", {**bell, "verdict": None, "note": ""}),
+    )
+    for name, row in rows:
+        (folder / name).write_text(json.dumps(row) + "\n")
+    return folder
+
+
+def test_from_a_film_to_an_edited_film(server: Server, chromium: Any, tmp_path: Path) -> None:
+    person = Person(chromium, server.url)
+    page = person.page
+    person.screen("1-empty")
+    person.open(_film(tmp_path / "scene"))
+    page.wait_for_timeout(500)
+    person.screen("2-opened")
+    # read and change the chain of thought
+    rows = page.locator("#st-events tr").count()
+    assert rows >= 2
+    page.fill("#st-events tr:first-child input[type=text]", "bell")
+    page.fill("#st-background", "rain")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.getElementById('st-prose').textContent.includes('rain')")
+    assert "bell" in page.inner_text("#st-prose")
+    # generate
+    page.click("summary")
+    page.fill("#st-steps", "3")
+    person.click_and_wait("#st-generate")
+    assert len(person.versions()) == 2 and "made" in person.versions()[1]
+    person.screen("3-generated")
+    # click, refine
+    page.locator("#st-overlay").click(position=_object_place(page))
+    followed = "document.getElementById('st-object-state').textContent.startsWith('Followed')"
+    page.wait_for_function(followed, timeout=PATIENCE_MS)
+    person.screen("4-object")
+    page.click("#st-box-set")
+    page.wait_for_function("document.getElementById('st-status').textContent === ''", timeout=PATIENCE_MS)
+    page.fill("#st-from", "1")
+    page.fill("#st-to", "1.5")
+    page.keyboard.press("Tab")
+    person.click_and_wait("#st-object-add")
+    # by words
+    for words, kind in (
+        ("add a bell at 2 s", "add"),
+        ("remove the bell between 0.5 and 1 s", "remove"),
+        ("fill 1-1.4 s with rain", "inpaint"),
+        ("let it rain on for one second", "extend"),
+    ):
+        person.say(words)
+        assert page.input_value("#st-kind") == kind
+        if words.startswith("add"):
+            person.screen("5-words")
+        person.click_and_wait("#st-apply")
+    texts = person.versions()
+    assert len(texts) == 7 and sum("unchanged elsewhere ✓" in text for text in texts) == 5
+    assert "Unchanged elsewhere" in page.inner_text("#st-changes")
+    person.screen("6-edited")
+    # compare, alternately
+    page.select_option("#studio select[aria-label='Compare with another version']", index=1)
+    page.click("#st-play")
+    page.wait_for_timeout(300)
+    heard = page.inner_text("#st-compare-said")
+    page.click("#st-switch")
+    assert page.inner_text("#st-compare-said") != heard
+    playing = page.evaluate("[...document.querySelectorAll('#studio audio')].map(a => !a.paused)")
+    assert playing == [False, True]
+    person.screen("7-compared")
+    page.click("#st-play")
+    # export, reopen
+    wav = person.download("text=Export WAV", tmp_path / "out.wav")
+    assert soundfile.info(wav).duration > 3.5
+    assert person.download("text=Export MP4", tmp_path / "out.mp4").stat().st_size > 1000
+    file = person.download("#st-save", tmp_path / "project.zip")
+    person.open(file, 0)
+    page.wait_for_function("document.querySelectorAll('.st-version').length === 7")
+    person.check()
+    if AXE:
+        page.add_script_tag(path=AXE)
+        nodes = "v.nodes.map(n => n.html.slice(0, 160))"
+        found = page.evaluate(f"axe.run().then(r => r.violations.map(v => [v.impact, v.id, {nodes}]))")
+        serious = [each for each in found if each[0] in ("serious", "critical")]
+        assert serious == [], json.dumps(serious, indent=1)
+    person.context.close()
+
+
+def _object_place(page: Any) -> dict[str, float]:
+    """The place of the first object of the scene: the middle of the left third, above."""
+    box = page.locator("#st-overlay").bounding_box()
+    return {"x": box["width"] * 0.17, "y": box["height"] * 0.25}
+
+
+def test_a_recording_on_a_narrow_screen_by_keyboard_alone(
+    server: Server, chromium: Any, tmp_path: Path
+) -> None:
+    person = Person(chromium, server.url, width=390)
+    page = person.page
+    person.open(write_recording(tmp_path / "street.wav", 3.0))
+    page.wait_for_timeout(300)
+    person.screen("8-narrow")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.focus("#st-wave")
+    for key in ("Home", "Shift+ArrowRight", "[", "Shift+ArrowRight", "]"):
+        page.keyboard.press(key)
+    assert (page.input_value("#st-from"), page.input_value("#st-to")) == ("1.00", "2.00")
+    page.focus("#st-words")
+    page.keyboard.type("add rain")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.id === 'st-apply'")
+    before = person.finished()
+    page.keyboard.press("Enter")
+    person.wait_finished(before + 1)
+    assert len(person.versions()) == 2 and "1.0 to 2.0 s" in person.versions()[1]
+    reached = set()
+    page.focus("#st-open")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    wanted = {
+        "st-play",
+        "st-wave",
+        "st-from",
+        "st-think",
+        "st-generate",
+        "st-words",
+        "st-apply",
+        "Export WAV",
+        "Delete",
+    }
+    assert wanted <= reached, wanted - reached
+    person.screen("9-narrow-edited")
+    person.check()
+    person.context.close()
+
+
+def test_two_people_and_one_who_closes_the_window(server: Server, chromium: Any, tmp_path: Path) -> None:
+    alice, bob = Person(chromium, server.url), Person(chromium, server.url)
+    for person in (alice, bob):
+        person.open(write_recording(tmp_path / "street.wav", 3.0))
+        person.page.click("summary")
+    assert len(alice.page.locator("#st-projects option").all()) == 2  # her own, and the choice of none
+    alice.page.fill("#st-steps", "500")
+    alice.page.fill("#st-caption", "rain")
+    alice.page.click("#st-generate")
+    alice.page.wait_for_function("/step \\d+ of 500/.test(document.getElementById('st-jobs').textContent)")
+    bob.page.fill("#st-steps", "2")
+    bob.page.fill("#st-caption", "a bell")
+    bob.page.click("#st-generate")
+    bob.page.wait_for_function("document.getElementById('st-jobs').textContent.includes('1 before it')")
+    bob.screen("10-queue")
+    before = bob.finished()
+    alice.context.close()
+    bob.wait_finished(before + 1)
+    assert len(bob.versions()) == 2
+    made = [json.loads(path.read_text()) for path in server.folder.glob("projects/*/versions/*.json")]
+    assert not any(version["steps"] == 500 for version in made)  # the closed window's request was stopped
+    bob.check()
+    bob.context.close()
+
+
+def test_after_a_kill_finished_versions_are_there(server: Server, chromium: Any, tmp_path: Path) -> None:
+    person = Person(chromium, server.url)
+    page = person.page
+    person.open(write_recording(tmp_path / "street.wav", 3.0))
+    person.say("add a bell at 1 s")
+    person.click_and_wait("#st-apply")
+    page.click("summary")
+    page.fill("#st-steps", "500")
+    page.click("#st-apply")
+    page.wait_for_function("/step \\d+ of 500/.test(document.getElementById('st-jobs').textContent)")
+    server.kill()
+    page.click("#st-think")
+    page.wait_for_selector("#st-problem:not([hidden])")
+    assert "does not answer" in person.problem()
+    server.start()
+    page.goto(server.url)
+    page.wait_for_selector("#studio[data-ready=yes]")
+    page.select_option("#st-projects", label="street.wav")
+    page.wait_for_selector(".st-version >> nth=1")
+    assert len(person.versions()) == 2
+    person.context.close()
+
+
+def test_bad_input_is_answered_with_a_sentence(server: Server, chromium: Any, tmp_path: Path) -> None:
+    person = Person(chromium, server.url)
+    page = person.page
+    (tmp_path / "broken.mp4").write_bytes(write_film(tmp_path / "film.mp4").read_bytes()[:900])
+    (tmp_path / "page.html").write_text("<script>alert(1)</script>")
+    for name, sentence in (
+        ("broken.mp4", "cannot be read"),
+        ("page.html", "neither a recording nor a video"),
+    ):
+        page.set_input_files("#st-open", str(tmp_path / name))
+        page.wait_for_function(f"document.getElementById('st-problem').textContent.includes('{sentence}')")
+    person.open(write_film(tmp_path / "silent.mp4", with_sound=False), 0)
+    page.wait_for_selector("#st-tree >> text=There is no sound yet")
+    page.fill("#st-words", "add a bell")
+    page.click("#st-plan")
+    page.wait_for_function("document.getElementById('st-problem').textContent.includes('generate one first')")
+    page.wait_for_function("document.getElementById('st-overlay').clientWidth > 50")
+    page.locator("#st-overlay").click(position={"x": 3, "y": 3})
+    page.wait_for_function("document.getElementById('st-problem').textContent.includes('Nothing stands out')")
+    person.screen("11-refused")
+    person.check()
+    person.context.close()
+
+
+def test_runs_and_data(server: Server, chromium: Any) -> None:
+    person = Person(chromium, server.url)
+    page = person.page
+    page.click("role=tab[name=Runs]")
+    frame = page.frame_locator("iframe.st-report")
+    frame.locator("text=Report of tiny").wait_for()
+    assert frame.locator("body").get_attribute("data-kept") == "yes" and page.title() == "audiollm studio"
+    page.wait_for_selector(".st-curve svg")
+    person.screen("12-runs")
+    page.click("role=tab[name=Data]")
+    page.wait_for_selector("text=First, a bell.")
+    page.wait_for_function("document.querySelector('.st-clips audio').readyState > 0")
+    page.click("text=dropped")
+    page.wait_for_selector("text=the limit is -50 dBFS")
+    person.screen("13-dropped")
+    page.click("text=to review")
+    page.click("button:has-text('Accept')")
+    page.wait_for_selector("text=Every listed clip has a verdict")
+    person.screen("14-reviewed")
+    assert json.loads((server.data / "review.jsonl").read_text())["verdict"] == "accepted"
+    page.click("role=tab[name=Sound]")
+    assert page.locator("#studio[data-ready=yes]").is_visible()
+    assert re.search("Nothing leaves this machine", page.inner_text("#studio"))
+    person.check()
+    person.context.close()

@@ -1,0 +1,37 @@
+"""Talks in the studio: pieces from the page say what the live loop says, and belong to one person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+from pipelines.studio.limits import StudioRefusal
+from pipelines.studio.live import LiveDesk
+from tests.audiollm.interpret.test_live import CHUNK, noise, run_folder  # noqa: F401
+
+
+def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
+    desk = LiveDesk(run_folder / "train")
+    talk_1N = noise(2.0, 3, desk.sample_rate)
+    generator = desk._generator
+    session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(CHUNK))
+    wanted = [action.text for action in [*session.hear(talk_1N), *session.finish()] if action.text.strip()]
+    name = desk.begin("alice")
+    said = []
+    for piece_1N in talk_1N.split(9000, dim=1):
+        said += desk.hear("alice", name, piece_1N.numpy().tobytes())
+    with pytest.raises(StudioRefusal, match="has ended"):
+        desk.hear("bob", name, bytes(400))
+    said += desk.finish("alice", name)
+    assert [each["text"] for each in said] == wanted and wanted
+    with pytest.raises(StudioRefusal, match="has ended"):
+        desk.hear("alice", name, bytes(400))
+    again = desk.begin("alice")
+    for damaged in (b"", b"123", torch.tensor([float("nan")]).numpy().tobytes()):
+        with pytest.raises(StudioRefusal, match="damaged"):
+            desk.hear("alice", again, damaged)
+    with pytest.raises(StudioRefusal, match="too long"):
+        desk.hear("alice", again, bytes(4 * 6 * desk.sample_rate))
