@@ -17,6 +17,8 @@ $(READY): pyproject.toml
 	@echo "==> Setting up $(VENV): about 7 GB, 3 minutes and more on a slow line; only done once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@# librosa compiles at its first import; two processes that do so at once crash later (numba issue 10128)
+	@$(BIN)/python -c 'from librosa import pyin; from librosa.onset import onset_detect'
 	@touch $(READY)
 	@echo "==> Installed"
 
