@@ -106,9 +106,9 @@ class TimeDensityConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     name: Literal["logit_normal", "uniform", "shifted"] = "logit_normal"
     """`logit_normal`, `uniform`, or `shifted`: uniform, moved towards noise the longer a sound is."""
-    mean: float = 0.0
-    """Mean of the normal distribution of `logit_normal`; below 0: nearer to noise."""
-    deviation: float = Field(1.0, gt=0)
+    mean: float = -1.5
+    """Mean of the normal distribution of `logit_normal`; below 0: nearer to noise, where the conditions decide."""
+    deviation: float = Field(1.2, gt=0)
     """Deviation of the normal distribution of `logit_normal`."""
     base_latents: int = Field(194, ge=1)
     """The length that `shifted` does not move."""

@@ -19,7 +19,13 @@ from audiollm.data.records.shards import Shards
 from audiollm.errors import BadSample, StageError
 from audiollm.flow.conditions.words import Words
 from audiollm.flow.corpus import CorpusFacts, EncodedSound, UsableSounds, read_sound
-from audiollm.flow.model.context import AudioContext, ContextShares, hidden_context, training_context
+from audiollm.flow.model.context import (
+    AudioContext,
+    ContextShares,
+    LatentState,
+    hidden_context,
+    training_context,
+)
 from audiollm.flow.model.objective import (
     ConditionDropout,
     TimeDensity,
@@ -35,8 +41,8 @@ from audiollm.flow.sound_model import SoundModel
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.train.loop.loop import Figures, Update, step_generator
 
-EVAL_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Times at which the loss on held-out sounds is measured."""
+EVAL_TIMES = (0.0, 0.03, 0.1, 0.3, 0.7)
+"""Times at which the loss on held-out sounds is measured: most of them near noise, where the conditions decide."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,8 @@ class FlowTask:
     def evaluate(self, step: int) -> Mapping[str, float]:
         """The loss on held-out sounds at fixed times and noise: with all conditions, and without any.
 
-        The first rank computes it. `conditions_gain` is the share by which the conditions lower the loss.
+        Of an edit the track before it is heard either way. The first rank computes it. `conditions_gain` is the share
+        by which the conditions lower the loss.
         """
         if not (self._ranks.first and self._usable.test):
             return {}
@@ -178,8 +185,9 @@ class FlowTask:
             dice = step_generator(self.config.seed, number, "evaluation")
             noise_TD = torch.randn(sound.mean_TD.shape, generator=dice).to(self._device)
             data_TD = sound.mean_TD.to(self._device)
+            context_TE = self._heard_channels(sound.input_mean_TD)
             for name, conditions in (("loss", sound.conditions), ("loss_unconditional", {})):
-                sums[name] += self._loss_over_times(data_TD, noise_TD, conditions)
+                sums[name] += self._loss_over_times(data_TD, noise_TD, conditions, context_TE)
         figures = {name: total / len(chosen) for name, total in sums.items()}
         figures["conditions_gain"] = 1 - figures["loss"] / max(figures["loss_unconditional"], 1e-9)
         return figures
@@ -216,14 +224,24 @@ class FlowTask:
         hidden = config.dropout.draw(sound.conditions, dice)
         return TrainingSound(data_TD, noise_TD, time, context, hide(sound.conditions, hidden))
 
-    def _loss_over_times(self, data_TD: Tensor, noise_TD: Tensor, conditions: Conditions) -> float:
+    def _heard_channels(self, input_TD: Tensor | None) -> Tensor | None:
+        """The channels of a track that is shown whole; None: there is none, or the model takes no context."""
+        if input_TD is None or not self.model.takes_context:
+            return None
+        shown_T = torch.full((len(input_TD),), int(LatentState.SHOWN))
+        return AudioContext(input_TD, shown_T).channels().to(self._device)
+
+    def _loss_over_times(
+        self, data_TD: Tensor, noise_TD: Tensor, conditions: Conditions, context_TE: Tensor | None
+    ) -> float:
         count = len(EVAL_TIMES)
         latents = rows_of([len(data_TD)] * count, self._device)
         t_B = torch.tensor(EVAL_TIMES, device=self._device)
         noise_LD, data_LD = noise_TD.repeat(count, 1), data_TD.repeat(count, 1)
         packed = pack_conditions([conditions] * count, self._device)
         x_LD = on_path(noise_LD, data_LD, t_B[latents.sample_R][:, None])
-        velocity_LD = self.model(x_LD, t_B, packed, latents)
+        context_LE = None if context_TE is None else context_TE.repeat(count, 1)
+        velocity_LD = self.model(x_LD, t_B, packed, latents, context_LE)
         everywhere_L = torch.ones(latents.total, dtype=torch.bool, device=self._device)
         losses_B = losses_by_sample(velocity_LD, velocity_target(noise_LD, data_LD), everywhere_L, latents)
         return float(losses_B.mean())

@@ -28,8 +28,10 @@ class TimeDensity:
     name: TimeDensityName = "logit_normal"
     """`logit_normal`: sigmoid(N(mean, deviation)) (arXiv 2403.03206); `uniform`; `shifted`: uniform, moved towards
     noise for samples that are longer than `base_latents`."""
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: float = -1.5
+    """With 0, 1 time in 70 is below 0.1, and there it is decided what is heard and when: latents are redundant, so
+    that a tenth of the data beside nine of noise tells a model that sees all of them nearly everything."""
+    deviation: float = 1.2
     base_latents: int = 194
 
     def draw(self, lengths: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from audiollm.flow.model.blocks import TimeEmbedding, linear_between
 from audiollm.flow.model.context import AudioContext, hidden_context
-from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
+from audiollm.flow.model.mmdit import ESTIMATE_VARIANCE, MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
 from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
 from audiollm.flow.model.rows import RowConv, rows_of
+from audiollm.flow.model.sampling import integrate, schedule_times
 
 CPU = torch.device("cpu")
 CONFIG = MMDiTConfig(
@@ -136,6 +138,27 @@ def test_loss_and_gradients_do_not_depend_on_the_packs(
         torch.testing.assert_close(gradient, found[1][1][name], atol=1e-9, rtol=1e-9)
 
 
+def test_the_velocity_of_an_estimate_is_that_of_normal_data_around_it() -> None:
+    """Data N(estimate, r): Bayes' rule on a grid, and what the flow makes of noise has this mean and variance."""
+    estimate, grid = 0.7, torch.linspace(-3, 4, 20_001, dtype=torch.float64)
+    prior = torch.exp(-((grid - estimate) ** 2) / (2 * ESTIMATE_VARIANCE))
+    for t, x_t in itertools.product((0.0, 0.05, 0.5, 0.9, 0.999), (-1.0, 0.2, 1.5)):
+        weights = prior * torch.exp(-((x_t - t * grid) ** 2) / (2 * (1 - t) ** 2))
+        data = float((weights * grid).sum() / weights.sum())
+        noise = (x_t - t * data) / (1 - t)
+        given, wanted = (torch.full((1, 1), value, dtype=torch.float64) for value in (x_t, data - noise))
+        found = velocity_of_estimate(given, torch.full_like(given, estimate), torch.full_like(given, t))
+        torch.testing.assert_close(found, wanted, atol=2e-3, rtol=1e-3)
+    noise_LD = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0)).double()
+
+    def velocity(x_LD: Tensor, t: float) -> Tensor:
+        return velocity_of_estimate(x_LD, torch.full_like(x_LD, estimate), torch.tensor([[t]]).double())
+
+    made_LD = integrate(velocity, noise_LD, schedule_times("cosine", 200), "heun")
+    assert abs(float(made_LD.mean()) - estimate) < 0.01
+    assert abs(float(made_LD.var()) / ESTIMATE_VARIANCE - 1) < 0.05
+
+
 def test_an_absent_modality_is_a_dropped_one(model: MMDiT) -> None:
     full = conditions_of(MODALITIES, 3)
     latents, x_LD, t_B = rows_of([9], CPU), torch.randn(9, 8).double(), TIMES_B[:1]
@@ -183,7 +206,7 @@ def test_positions_agree_in_seconds(seconds: int) -> None:
         )
 
 
-def test_velocity_is_zero_and_the_gate_one_half_at_the_start() -> None:
+def test_the_estimate_is_zero_and_the_gate_one_half_at_the_start() -> None:
     model = MMDiT(CONFIG)
     packed = pack_conditions(
         [
@@ -194,8 +217,9 @@ def test_velocity_is_zero_and_the_gate_one_half_at_the_start() -> None:
         ],
         CPU,
     )
-    velocity_LD = model(torch.randn(9, 8), torch.rand(1), packed, rows_of([9], CPU))
-    assert torch.equal(velocity_LD, torch.zeros(9, 8))
+    x_LD, t_B = torch.randn(9, 8), torch.rand(1)
+    velocity_LD = model(x_LD, t_B, packed, rows_of([9], CPU))
+    assert torch.equal(velocity_LD, velocity_of_estimate(x_LD, torch.zeros(9, 8), t_B[:, None]))
     gates = model.gated_mlp(torch.randn(50, 64) * 3)
     assert torch.equal(gates, torch.full_like(gates, 0.5))
 

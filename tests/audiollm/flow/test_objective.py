@@ -65,7 +65,7 @@ def test_an_oracle_velocity_gives_the_data_in_one_step() -> None:
     ("density", "expected"),
     [
         (TimeDensity("uniform"), lambda t: t),
-        (TimeDensity("logit_normal"), lambda t: 0.5 * (1 + math.erf(math.log(t / (1 - t)) / math.sqrt(2)))),
+        (TimeDensity("logit_normal", 0.0, 1.0), lambda t: 0.5 * (1 + math.erf(math.log(t / (1 - t)) / math.sqrt(2)))),
         (
             TimeDensity("logit_normal", 0.5, 0.7),
             lambda t: 0.5 * (1 + math.erf((math.log(t / (1 - t)) - 0.5) / 0.7 / math.sqrt(2))),
