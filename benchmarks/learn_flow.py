@@ -58,6 +58,8 @@ BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
 VAE_STEPS, FLOW_STEPS, BATCH = 2_400, 2_500, 16
 EVENT_S = 1.0
+MUON = ("*.qkv.weight", "*adaLN_modulation.1.weight", "*.encoders.*.linear.weight")
+"""Matrices that Muon optimises."""
 WAYS: dict[str, list[str]] = {
     "video": ["frames", "sync"],
     "CoT": ["cot"],
@@ -184,6 +186,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "latents": "${encode_latents.shards}",
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
+        "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
         "seed": seed,
         **changes,
     }

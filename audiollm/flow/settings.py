@@ -91,7 +91,7 @@ class FlowSizeRule(NamedTuple):
 
 
 SIZES: dict[str, FlowSizeRule] = {
-    "tiny": FlowSizeRule(128, 4, 2, 4, 64, 16, 2_500, 1e-3),
+    "tiny": FlowSizeRule(128, 4, 2, 4, 64, 16, 2_500, 5e-4),
     "small": FlowSizeRule(448, 7, 4, 8, 256, 64, 100_000, 2e-4),
     "300m": FlowSizeRule(768, 12, 5, 9, 512, 256, 300_000, 1e-4),
     "1b": FlowSizeRule(1024, 16, 7, 14, 512, 256, 300_000, 5e-5),
