@@ -252,7 +252,7 @@ class SlowChat:
 
     def reply_counted(self, turns: Any) -> ChatReply:
         self.asked.set()
-        assert self.may_answer.wait(60)
+        assert self.may_answer.wait(300)
         return ChatReply("late", 7)
 
 
@@ -269,7 +269,7 @@ def test_of_two_processes_with_one_question_one_asks(tmp_path: Path) -> None:
         asked, may_answer = context.Event(), context.Event()
         other = context.Process(target=ask_slowly, args=(tmp_path / "a.sqlite", asked, may_answer))
         other.start()
-        assert asked.wait(60)
+        assert asked.wait(300)
         stored = StoredAnswers(tmp_path / "a.sqlite", Budget("one"))
         threading.Timer(0.1, may_answer.set).start()
         assert stored.reply(Dumb(), "m", [("user", ["a"])]) == "late" and stored.spent() == (1, 7)
