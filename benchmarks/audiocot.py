@@ -170,7 +170,7 @@ def report_truth(data: Path, settings: dict[str, Any], folder: Path, scenes: int
             f"share of {wanted}, within {NEAR_S} s",
         )
         line(f"and named right {case}", round(named / wanted, 3), None, None, f"share of {wanted}")
-        line(f"records equal to the truth {case}", round(equal / clips, 3), None, None, f"share of {clips}")
+        line(f"records equal to the truth, {case}", round(equal / clips, 3), None, None, f"share of {clips}")
 
 
 def command(

@@ -88,8 +88,8 @@ def missing_parts(chain: CotChain, thresholds: ClipThresholds) -> list[Missing]:
     if thresholds.max_balance is not None and (
         "tags" not in chain.steps or any(lacking.step == "tags" for lacking in found)
     ):
-        reason = "needs the step tags: add `tags: {}` to steps, or set max_balance to null"
-        found.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {reason}", (BALANCE,), False))
+        needs = "needs the step tags: add `tags: {}` to steps, or set max_balance to null"
+        found.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {needs}", (BALANCE,), False))
     for rule in active:
         if rule.step == "segment" or any(rule in lacking.rules for lacking in found):
             continue

@@ -140,7 +140,7 @@ def _of_sample(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told
     if len(sounds) != 1 or len(videos) > 1:
         raise ListError(f"{where}: {len(sounds)} sounds and {len(videos)} videos; one sound is needed")
     for part in (*sounds, *videos):
-        if part.start_s > 0 or part.end_s is not None or getattr(part, "region", ()):
+        if part.start_s > 0 or part.end_s is not None or getattr(part, "region", None):
             raise ListError(
                 f"{where}: {part.path} is a part of a file; name whole files, which audiocot cuts"
             )
