@@ -24,6 +24,8 @@ MAX_EXCERPT_CHARACTERS = 200
 CHUNK_BYTES = 65_536
 TRANSIENT_STATUS = (408, 409, 425, 429)
 """Besides 500 and above: the same request may succeed later."""
+ACCOUNT_STATUS = (401, 402)
+"""The key or the account is refused: no request is answered until a person has mended it."""
 REDACTED = "[key]"
 
 
@@ -32,7 +34,7 @@ class EndpointError(Exception):
 
 
 class EndpointUnavailable(EndpointError, TransientError):
-    """The endpoint does not answer now: no connection, a time-out, overload, or an error of the server."""
+    """The endpoint does not answer now: no connection, a time-out, overload, an error of the server, a refused key."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class EndpointClient:
             path: below the base address, for example `chat/completions`.
 
         Raises:
-            EndpointUnavailable: the last attempt failed, and a later one may succeed.
+            EndpointUnavailable: the last attempt failed, and a later one may succeed; or the key is refused.
             EndpointError: the request was refused.
         """
         for attempt in range(1, self.attempts + 1):
@@ -79,12 +81,14 @@ class EndpointClient:
             except urllib.error.HTTPError as error:
                 reason = f"HTTP {error.code}: {self._said(error)}"
                 transient = error.code in TRANSIENT_STATUS or error.code >= 500
+                refuses_key = error.code in ACCOUNT_STATUS
             except (OSError, http.client.HTTPException) as error:  # refused, reset, timed out, cut short
-                reason, transient = f"no connection: {self.redact(str(error) or type(error).__name__)}", True
+                reason = f"no connection: {self.redact(str(error) or type(error).__name__)}"
+                transient, refuses_key = True, False
+            if refuses_key or (transient and attempt == self.attempts):
+                raise EndpointUnavailable(reason)
             if not transient:
                 raise EndpointError(reason)
-            if attempt == self.attempts:
-                raise EndpointUnavailable(reason)
             time.sleep(self.pause_s * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 

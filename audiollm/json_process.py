@@ -45,19 +45,23 @@ class JsonProcess:
         """
         if not questions:
             return
-        process = self._started()
+        self._refuse_lines_not_asked_for()
+        process, count = self._started(), 0
         threading.Thread(target=_write, args=(process, questions), daemon=True).start()
-        for count in range(len(questions)):
-            try:
-                line = self._lines.get(timeout=self._timeout_s)
-            except queue.Empty:
+        try:
+            while count < len(questions):
+                try:
+                    line = self._lines.get(timeout=self._timeout_s)
+                except queue.Empty:
+                    raise ProcessFailed(f"no answer within {self._timeout_s:g} s") from None
+                if line is None:
+                    code = process.wait()
+                    raise ProcessFailed(f"ended with code {code} after {count} of {len(questions)} answers")
+                count += 1
+                yield line
+        finally:
+            if count < len(questions):  # what it has still to say answers none of the next questions
                 self.close()
-                raise ProcessFailed(f"no answer within {self._timeout_s:g} s") from None
-            if line is None:
-                code = process.wait()
-                self.close()
-                raise ProcessFailed(f"ended with code {code} after {count} of {len(questions)} answers")
-            yield line
 
     def close(self) -> None:
         """End the program."""
@@ -65,6 +69,21 @@ class JsonProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._lines = queue.Queue()
+
+    def _refuse_lines_not_asked_for(self) -> None:
+        """
+        Raises:
+            ProcessFailed: the program has said something since its last answer, which would answer the next question.
+        """
+        if self._lines.empty():
+            return
+        line = self._lines.get_nowait()
+        self.close()
+        if line is not None:  # else it ended, and is started again
+            raise ProcessFailed(
+                f"printed {line.strip()[:80]!r} beside its answers: one line for each question, logs to stderr"
+            )
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:

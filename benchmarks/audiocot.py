@@ -14,12 +14,13 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from audiollm.recipe.runner import Context
@@ -51,6 +52,12 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--files", type=int, default=60, help="recordings of a run, two clips each")
+    parser.add_argument(
+        "--pair-files",
+        type=int,
+        default=320,
+        help="recordings of each run of a pair: starts are a small part of it",
+    )
     parser.add_argument("--pairs", type=int, default=5, help="of one worker and two; 0: without them")
     parser.add_argument("--scenes", type=int, default=200, help="composed scenes; 0: without them")
     arguments = parser.parse_args()
@@ -59,7 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         report_costs(files, settings, Path(temporary))
         if arguments.pairs:
-            report_workers(files, settings, Path(temporary), arguments.pairs)
+            more = recordings(arguments.data, arguments.pair_files)
+            report_workers(more, settings, Path(temporary), arguments.pairs)
         if arguments.scenes:
             report_truth(arguments.data, settings, Path(temporary), arguments.scenes)
 
@@ -139,11 +147,15 @@ def report_truth(data: Path, settings: dict[str, Any], folder: Path, scenes: int
     for case, use_truth in (("with the truth", True), ("with YAMNet and onsets", False)):
         out = folder / f"records-{use_truth}"
         think(out, {**plain, "use_truth": use_truth})
-        wanted = timed = named = 0
+        wanted = timed = named = equal = clips = 0
         for text in (out / "clips.jsonl").read_text().splitlines():
             clip = json.loads(text)
             facts = json.loads((Path(clip["path"]).parent / "scene.json").read_text())["metadata"]
             found = clip["record"]["events"]
+            equal += [(each["sound"], each["start_s"], each["end_s"]) for each in found] == [
+                (event["name"], event["start_s"], event["end_s"]) for event in facts["events"]
+            ]
+            clips += 1
             for event in facts["events"]:
                 near = [each for each in found if abs(each["start_s"] - event["start_s"]) <= NEAR_S]
                 right = {event["name"], *EVENTS[event["label"]]}
@@ -158,6 +170,7 @@ def report_truth(data: Path, settings: dict[str, Any], folder: Path, scenes: int
             f"share of {wanted}, within {NEAR_S} s",
         )
         line(f"and named right {case}", round(named / wanted, 3), None, None, f"share of {wanted}")
+        line(f"records equal to the truth, {case}", round(equal / clips, 3), None, None, f"share of {clips}")
 
 
 def command(
@@ -165,7 +178,7 @@ def command(
 ) -> tuple[float, float]:
     """Run `audiollm audiocot`; return its wall-clock, and the CPU-seconds of all of its processes."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    used = cpu_seconds()
+    used, own = cpu_seconds(), {child.pid for child in psutil.Process().children()}
     listed, chosen = folder.with_suffix(".csv"), folder.with_suffix(".yaml")
     listed.write_text("\n".join(["path", *files]))
     chosen.write_text(json.dumps(settings))
@@ -174,10 +187,16 @@ def command(
     done = subprocess.run([*call, "--settings", str(chosen)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"a run of {folder.name} failed:\n{done.stdout}{done.stderr}")
-    with suppress(ChildProcessError):  # what workers are forked from ends after the run
-        while True:
-            os.wait()
+    wait_for_adopted(own)  # what workers are forked from ends after the run
     return json.loads((folder / "timings.json").read_text())["wall_s"], cpu_seconds() - used
+
+
+def wait_for_adopted(own: Collection[int]) -> None:
+    """Wait for the ends of all child processes but those known before: decoders of this process outlive each run."""
+    while others := [child.pid for child in psutil.Process().children() if child.pid not in own]:
+        for process in others:
+            with suppress(ChildProcessError):
+                os.waitpid(process, 0)
 
 
 def think(folder: Path, settings: dict[str, Any]) -> None:

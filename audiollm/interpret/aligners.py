@@ -53,7 +53,11 @@ class CommandAligner:
             (line,) = self._process.ask([question])
         except ProcessFailed as failure:
             raise BadSample(recording.audio, recording.id, f"the aligner {failure}", NOT_ALIGNED) from None
-        ends = _ends(line)
+        try:
+            ends = _ends(line)
+        except ValueError as error:
+            self.close()  # the line may have been no answer, and the answer may still come
+            raise BadSample(recording.audio, recording.id, str(error), NOT_ALIGNED) from None
         if isinstance(ends, str):
             raise BadSample(recording.audio, recording.id, ends, NOT_ALIGNED)
         if len(ends) != len(units):
@@ -67,17 +71,21 @@ class CommandAligner:
 
 
 def _ends(line: str) -> list[float] | str:
-    """The times of an answer, or the reason why there are none."""
+    """The times of an answer, or the program's reason why there are none.
+
+    Raises:
+        ValueError: it is neither.
+    """
     wrong = f"the aligner answered {line.strip()[:80]!r}, which is no list of seconds"
     try:
         value = json.loads(line)
     except json.JSONDecodeError:
-        return wrong
+        raise ValueError(wrong) from None
     if isinstance(value, dict) and value.get("error"):
         return f"the aligner: {value['error']}"
     value = value.get("ends") if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(map(_is_time, value)):
-        return wrong
+        raise ValueError(wrong)
     return [float(each) for each in value]
 
 

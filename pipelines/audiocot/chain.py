@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace
-from pipelines.audiocot.rules import RULES, ClipThresholds
+from pipelines.audiocot.rules import BALANCE, RULES, ClipThresholds
 from pipelines.steps.chain import Missing, StepKeys, lacking_steps, settings_hash
 from pipelines.steps.rules import Rule
 from pipelines.steps.step import Step
@@ -85,6 +85,11 @@ def missing_parts(chain: CotChain, thresholds: ClipThresholds) -> list[Missing]:
     """List the steps that lack something, and the thresholds whose value no step measures."""
     active = [rule for rule in RULES if getattr(thresholds, rule.threshold) is not None]
     found = lacking_steps(chain.steps, active)
+    if thresholds.max_balance is not None and (
+        "tags" not in chain.steps or any(lacking.step == "tags" for lacking in found)
+    ):
+        needs = "needs the step tags: add `tags: {}` to steps, or set max_balance to null"
+        found.append(Missing(BALANCE.step, f"{BALANCE.threshold}: {needs}", (BALANCE,), False))
     for rule in active:
         if rule.step == "segment" or any(rule in lacking.rules for lacking in found):
             continue

@@ -29,6 +29,14 @@ class Told(NamedTuple):
     truth: Mapping[str, Any] | None = None
     split: str | None = None
 
+    def pictures_of(self, path: str, probe: Value) -> str | None:
+        """The file of the pictures of the file at `path`; None: there are none.
+
+        Args:
+            probe: the value of that step.
+        """
+        return (self.video or path) if probe["has_pictures"] else None
+
 
 class ClipSpan(NamedTuple):
     """Part of a file that is a clip."""
@@ -65,7 +73,7 @@ class SoundClip:
     @property
     def video(self) -> str | None:
         """The file of the clip's pictures; None: there are none."""
-        return self.values["probe"]["video"]
+        return self.told.pictures_of(self.path, self.values["probe"])
 
     def waveform(self) -> Waveform:
         """Samples as recorded, `[C, N]`."""

@@ -16,10 +16,10 @@ _MAX_TRIED = 500
 """Clips that are tried as a partner."""
 
 
-def kept_clips(spool: Spool, drops: dict[Place, Drop]) -> Iterator[tuple[Place, Row]]:
-    """Yield the clips that no rule has dropped so far."""
+def kept_clips(spool: Spool) -> Iterator[tuple[Place, Row]]:
+    """Yield the clips that no rule about single clips has dropped."""
     for file, number, row in spool.parts():
-        if row["dropped"] is None and (file, number) not in drops:
+        if row["dropped"] is None:
             yield (file, number), row
 
 
@@ -30,10 +30,10 @@ def balance_drops(spool: Spool, most: float, seed: int) -> dict[Place, Drop]:
         most: clips of the larger group for one of the smaller.
     """
     groups: dict[bool, list[tuple[str, Place]]] = {True: [], False: []}
-    for place, row in kept_clips(spool, {}):
+    for place, row in kept_clips(spool):
         tagged = row["measured"].get("tags")
-        if tagged is None:
-            return {}
+        if tagged is None:  # the tagger failed on it: it is of neither group
+            continue
         is_music = tagged["kinds"]["music"] >= SURE
         groups[is_music].append((draw_key(row, f"balance {seed}"), place))
     music, effects = len(groups[True]), len(groups[False])
@@ -71,15 +71,14 @@ class Partners:
         self._seed = seed
         self._by_split: dict[str | None, list[tuple[Row, set[str]]]] = {}
         for row in sorted(clips, key=lambda row: draw_key(row, f"partners {seed}")):
-            if words := _sound_words(row):
+            if (words := _sound_words(row)) is not None:
                 self._by_split.setdefault(row["split"], []).append((row, words))
 
     def find(self, clip: Row) -> Row | None:
         """A clip of the same split with other sounds, from a place that is drawn; None: none among the next ones."""
-        ring = self._by_split.get(clip["split"], [])
-        if not ring:
+        ring, own = self._by_split.get(clip["split"], []), _sound_words(clip)
+        if not ring or own is None:
             return None
-        own = _sound_words(clip)
         start = int(draw_key(clip, f"partner {self._seed}")[:12], 16) % len(ring)
         for step in range(min(len(ring), _MAX_TRIED)):
             row, words = ring[(start + step) % len(ring)]
@@ -88,8 +87,10 @@ class Partners:
         return None
 
 
-def _sound_words(row: Row) -> set[str]:
+def _sound_words(row: Row) -> set[str] | None:
+    """The words of a clip's sounds; None: there are no sounds, or one has a name that tells nothing (`a sound`)."""
     record = ThoughtRecord.model_validate(row["record"])
     tagged = row["measured"].get("tags") or {"events": []}
     names = [*record.sounds(), *(event["label"] for event in tagged["events"])]
-    return set[str]().union(*(name_words(name) for name in names))
+    words = [name_words(name) for name in names]
+    return set[str]().union(*words) if words and all(words) else None

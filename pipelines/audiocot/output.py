@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from audiollm.data.records.sample import AudioPart, Message, Region, Sample, TextPart, VideoPart
 from audiollm.data.records.thoughts import ThoughtRecord, caption_of_record, prose_of, record_json
-from audiollm.files.atomic import read_whole_lines, write_json, write_jsonl
-from pipelines.audiocot.corpus import Partners, kept_clips, review_ids
+from audiollm.errors import StageError
+from audiollm.files.atomic import JsonLines, line_numbers, read_whole_lines, write_json, write_jsonl
+from pipelines.audiocot.corpus import Partners, review_ids
 from pipelines.audiocot.made.plans import MadePlan, plan_edits, plan_pairs
 from pipelines.audiocot.made.words import caption_of_plan, instruction_of_plan, thought_of_plan
 from pipelines.audiocot.rules import BALANCE, RULES, ClipThresholds
@@ -127,21 +128,22 @@ def write_samples_of(
 
 
 def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) -> dict[str, Any]:
-    """Write `review.jsonl`: a drawn share of the clips; verdicts that a person has given stay where the record is the
-    same. Returns the counts of verdicts."""
+    """Write `review.jsonl`: a drawn share of the clips, and those that a person has judged with the same record.
+
+    Returns:
+        The counts of verdicts.
+
+    Raises:
+        StageError: the file is there, and a person's verdict in it cannot be read.
+    """
     path = folder / REVIEW
-    before = read_whole_lines(path).rows if path.exists() else []
-    given = {
-        (row.get("id"), json.dumps(row.get("record"), sort_keys=True)): row
-        for row in before
-        if row.get("verdict") in VERDICTS
-    }
+    given = _verdicts(path)
     chosen = review_ids(clips, share, seed)
     rows = []
     for clip in clips:
-        if clip["id"] not in chosen:
-            continue
         known = given.get((clip["id"], json.dumps(clip["record"], sort_keys=True)), {})
+        if clip["id"] not in chosen and not known:
+            continue
         rows.append(
             {
                 **{name: clip[name] for name in ("id", "path", "start_s", "end_s", "record", "thought")},
@@ -211,12 +213,27 @@ def read_kept(folder: Path) -> list[Row]:
     return read_whole_lines(folder / CLIPS).rows
 
 
-def all_drops(spool: Spool) -> Iterator[tuple[Place, Row]]:
-    """Yield the clips that a rule about single clips keeps."""
-    return kept_clips(spool, {})
-
-
 # Private
+
+
+def _verdicts(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows that a person has judged, by clip and record.
+
+    Raises:
+        StageError: a line that is no JSON, or another verdict than the two that there are.
+    """
+    before = read_whole_lines(path) if path.exists() else JsonLines([], [])
+    if before.broken:
+        raise StageError(f"{path}: {line_numbers(before.broken)}: not JSON", "correct it and run again")
+    given = {}
+    for row in before.rows:
+        verdict = row.get("verdict")
+        if verdict and verdict not in VERDICTS:
+            remedy = f"write {' or '.join(VERDICTS)}, and run again"
+            raise StageError(f"{path}: the verdict {verdict!r} of {row.get('id')} is none", remedy)
+        if verdict:
+            given[str(row.get("id")), json.dumps(row.get("record"), sort_keys=True)] = row
+    return given
 
 
 def _with_record(row: Row) -> Row:

@@ -29,7 +29,7 @@ class AnswerBudget(BaseModel):
 
     calls: int | None = Field(None, ge=0)
     tokens: int | None = Field(None, ge=0)
-    """Tokens as endpoints count them, of requests and replies."""
+    """Tokens of requests and replies, as endpoints and models count them."""
 
 
 class MadeConfig(BaseModel):

@@ -139,6 +139,11 @@ def _of_sample(row: dict[str, Any], folder: Path, where: str) -> tuple[str, Told
     videos = [part for part in parts if isinstance(part, VideoPart)]
     if len(sounds) != 1 or len(videos) > 1:
         raise ListError(f"{where}: {len(sounds)} sounds and {len(videos)} videos; one sound is needed")
+    for part in (*sounds, *videos):
+        if part.start_s > 0 or part.end_s is not None or getattr(part, "region", None):
+            raise ListError(
+                f"{where}: {part.path} is a part of a file; name whole files, which audiocot cuts"
+            )
     facts = sample.metadata
     truth = None
     if isinstance(facts.get("events"), list):

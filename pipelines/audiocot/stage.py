@@ -80,7 +80,8 @@ def _run(config: AudioCotConfig, context: Context, ledger: Ledger) -> dict[str, 
     if config.retry_failed:
         context.say(f"{ledger.forget_errors()} calls that failed are tried again")
     budget = Budget(str(folder.resolve()), config.budget.calls, config.budget.tokens)
-    place = AnswerPlace(folder / "ledger" / "answers.sqlite", budget)
+    # absolute: actors of a cluster work in folders of their own
+    place = AnswerPlace(folder.resolve() / "ledger" / "answers.sqlite", budget)
     limits, chain, lacking = _chain(config, context, place)
     sources = _sources(config, context, ledger)
     spool = Spool(folder / "ledger" / "spool.sqlite")
@@ -160,7 +161,9 @@ def _sources(config: AudioCotConfig, context: Context, ledger: Ledger) -> FileSo
     files = [*inputs.found, *video_files(inputs)]
     with context.progress("reading the files", len(files)) as bar:
         known, unread = digests(files, ledger, lambda done: bar.update(TaskID(0), completed=done), STAGE_NAME)
-    inputs.rejected += unread
+    # pictures that cannot be read are an error of the sound that they belong to
+    paths = {item.path for item in inputs.found}
+    inputs.rejected += [row for row in unread if row["place"] in paths]
     sources = file_sources(inputs, known, config.use_truth)
     if not sources.found and not sources.rejected:
         raise StageError(

@@ -74,7 +74,7 @@ class CotWalks:
         for step in self.chain.clip:
             if drop:
                 break
-            if probe["video"] is None and step.name in _OF_PICTURES:
+            if not probe["has_pictures"] and step.name in _OF_PICTURES:
                 continue
             needed = needed_values(step, values)
             key = self.chain.key(step, source.digest, (_known(step, source), span), needed)
@@ -90,7 +90,7 @@ class CotWalks:
             "path": source.path,
             "file": source.name,
             "digest": source.digest,
-            "video": probe["video"],
+            "video": source.told.pictures_of(source.path, probe),
             "start_s": span.start_s,
             "end_s": span.end_s,
             "duration_s": duration_s,

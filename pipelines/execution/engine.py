@@ -121,7 +121,7 @@ def run_walks(
 
     Raises:
         EngineError: a step cannot be set up.
-        RunHalted: a call cannot be answered now; calls that other workers are at are lost.
+        RunHalted: a call cannot be answered now; the calls that other workers are at were answered and recorded first.
     """
     schedule = _Schedule(
         iter(walks), pools, backend, ledger, on_answer or (lambda call, outcome, known: None)
@@ -194,15 +194,19 @@ class _Schedule:
         self._answered: set[str] = set()
         self._buried: Counter[str] = Counter()
         self._exhausted = False
+        self._halt: str | None = None
 
     def run(self) -> None:
         while True:
-            self._begin_walks()
-            self._dispatch()
+            if self._halt is None:
+                self._begin_walks()
+                self._dispatch()
             if not any(lane.busy for lane in self._lanes):
-                return
+                break
             for answer in self._backend.wait():
                 self._receive(answer)
+        if self._halt is not None:
+            raise RunHalted(self._halt)
 
     def _begin_walks(self) -> None:
         """Begin walks while every pool has room: a pool that is behind holds up the work before it."""
@@ -253,14 +257,13 @@ class _Schedule:
             return
         self._answered.add(batch[0].call.step)
         lane.idle.append(answer.worker)
-        answered = list(zip(batch, answer.outcomes, strict=True))
-        # those that were answered before the one that halts the run are recorded
-        for waiting, outcome in sorted(answered, key=lambda pair: pair[1].halts):
+        for waiting, outcome in zip(batch, answer.outcomes, strict=True):
             self._finish(waiting, outcome)
 
     def _finish(self, waiting: _Waiting, outcome: Outcome) -> None:
-        if outcome.halts:
-            raise RunHalted(outcome.error)
+        if outcome.halts:  # what other workers are at may be paid for: it is waited for and recorded
+            self._halt = self._halt or outcome.error or ""
+            return
         if waiting.call.key is not None:
             self._ledger.put(waiting.call.key, waiting.call.step, outcome)
         self._on_answer(waiting.call, outcome, False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import math
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -103,15 +104,18 @@ def collect(
         only = Path(inputs[0])
         found.root = only if only.is_dir() else only.parent if only.is_file() else None
     seen: set[str] = set()
+    names: set[str] = set()
     for index, text in enumerate(inputs):
         prefix = f"{index}-{_short(text)}/" if several else ""
         for name, path in _files_of(text, fetched, found, on_fetched):
             if path in seen:
                 continue
             seen.add(path)
-            _sort_in(found, prefix + name, path)
             if prefix and name in found.given:
                 found.given[prefix + name] = found.given.pop(name)
+            named = _distinct(prefix + name, names)
+            names.add(named)
+            _sort_in(found, named, path)
     return found
 
 
@@ -192,6 +196,12 @@ def _files_of(
                 yield from _unpack(Path(path), fetched, found, on_fetched)
             else:
                 yield Path(path).relative_to(root).as_posix(), absolute(Path(path))
+
+
+def _distinct(name: str, names: Collection[str]) -> str:
+    """A name that none has yet: a tar may hold two members of one name, and a glob find two tars of one."""
+    counted = (f"{name} ({number})" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], counted) if each not in names)
 
 
 def _sort_in(found: Inputs, name: str, path: str) -> None:

@@ -33,6 +33,8 @@ from audiollm.models.audio_llms.inputs import (
 
 SENT_RATE = 24_000
 PAUSE_S = 1.0
+_MAX_TOKENS_TOLD = 2**31
+"""What an endpoint says beyond this is no count of tokens."""
 
 
 class ChatError(Exception):
@@ -222,7 +224,9 @@ def _read_reply(reply: bytes, client: EndpointClient) -> ChatReply:
         raise EndpointError("the reply holds no text")
     usage = content.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    return ChatReply(text, tokens if isinstance(tokens, int) and tokens >= 0 else None)
+    is_count = isinstance(tokens, int) and 0 <= tokens <= _MAX_TOKENS_TOLD
+    # half of an emoji, at which an answer was cut, is no text that a file can hold
+    return ChatReply(text.encode(errors="replace").decode(), tokens if is_count else None)
 
 
 # ------------------------------------------------------------------------------------------ local models
@@ -249,6 +253,14 @@ class PretrainedChat:
         return self.go_on([("user", parts)])
 
     def go_on(self, turns: Sequence[Turn]) -> str:
+        return self.reply_counted(turns).text
+
+    def reply_counted(self, turns: Sequence[Turn]) -> ChatReply:
+        """The assistant's next turn, and the tokens of the conversation with it.
+
+        Raises:
+            ChatError: there is no answer.
+        """
         return self._generated(turns, do_sample=False)
 
     def sample(self, parts: Parts, seed: int, temperature: float) -> str:
@@ -259,10 +271,10 @@ class PretrainedChat:
             torch.manual_seed(seed)
             return self._generated(
                 [("user", parts)], do_sample=True, temperature=temperature, top_p=1.0, top_k=0
-            )
+            ).text
 
     @torch.inference_mode()
-    def _generated(self, turns: Sequence[Turn], **sampling: Any) -> str:
+    def _generated(self, turns: Sequence[Turn], **sampling: Any) -> ChatReply:
         try:
             inputs = processor_inputs(self._processor, turns, generation_prompt=True)
         except InputsError as error:
@@ -278,7 +290,7 @@ class PretrainedChat:
             raise ChatError(f"{self.name} failed: {type(error).__name__}: {said}") from error
         new = made[0, inputs["input_ids"].shape[1] :]
         text: str = self._processor.tokenizer.decode(new, skip_special_tokens=True)
-        return text.strip()
+        return ChatReply(text.strip(), made.shape[1])
 
     def _moved(self, value: Tensor) -> Tensor:
         moved = value.to(self._model.device)

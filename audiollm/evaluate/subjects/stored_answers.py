@@ -1,14 +1,17 @@
 """Answers of models that are paid for once: kept by their content in one file, and counted against a budget.
 
-Several processes may share the file: each answer is in it before anything is made of it.
+Several processes may share the file: each answer is in it before anything is made of it, and of several that ask the
+same, one asks the model and the others wait for its answer.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -51,7 +54,8 @@ class StoredAnswers:
     """Answers by a hash of the question, in a SQLite file.
 
     Args:
-        path: made with its folder where it is absent.
+        path: made with its folder where it is absent; beside it lies an empty file by which processes wait for each
+            other.
     """
 
     path: Path
@@ -75,20 +79,23 @@ class StoredAnswers:
             ChatError: there is no answer.
         """
         key = question_key(identity, turns)
-        known = self._database.execute("select text from answers where key = ?", (key,)).fetchone()
+        known = self._known(key)
         if known is not None:
-            return str(known[0])
-        self._begin_call()
-        reply = chat.reply_counted(turns)
-        self._database.execute("begin immediate")
-        self._database.execute(
-            "insert or ignore into answers values (?, ?, ?)", (key, reply.text, reply.tokens)
-        )
-        self._database.execute(
-            "update spent set tokens = tokens + ? where run = ?", (reply.tokens or 0, self.budget.run)
-        )
-        self._database.execute("commit")
-        return reply.text
+            return known
+        with self._asked_by_one(key):
+            known = self._known(key)
+            if known is not None:
+                return known
+            self._begin_call()
+            reply = chat.reply_counted(turns)
+            with self._transaction() as database:
+                database.execute(
+                    "insert or ignore into answers values (?, ?, ?)", (key, reply.text, reply.tokens)
+                )
+                database.execute(
+                    "update spent set tokens = tokens + ? where run = ?", (reply.tokens or 0, self.budget.run)
+                )
+            return reply.text
 
     def spent(self) -> tuple[int, int]:
         """Calls and tokens of this run."""
@@ -100,20 +107,40 @@ class StoredAnswers:
     def close(self) -> None:
         self._database.close()
 
+    def _known(self, key: str) -> str | None:
+        row = self._database.execute("select text from answers where key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    @contextmanager
+    def _asked_by_one(self, key: str) -> Iterator[None]:
+        """Within, no other process asks this question; a process that is killed holds no place."""
+        with self.path.with_name(f"{self.path.name}.asked").open("ab") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, int(key[:15], 16))  # one byte for each question, by its hash
+            yield
+
     def _begin_call(self) -> None:
         """Count a call before it is made, so that several processes together keep to the budget."""
         budget = self.budget
-        self._database.execute("begin immediate")
-        try:
-            self._database.execute("insert or ignore into spent values (?, 0, 0)", (budget.run,))
+        with self._transaction() as database:
+            database.execute("insert or ignore into spent values (?, 0, 0)", (budget.run,))
             calls, tokens = self.spent()
             if budget.calls is not None and calls >= budget.calls:
                 raise BudgetSpent(f"the budget of {budget.calls} calls is spent")
             if budget.tokens is not None and tokens >= budget.tokens:
                 raise BudgetSpent(f"the budget of {budget.tokens} tokens is spent: {tokens} were used")
-            self._database.execute("update spent set calls = calls + 1 where run = ?", (budget.run,))
-        finally:
+            database.execute("update spent set calls = calls + 1 where run = ?", (budget.run,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Within, all is written or nothing is; an error leaves no lock that other processes wait for."""
+        self._database.execute("begin immediate")
+        try:
+            yield self._database
             self._database.execute("commit")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("rollback")
+            raise
 
 
 def ask_checked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -68,10 +68,10 @@ class AskedModel:
     """
 
     def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
-        from audiollm.evaluate.subjects.stored_answers import StoredAnswers
+        from audiollm.evaluate.subjects.stored_answers import CountedChat, StoredAnswers
 
         self._stored = StoredAnswers(place.path, place.budget)
-        self._chat: Any
+        self._chat: CountedChat
         if config.by == "endpoint":
             from audiollm.evaluate.subjects.chat import EndpointChat
 

@@ -22,23 +22,60 @@ _BACKGROUND_SHARE = 0.8
 _TOGETHER_S = 0.1
 """Two events that begin and end within this are one sound by two names."""
 _LEAST_S = 0.05
+_SAME_BEGINNING_S = 0.1
+"""A record names an event of a scene where it has its name and begins within this."""
 _END_DROP_DB = 25.0
 _AVOIDED = {"voice": "human voice", "music": "music"}
 
 
-def true_record(truth: Mapping[str, Any]) -> ThoughtRecord:
-    """The record of a composed scene, from its metadata: events, backdrop, and nothing else."""
-    events = [
-        ThoughtEvent(
-            sound=str(event["name"]),
-            start_s=float(event["start_s"]),
-            end_s=float(event["end_s"]),
-            place=event.get("where"),
-        )
-        for event in sorted(truth["events"], key=lambda event: event["start_s"])
-    ]
+def true_record(truth: Mapping[str, Any], start_s: float, end_s: float) -> ThoughtRecord:
+    """The record of a clip of a composed scene, from the scene's metadata: events, backdrop, and nothing else."""
+    events = list(true_events(truth, start_s, end_s).values())
     behind = truth.get("backdrop")
     return ThoughtRecord(events=events, background=[str(behind["name"])] if behind else [], avoid=[NO_OTHERS])
+
+
+def scene_events(truth: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The events of a composed scene in order of time."""
+    return sorted(truth["events"], key=lambda event: event["start_s"])
+
+
+def true_events(truth: Mapping[str, Any], start_s: float, end_s: float) -> dict[int, ThoughtEvent]:
+    """The events of a composed scene that are heard in a clip, by their numbers among `scene_events`.
+
+    Times are those of the clip. An event is cut at its ends; one of which less than 0.05 s is left is not heard.
+    """
+    found, length_s = dict[int, ThoughtEvent](), end_s - start_s
+    for number, event in enumerate(scene_events(truth)):
+        begins_s, ends_s = (round(float(event[name]) - start_s, 6) for name in ("start_s", "end_s"))
+        if min(ends_s, length_s) - max(begins_s, 0.0) < min(_LEAST_S, ends_s - begins_s):
+            continue
+        found[number] = ThoughtEvent(
+            sound=str(event["name"]),
+            start_s=max(begins_s, 0.0),
+            end_s=ends_s if ends_s <= length_s + _LEAST_S else length_s,
+            place=event.get("where"),
+        )
+    return found
+
+
+def numbers_in_scene(
+    record: ThoughtRecord, truth: Mapping[str, Any], start_s: float, end_s: float
+) -> dict[int, int]:
+    """For each event of a clip's record that is one of the scene, its number among `scene_events`.
+
+    A model that writes may leave events out, and name others.
+    """
+    found: dict[int, int] = {}
+    for number, event in true_events(truth, start_s, end_s).items():
+        near = [
+            (abs(other.start_s - event.start_s), place)
+            for place, other in enumerate(record.events)
+            if other.sound == event.sound and place not in found
+        ]
+        if near and min(near)[0] <= _SAME_BEGINNING_S:
+            found[min(near)[1]] = number
+    return found
 
 
 def heard_record(values: Mapping[str, Value], duration_s: float) -> ThoughtRecord:

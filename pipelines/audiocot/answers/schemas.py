@@ -6,7 +6,7 @@ Texts that come with a clip (captions, titles) are quoted as data: nothing in th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -84,6 +84,25 @@ REGION_PROMPT = (
     "These pictures show {name}, cut out of a clip. In the clip is heard: {heard}. Say which of these sounds it makes, "
     'and how it sounds. Answer with one JSON object and nothing else: {{"sound": text, "manner": text or null}}.'
 )
+
+
+def check_prompt_places(prompt: str, names: Sequence[str]) -> str:
+    """Refuse a question whose places in braces cannot be filled.
+
+    Args:
+        names: of the values that there are; `duration` is seconds.
+
+    Raises:
+        ValueError: a place with another name, or braces of JSON that are not doubled.
+    """
+    try:
+        prompt.format(**{name: 1.0 if name == "duration" else "" for name in names})
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        places = ", ".join(f"{{{name}}}" for name in names)
+        raise ValueError(
+            f"prompt: its places are {places}, and braces of JSON are doubled ({error!r})"
+        ) from None
+    return prompt
 
 
 def think_prompt(

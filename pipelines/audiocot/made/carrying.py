@@ -83,9 +83,10 @@ def operate(plan: MadePlan, form: MadeForm) -> OperatedSounds:
     """
     samples = round(plan.duration_s * form.sample_rate)
     parts = [_load(part, form, samples) for part in (*plan.kept, *plan.changed)]
-    peak = float(np.abs(np.sum(parts, axis=0)).max(initial=0.0))
-    highest = max([peak, *(float(np.abs(part).max(initial=0.0)) for part in parts)])
-    gain = _MAX_PEAK / highest if highest > 1 - 1 / FULL_SCALE else 1.0
+    sums = [sum(group) for group in (parts[: len(plan.kept)], parts[len(plan.kept) :], parts) if group]
+    highest = max(float(np.abs(sound).max(initial=0.0)) for sound in (*parts, *sums))
+    # every part is rounded to whole units before the parts are added
+    gain = _MAX_PEAK / highest if highest > 1 - (1 + len(parts)) / FULL_SCALE else 1.0
     units = [np.round(part * gain * FULL_SCALE).astype(np.int32) for part in parts]
     zero_CN: Units = np.zeros((form.channels, samples), np.int32)
     kept_CN = sum(units[: len(plan.kept)], zero_CN)

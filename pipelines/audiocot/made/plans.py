@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
+from pipelines.audiocot.answers.measured import numbers_in_scene, scene_events
 from pipelines.audiocot.corpus import Partners, draw_key
 from pipelines.steps.spool import Row
 
@@ -78,16 +79,17 @@ def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
     if not objects or reference is None:
         return
     record, avoided = _record(clip), tuple(_record(reference).sounds())
-    tracks = _tracks(clip)
+    tracks, track_of = _tracks(clip), _named(clip, record)
     for number, found in enumerate(objects):
         event = found["event"]
         if event is None or event >= len(record.events):
             continue
         wanted = record.events[event]
-        has_solo = tracks is not None and event < len(clip["truth"]["events"])
+        has_solo = tracks is not None and event in track_of
         # out of a clip without solo tracks, all of its sound is wanted
-        others = [sound for sound in record.sounds() if sound != wanted.sound] if has_solo else []
-        avoid = tuple(dict.fromkeys([*others, *avoided]))[:16]
+        heard = {sound.casefold() for sound in ([wanted.sound] if has_solo else record.sounds())}
+        known = dict.fromkeys([*(record.sounds() if has_solo else ()), *avoided])
+        avoid = tuple(sound for sound in known if sound.casefold() not in heard)[:16]
         about = ThoughtRecord(events=[wanted], avoid=list(avoid))
         yield MadePlan(
             id=f"{clip['id']}-extract-{number}",
@@ -96,7 +98,7 @@ def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
             reference=reference["id"],
             kept=tracks if has_solo and tracks is not None else (_whole(clip),),
             changed=(_whole(reference),),
-            wanted=event if has_solo else None,
+            wanted=track_of[event] if has_solo else None,
             duration_s=clip["duration_s"],
             span=(0.0, clip["duration_s"]),
             record=about if has_solo else record.model_copy(update={"avoid": list(avoid)}),
@@ -142,17 +144,18 @@ def _layered(
 ) -> MadePlan | None:
     """A sound is added or removed: one of the clip's own where its solo tracks are known, else a partner's."""
     record, tracks = _record(clip), _tracks(clip)
-    if tracks is not None and len(tracks) > 1 and record.events:
-        number = dice.randrange(len(clip["truth"]["events"]))
-        event = record.events[number]
-        rest = _without(record, number)
-        region = tuple(clip["truth"]["events"][number].get("region") or ())
+    track_of = _named(clip, record)
+    if tracks is not None and len(tracks) > 1 and track_of:
+        place = dice.choice(sorted(track_of))
+        event, number = record.events[place], track_of[place]
+        rest = _without(record, place)
+        region = tuple(scene_events(clip["truth"])[number].get("region") or ())
         return MadePlan(
             id=f"{clip['id']}-{operation}",
             operation=operation,
             clip=clip["id"],
             reference=None,
-            kept=tuple(track for place, track in enumerate(tracks) if place != number),
+            kept=tuple(track for other, track in enumerate(tracks) if other != number),
             changed=(tracks[number],),
             wanted=None,
             duration_s=clip["duration_s"],
@@ -166,7 +169,7 @@ def _layered(
     other = partners.find(clip)
     if other is None:
         return None
-    added = _record(other).between(0.0, clip["duration_s"])
+    added = _begun_by(_record(other), clip["duration_s"])
     both = _joined(record, added)
     return MadePlan(
         id=f"{clip['id']}-{operation}",
@@ -194,12 +197,19 @@ def _whole(clip: Row) -> SoundPart:
     return SoundPart(clip["path"], clip["start_s"], clip["end_s"])
 
 
+def _named(clip: Row, record: ThoughtRecord) -> dict[int, int]:
+    """For each event of the record whose solo track is known, the number of the track among `_tracks`."""
+    if clip["truth"] is None:
+        return {}
+    return numbers_in_scene(record, clip["truth"], clip["start_s"], clip["end_s"])
+
+
 def _tracks(clip: Row) -> tuple[SoundPart, ...] | None:
-    """The solo tracks of a composed scene, events in order of time and then the backdrop; None: they are not known."""
+    """The solo tracks of a composed scene, those of `scene_events` and then the backdrop; None: they are not known."""
     truth = clip["truth"]
     if truth is None:
         return None
-    events = sorted(truth["events"], key=lambda event: event["start_s"])
+    events = scene_events(truth)
     paths = [each.get("path") for each in (*events, *filter(None, [truth.get("backdrop")]))]
     if not all(paths) or not events:
         return None
@@ -209,9 +219,17 @@ def _tracks(clip: Row) -> tuple[SoundPart, ...] | None:
 def _without(record: ThoughtRecord, number: int) -> ThoughtRecord:
     event = record.events[number]
     rest = [other for place, other in enumerate(record.events) if place != number]
-    is_gone = all(other.sound != event.sound for other in rest)
-    avoid = [*record.avoid, event.sound] if is_gone and event.sound not in record.avoid else record.avoid
+    known = [*record.background, *record.avoid, *(other.sound for other in rest)]
+    is_gone = event.sound.casefold() not in {sound.casefold() for sound in known}
+    avoid = [*record.avoid, event.sound] if is_gone else record.avoid
     return ThoughtRecord(events=rest, background=record.background, avoid=avoid[:16])
+
+
+def _begun_by(record: ThoughtRecord, duration_s: float) -> ThoughtRecord:
+    """The record of a sound that is cut to this length."""
+    begun = record.between(0.0, duration_s)
+    events = [event.model_copy(update={"end_s": min(event.end_s, duration_s)}) for event in begun.events]
+    return begun.model_copy(update={"events": events})
 
 
 def _joined(record: ThoughtRecord, added: ThoughtRecord) -> ThoughtRecord:

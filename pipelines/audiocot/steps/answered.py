@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from audiollm.data.records.thoughts import ThoughtError, ThoughtRecord, parse_answer, record_json
 from pipelines.audiocot.answers import schemas
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace, AskedModel, missing_model
 from pipelines.audiocot.answers.evidence import contradiction, evidence_of
-from pipelines.audiocot.answers.measured import heard_record, placed_record, true_record
+from pipelines.audiocot.answers.measured import heard_record, placed_record, true_events, true_record
 from pipelines.audiocot.clip import SoundClip
 from pipelines.steps.step import Resources, Value
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
+def _check_prompt(prompt: str) -> str:
+    return schemas.check_prompt_places(prompt, ("duration",))
+
+
+def _check_joining_prompt(prompt: str) -> str:
+    return schemas.check_prompt_places(prompt, ("duration", "seen", "heard", "texts"))
+
+
 class WatchConfig(AnswererConfig):
     """Settings of `watch`."""
 
-    prompt: str = Field(schemas.WATCH_PROMPT, min_length=1)
+    prompt: Annotated[str, AfterValidator(_check_prompt)] = Field(schemas.WATCH_PROMPT, min_length=1)
 
 
 class ListenConfig(AnswererConfig):
     """Settings of `listen`."""
 
-    prompt: str = Field(schemas.LISTEN_PROMPT, min_length=1)
+    prompt: Annotated[str, AfterValidator(_check_prompt)] = Field(schemas.LISTEN_PROMPT, min_length=1)
 
 
 class ThinkConfig(AnswererConfig):
     """Settings of `think`."""
 
-    prompt: str = Field(schemas.THINK_PROMPT, min_length=1)
+    prompt: Annotated[str, AfterValidator(_check_joining_prompt)] = Field(schemas.THINK_PROMPT, min_length=1)
 
 
 class _Answered:
@@ -42,7 +50,7 @@ class _Answered:
     name = ""
     level: ClassVar[Literal["clip"]] = "clip"
     needs: tuple[str, ...] = ()
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, config: AnswererConfig, place: AnswerPlace) -> None:
         self._config, self._place = config, place
@@ -101,11 +109,11 @@ class Watch(_Answered):
     def _measured(self, item: SoundClip) -> Value:
         truth = item.told.truth
         if truth is not None:
+            events = true_events(truth, item.start_s, item.end_s).values()
             happenings = [
-                {"what": e["name"], "start_s": e["start_s"], "end_s": e["end_s"], "where": e.get("where")}
-                for e in truth["events"]
+                {"what": e.sound, "start_s": e.start_s, "end_s": e.end_s, "where": e.place} for e in events
             ]
-            return {"happenings": happenings, "objects": [e["name"] for e in truth["events"]], "asks": 0}
+            return {"happenings": happenings, "objects": [e.sound for e in events], "asks": 0}
         moments = item.values.get("motion", {}).get("moments", [])
         happenings = [
             {
@@ -130,7 +138,11 @@ class Listen(_Answered):
         """`{events, background, avoid, asks}`."""
         if self._asked is None:
             truth = item.told.truth
-            record = true_record(truth) if truth is not None else heard_record(item.values, item.duration_s)
+            record = (
+                heard_record(item.values, item.duration_s)
+                if truth is None
+                else true_record(truth, item.start_s, item.end_s)
+            )
             return {**record_json(record), "asks": 0}
         evidence = evidence_of(item.values, item.duration_s)
 

@@ -10,10 +10,9 @@ from pydantic import Field, model_validator
 
 from audiollm.data.records.thoughts import ThoughtRecord
 from pipelines.audiocot.answers.evidence import name_words
+from pipelines.audiocot.answers.measured import numbers_in_scene, scene_events
 from pipelines.audiocot.clip import SoundClip
 from pipelines.steps.step import Resources, StepConfig, Value
-
-_NEAR_S = 0.1
 
 
 class ObjectsConfig(StepConfig):
@@ -47,7 +46,7 @@ class Objects:
     name = "objects"
     level: ClassVar[Literal["clip"]] = "clip"
     needs: tuple[str, ...] = ("probe", "think")
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, config: ObjectsConfig) -> None:
         self._config = config
@@ -99,28 +98,22 @@ class Objects:
 def _true_objects(item: SoundClip, record: ThoughtRecord) -> list[dict[str, Any]]:
     """The objects of a composed scene that are seen during the clip."""
     truth = item.told.truth
+    if truth is None:
+        return []
+    named = numbers_in_scene(record, truth, item.start_s, item.end_s)
+    place_of = {number: place for place, number in named.items()}
     found = []
-    for event in truth["events"] if truth is not None else ():
+    for number, event in enumerate(scene_events(truth)):
         region = _within(event.get("region") or (), item.start_s, item.end_s)
         if region:
             found.append(
-                {"name": event["name"], "region": region, "score": 1.0, "event": _true_event(event, record)}
+                {"name": event["name"], "region": region, "score": 1.0, "event": place_of.get(number)}
             )
     return found
 
 
 def _within(region: Sequence[Mapping[str, Any]], start_s: float, end_s: float) -> list[dict[str, Any]]:
     return [dict(box) for box in region if start_s <= box["at_s"] <= end_s]
-
-
-def _true_event(event: Mapping[str, Any], record: ThoughtRecord) -> int | None:
-    """The record's event of this sound that begins nearest."""
-    same = [
-        (abs(other.start_s - event["start_s"]), number)
-        for number, other in enumerate(record.events)
-        if other.sound == event["name"]
-    ]
-    return min(same)[1] if same and min(same)[0] <= _NEAR_S else None
 
 
 def _event_of(name: str, record: ThoughtRecord) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from audiollm.interpret.attention_aligner import (
     heard_attention,
     unit_attention,
 )
+from audiollm.json_process import JsonProcess
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.losses import token_losses
@@ -69,6 +72,25 @@ def test_a_program_aligns_and_its_failures_are_named(tmp_path: Path) -> None:
         hasty.source_ends(PAIR.model_copy(update={"text": "hangs"}), tmp_path / "a.wav")
     with pytest.raises(ConfigError, match="names no program"):
         CommandAligner("", 1.0)
+
+
+def test_lines_beside_the_answers_answer_no_question(tmp_path: Path) -> None:
+    """A program that says something before its first answer: each later answer would be that of the question before."""
+    (tmp_path / "align.py").write_text("print('[1.0, 1.0, 1.0]', flush=True)\n" + PROGRAM)
+    aligner = CommandAligner(f"{sys.executable} {tmp_path / 'align.py'}", timeout_s=30.0)
+    assert aligner.source_ends(PAIR, tmp_path / "a.wav") == [1.0, 1.0, 1.0]  # nothing tells it from an answer
+    deadline = time.monotonic() + 30
+    while aligner._process._lines.empty() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(BadSample, match="beside its answers: one line for each question"):
+        aligner.source_ends(PAIR, tmp_path / "a.wav")
+    aligner.close()
+    process = JsonProcess(f"{sys.executable} {tmp_path / 'align.py'}", 30.0, "--x")
+    asked = [{"text": "", "units": [0] * count} for count in (1, 2, 3)]
+    next(process.ask(asked))
+    (tmp_path / "align.py").write_text(PROGRAM)
+    assert [len(json.loads(line)["ends"]) for line in process.ask(asked[1:])] == [2, 3]  # started again
+    process.close()
 
 
 def test_rows_that_all_words_look_at_are_levelled() -> None:

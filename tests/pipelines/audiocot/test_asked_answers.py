@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from audiollm.audio.files import save
 from audiollm.data.records.thoughts import parse_thought
 from audiollm.endpoints import Budget
 from audiollm.errors import StageError
-from audiollm.evaluate.subjects.chat import ChatError, EndpointChat
+from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EndpointChat, PretrainedChat
 from audiollm.evaluate.subjects.stored_answers import (
     BudgetSpent,
     RefusedAnswer,
     StoredAnswers,
     ask_checked,
 )
+from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from pipelines.audiocot.answers.evidence import Evidence, contradiction
 from tests.audiollm.data.test_thoughts import DURATION_S, RIGHT, damaged, is_right
+from tests.forked import forked
 from tests.pipelines.audiocot.cot_run import RATE, ChatServer, made, rows, texts_of, think, tone
 
 KEY = "sk-very-secret"
@@ -80,6 +83,29 @@ def test_a_wrong_answer_is_asked_again_with_what_is_wrong(
     assert set(server.keys) == {f"Bearer {KEY}"}
 
 
+def test_an_answer_that_is_cut_within_a_letter_costs_that_answer_alone(
+    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path
+) -> None:
+    """JSON can say half of an emoji, which no file can hold."""
+    replies.reply = lambda request: (
+        '{"events": [{"sound": "\ud83d' if len(server.requests) == 1 else json.dumps(HEARD)
+    )
+    funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
+    assert (funnel["segments"], funnel["reasons"], len(server.requests)) == (3, {}, 4)
+
+
+def test_an_answer_that_cannot_be_kept_holds_up_no_other(tmp_path: Path) -> None:
+    class Chat:
+        def reply_counted(self, turns: Any) -> ChatReply:
+            return ChatReply("yes" if turns[0][1] == ["good"] else "\ud83d", 7)
+
+    first, second = (StoredAnswers(tmp_path / "a.sqlite", Budget("one")) for _ in range(2))
+    with pytest.raises(UnicodeEncodeError):
+        first.reply(Chat(), "m", [("user", ["bad"])])
+    assert second.reply(Chat(), "m", [("user", ["good"])]) == "yes"
+    assert first.reply(Chat(), "m", [("user", ["good"])]) == "yes" and first.spent() == (2, 7)
+
+
 def test_answers_that_are_never_right_set_the_clip_aside(
     server: ChatServer, replies: Replies, clips: Path, tmp_path: Path
 ) -> None:
@@ -91,7 +117,7 @@ def test_answers_that_are_never_right_set_the_clip_aside(
     assert "2 answers could not be used" in row["reason"] and "not one JSON object" in row["reason"]
 
 
-@pytest.mark.parametrize("status", [429, 500])
+@pytest.mark.parametrize("status", [429, 500, 401])
 def test_a_run_stops_when_nobody_answers_and_goes_on_later(
     server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int
 ) -> None:
@@ -103,7 +129,7 @@ def test_a_run_stops_when_nobody_answers_and_goes_on_later(
         think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
     assert str(status) in str(stopped.value) and KEY not in str(stopped.value)
     before = len(server.requests)
-    assert before == 3  # one answer, and two attempts of the next request
+    assert before == (2 if status == 401 else 3)  # an answer, and the attempts of the next request
     replies.reply = json.dumps(HEARD)
     funnel = think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
     assert funnel["segments"] == 3 and len(server.requests) == before + 2
@@ -205,8 +231,6 @@ def test_a_reply_that_is_no_answer_is_an_error_of_its_own(
 def test_a_budget_is_kept_by_its_run(tmp_path: Path) -> None:
     class Free:
         def reply_counted(self, turns: Any) -> Any:
-            from audiollm.evaluate.subjects.chat import ChatReply
-
             return ChatReply("yes", 7)
 
     first = StoredAnswers(tmp_path / "a.sqlite", Budget("one", calls=1))
@@ -218,6 +242,58 @@ def test_a_budget_is_kept_by_its_run(tmp_path: Path) -> None:
     second.reply(Free(), "m", [("user", ["b"])])
     with pytest.raises(BudgetSpent, match="7 tokens"):
         second.reply(Free(), "m", [("user", ["c"])])
+
+
+class SlowChat:
+    """Says that it is asked, and answers when it may."""
+
+    def __init__(self, asked: Any, may_answer: Any) -> None:
+        self.asked, self.may_answer = asked, may_answer
+
+    def reply_counted(self, turns: Any) -> ChatReply:
+        self.asked.set()
+        assert self.may_answer.wait(300)
+        return ChatReply("late", 7)
+
+
+def ask_slowly(path: Path, asked: Any, may_answer: Any) -> None:
+    StoredAnswers(path, Budget("one")).reply(SlowChat(asked, may_answer), "m", [("user", ["a"])])
+
+
+def test_of_two_processes_with_one_question_one_asks(tmp_path: Path) -> None:
+    class Dumb:
+        def reply_counted(self, turns: Any) -> ChatReply:
+            raise AssertionError("paid for twice")
+
+    with forked() as context:
+        asked, may_answer = context.Event(), context.Event()
+        other = context.Process(target=ask_slowly, args=(tmp_path / "a.sqlite", asked, may_answer))
+        other.start()
+        assert asked.wait(300)
+        stored = StoredAnswers(tmp_path / "a.sqlite", Budget("one"))
+        threading.Timer(0.1, may_answer.set).start()
+        assert stored.reply(Dumb(), "m", [("user", ["a"])]) == "late" and stored.spent() == (1, 7)
+        other.join()
+
+
+def test_a_model_in_a_folder_is_asked_checked_and_kept_as_an_endpoint_is(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are random: what it says is no JSON, and sets the clips aside."""
+    small = {"vocabulary": 320, "width": 32, "layers": 1, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1,
+             "mel_bins": 16, "window_s": 1, "min_pixels": 784, "max_pixels": 3136}  # fmt: skip
+    (tmp_path / "texts.jsonl").touch()
+    config = NewThinkerConfig.model_validate({"samples": tmp_path / "texts.jsonl", **small})
+    write_thinker(tmp_path / "model", config, ["a bell and a dog"])
+    steps = {"listen": {"by": "transformers", "model": str(tmp_path / "model"), "asks": 2, "max_tokens": 16}}
+    funnel = think(tmp_path / "out", clips, steps=steps, **PLAIN)
+    assert funnel["reasons"] == {"answers refused": 3}
+    kept = StoredAnswers(tmp_path / "out/ledger/answers.sqlite", Budget(str((tmp_path / "out").resolve())))
+    calls, tokens = kept.spent()
+    assert calls == 6 and tokens > 6 * 16
+    (tmp_path / "out" / "ledger" / "ledger.sqlite").unlink()
+    monkeypatch.setattr(PretrainedChat, "_generated", None)
+    assert think(tmp_path / "out", clips, steps=steps, **PLAIN)["reasons"] == {"answers refused": 3}
 
 
 @pytest.mark.parametrize(

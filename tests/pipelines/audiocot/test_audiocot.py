@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import pytest
 import torch
 
 from audiollm.audio.files import load, save
+from audiollm.audio.samples import Waveform
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Sample
 from audiollm.data.records.shards import Shards
 from audiollm.data.records.thoughts import ThoughtRecord, prose_of
+from audiollm.errors import StageError
 from audiollm.flow.conditions.reading import sound_request
+from audiollm.video.writing import write_video
 from pipelines.audiocot.output import in_hundredths
 from pipelines.audiocot.settings import AudioCotConfig
 from tests.pipelines.audiocot.cot_run import HELD_OUT, RATE, SCENE_S, SCENES, compose, made, rows, think, tone
+
+PLAIN: dict[str, Any] = {"shards": False, "made": {"edits": [], "pairs": False}}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +78,44 @@ def test_objects_have_the_regions_of_their_events(run: Path, truth: dict[str, Sa
         for event in scene.metadata["events"]:
             assert found[event["name"]]["region"] == event["region"]
             assert clip["record"]["events"][found[event["name"]]["event"]]["sound"] == event["name"]
+
+
+def test_clips_of_a_scene_have_their_part_of_its_truth(
+    scenes: Path, truth: dict[str, Sample], tmp_path: Path
+) -> None:
+    """Times are those of the clip, and what is added or removed is the track of the event that is named."""
+    made = {"pairs": False, "edits": ["remove"], "sample_rate": RATE, "channels": 1}
+    think(tmp_path, scenes, clip_s=0.5, shards=False, steps={"objects": {}}, made=made)
+    clips = {clip["id"]: (clip, scene) for clip, scene in clips_with_truth(tmp_path, truth)}
+    cut = 0
+    for clip, scene in clips.values():
+        start_s, end_s = clip["start_s"], clip["end_s"]
+        heard = [
+            (e["name"], max(e["start_s"], start_s) - start_s, min(e["end_s"], end_s) - start_s)
+            for e in scene.metadata["events"]
+            if min(e["end_s"], end_s) - max(e["start_s"], start_s) >= 0.05
+        ]
+        found = [(e["sound"], e["start_s"], e["end_s"]) for e in clip["record"]["events"]]
+        assert [name for name, *_ in found] == [name for name, *_ in heard]
+        for (_, *times), (_, *wanted) in zip(found, heard, strict=True):
+            assert times == pytest.approx(wanted, abs=0.051) and 0 <= times[0] < times[1] <= 0.55
+        cut += sum(begins == 0 or ends == 0.5 for _, begins, ends in found)
+        happenings = clip["measured"]["watch"]["happenings"]
+        assert [(h["what"], h["start_s"], h["end_s"]) for h in happenings] == found
+        events = {o["name"]: o["event"] for o in clip["measured"]["objects"]["objects"]}
+        assert {name for name, event in events.items() if event is not None} == {name for name, *_ in found}
+    assert cut >= 4 and len(clips) > SCENES + HELD_OUT
+    of_scenes = 0
+    for sample in read_samples(tmp_path / "edits.jsonl")[0]:
+        clip, scene = clips[sample.metadata["clip"]]
+        if sample.metadata["reference"] is not None:
+            continue
+        name = sample.metadata["about"]["events"][0]["sound"]
+        (path,) = [e["path"] for e in scene.metadata["events"] if e["name"] == name]
+        track = units(scenes.parent / path, clip["start_s"], clip["end_s"])
+        assert np.array_equal(units(tmp_path / sample.metadata["layer"]), track)
+        of_scenes += 1
+    assert of_scenes >= 4
 
 
 # ---------------------------------------------------------------------------------------------- made sounds
@@ -218,6 +262,58 @@ def test_every_file_is_kept_filtered_or_failed_by_name(tmp_path: Path) -> None:
     assert "could not be made" not in page and "too short" in page
 
 
+def test_a_moved_video_has_its_pictures_where_it_is(tmp_path: Path) -> None:
+    """What was measured is known by content; where the file lies is not."""
+    frames = [np.full((32, 32, 3), 20 * n, np.uint8) for n in range(8)]
+    write_video(made(tmp_path / "in" / "v.mkv"), frames, 8, Waveform(tone(1.0, 400), RATE))
+    think(tmp_path / "out", tmp_path / "in", **PLAIN)
+    (tmp_path / "in").rename(tmp_path / "moved")
+    think(tmp_path / "out", tmp_path / "moved", **PLAIN)
+    (clip,) = rows(tmp_path / "out", "clips.jsonl")
+    assert clip["video"] == clip["path"] == str(tmp_path / "moved" / "v.mkv")
+
+
+def test_files_of_one_name_in_two_tars_are_two_files(tmp_path: Path) -> None:
+    for number, folder in enumerate("ab"):
+        save(made(tmp_path / folder / "1.wav"), tone(0.6, 300 + 100 * number), RATE)
+        with tarfile.open(tmp_path / folder / "all.tar", "w") as tar:
+            tar.add(tmp_path / folder / "1.wav", "1.wav")
+    funnel = think(tmp_path / "out", tmp_path / "*" / "all.tar", made={"edits": ["inpaint"]})
+    names = [row["name"] for row in rows(tmp_path / "out", "files.jsonl")]
+    assert names == ["all.tar/1.wav", "all.tar/1.wav (2)"] and funnel["files_kept"] == 2
+    assert len({clip["id"] for clip in rows(tmp_path / "out", "clips.jsonl")}) == 2
+    assert len(list((tmp_path / "out" / "made").iterdir())) == 2
+
+
+def test_pictures_that_cannot_be_read_are_an_error_of_their_sound(tmp_path: Path) -> None:
+    save(made(tmp_path / "in" / "a.wav"), tone(0.6, 300), RATE)
+    (tmp_path / "in" / "list.jsonl").write_text(json.dumps({"path": "a.wav", "video": "gone.mp4"}))
+    funnel = think(tmp_path / "out", tmp_path / "in" / "list.jsonl", **PLAIN)
+    (row,) = rows(tmp_path / "out", "files.jsonl")
+    assert row["name"] == "a.wav" and row["status"] == "failed" and "gone.mp4" in row["reason"]
+    assert (funnel["audio_files"], funnel["files_failed"]) == (1, 1)
+
+
+def test_a_list_of_parts_of_files_is_refused(tmp_path: Path) -> None:
+    save(made(tmp_path / "in" / "a.wav"), tone(1.6, 300), RATE)
+    part = {"type": "audio", "path": "a.wav", "start_s": 1.0}
+    asked = {"role": "user", "content": [{"type": "text", "text": "a tone"}]}
+    row = {"id": "a", "task": "sound", "messages": [asked, {"role": "assistant", "content": [part]}]}
+    (tmp_path / "in" / "list.jsonl").write_text(json.dumps(row))
+    with pytest.raises(StageError, match=r"list.jsonl:1: a.wav is a part of a file"):
+        think(tmp_path / "out", tmp_path / "in" / "list.jsonl")
+
+
+def test_a_balance_without_a_tagger_is_refused(tmp_path: Path) -> None:
+    save(made(tmp_path / "in" / "a.wav"), tone(1.6, 300), RATE)
+    settings: dict[str, Any] = {"thresholds": {"max_balance": 1.2}}
+    with pytest.raises(StageError, match="max_balance: needs the step tags"):
+        think(tmp_path / "out", tmp_path / "in", **settings)
+    think(tmp_path / "out", tmp_path / "in", **settings, **PLAIN, missing_scorer="skip")
+    (skipped,) = json.loads((tmp_path / "out" / "not_applied.json").read_text())
+    assert (skipped["threshold"], skipped["value"]) == ("max_balance", 1.2)
+
+
 def test_music_and_effects_are_balanced_by_a_draw_of_content() -> None:
     from pipelines.audiocot.corpus import balance_drops
 
@@ -228,13 +324,14 @@ def test_music_and_effects_are_balanced_by_a_draw_of_content() -> None:
         def parts(self) -> Any:
             for place in self.order:
                 kinds = {"voice": 0.0, "music": 0.9 if place < 2 else 0.1}
-                measured = {"tags": {"kinds": kinds, "events": [], "tags": []}}
+                tags = {"tags": {"kinds": kinds, "events": [], "tags": []}}
+                measured = tags if place < 10 else {}  # the tagger failed on it
                 yield place, 0, {"dropped": None, "digest": f"{place}", "start_s": 0.0, "measured": measured}
 
-    drops = balance_drops(Listed(list(range(10))), 1.5, 0)  # type: ignore[arg-type]
+    drops = balance_drops(Listed(list(range(11))), 1.5, 0)  # type: ignore[arg-type]
     assert len(drops) == 5 and all(place[0] >= 2 for place in drops)
     assert {drop.value for drop in drops.values()} == {4.0}
-    assert set(balance_drops(Listed(list(reversed(range(10)))), 1.5, 0)) == set(drops)  # type: ignore[arg-type]
+    assert set(balance_drops(Listed(list(reversed(range(11)))), 1.5, 0)) == set(drops)  # type: ignore[arg-type]
 
 
 def test_a_review_keeps_verdicts_while_the_record_is_the_same(
@@ -250,6 +347,14 @@ def test_a_review_keeps_verdicts_while_the_record_is_the_same(
     funnel = think(out, scenes, review_share=0.5, shards=False, made={"edits": [], "pairs": False})
     assert funnel["review"] == {"listed": 4, "accepted": 1, "rejected": 1, "agreement": 0.5}
     assert [row["verdict"] for row in rows(out, "review.jsonl")] == ["accepted", "rejected", None, None]
+    plain = {"shards": False, "made": {"edits": [], "pairs": False}}
+    assert think(out, scenes, review_share=0, **plain)["review"] == funnel["review"] | {"listed": 2}
+    text = (out / "review.jsonl").read_text()
+    for wrong, said in ((text.replace('"accepted"', '"acepted"'), "'acepted'"), (f"{text}{{", "line 3: not")):
+        (out / "review.jsonl").write_text(wrong)
+        with pytest.raises(StageError, match=said):
+            think(out, scenes, review_share=0, **plain)
+        assert (out / "review.jsonl").read_text() == wrong
 
 
 @pytest.mark.parametrize(
@@ -260,6 +365,7 @@ def test_a_review_keeps_verdicts_while_the_record_is_the_same(
         ({"thresholds": {"max_voices": 1}}, "max_voice"),
         ({"steps": {"listen": {"by": "endpoint"}}}, "url and endpoint_model"),
         ({"steps": {"objects": {"by": "transformers"}}}, "detector and tracker"),
+        ({"steps": {"listen": {"prompt": 'Say {"events": []}'}}}, "braces of JSON are doubled"),
     ],
 )
 def test_wrong_settings_are_refused_with_a_sentence(

@@ -26,6 +26,7 @@ from pipelines.execution.engine import (
     RunHalted,
     Walk,
     WorkerBackend,
+    WorkerReply,
     run_walks,
 )
 from pipelines.execution.ledger import Ledger, LedgerError
@@ -148,6 +149,23 @@ def test_a_call_that_cannot_be_answered_now_halts_the_run_and_is_not_recorded(tm
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert ledger.get("square 4") is None and ledger.get("square 0") is not None
     assert _run(tmp_path, range(8), InProcess(Sums(tmp_path / "notes")))[4] == (16, 2.0)
+
+
+class LastFirst(InProcess):
+    """Two workers, of which the one that was sent to last replies first, one reply at a time."""
+
+    def wait(self) -> list[WorkerReply]:
+        return [self._answers.pop()]
+
+
+def test_a_run_that_halts_records_what_other_workers_are_at(tmp_path: Path) -> None:
+    """Their answers may be paid for."""
+    notes = tmp_path / "notes"
+    with pytest.raises(RunHalted, match="busy"):
+        _run(tmp_path, [5, 4, 6], LastFirst(Busy(notes)))
+    assert notes.read_text() == "square 5\nsquare 4\n"  # nothing is begun after the halt
+    assert _run(tmp_path, [5, 4, 6], InProcess(Sums(notes)))[5] == (25, 2.5)
+    assert notes.read_text().count("square 5\n") == 1
 
 
 def test_batches_are_of_one_step_and_similar_size(tmp_path: Path) -> None:
