@@ -85,11 +85,11 @@ compare-rl: $(READY)  ## methods of reinforcement learning at equal rollouts, pr
 learn-tts-grpo: $(READY)  ## rewards on what is heard teach a model that speaks, with a control: DATA= (an hour, and the tokenizer of learn-tts)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_tts_grpo.py $(if $(DATA),--data $(DATA))
 
-learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (five CPU hours, by estimate)
+learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (three and a half CPU hours, by estimate)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEEDS),--seeds $(SEEDS))
 
-learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED= (35 CPU minutes, by estimate)
+learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED= (30 CPU minutes, by estimate)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret_speech.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEED),--seed $(SEED))
 

@@ -19,9 +19,10 @@ start), and then by PPO, in the settings of this file:
 Bars, on held-out streams, greedy: AL at least 20 % below the start's at chrF at most 1 point lower; at the AL that PPO
 reaches, the curve's chrF is lower; KL in the last third of each stage within 25 % of its target.
 
-CPU-minutes of one thread, estimated from steps and sizes and not measured: tokenizer 8, codes 12, hearing 5; for each
-seed two supervised trainings 25, seven trainings by PPO 55, 18 evaluations 10. The whole is about five hours; `--seeds
-1` takes two.
+CPU-minutes of one thread of a busy Xeon: a supervised step takes 1.8 CPU-seconds, an update by PPO 4.6 (20 and 10 of
+them measured, at these sizes); so for each seed two supervised trainings take 24, seven trainings by PPO 32, and 18
+evaluations some 5. Tokenizer, codes and `hearing` take some 25 before (estimated). The whole is about three and a half
+hours; `--seeds 1` takes one and a half. One hour does not hold three seeds with all controls.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ TALKS, TEST_TALKS, GROUPS = 1_000, 80, 4
 TOKENIZER: dict[str, Any] = {"preset": "native", "teacher": "own", "crop_frames": 12, "steps": 1_500}
 MODEL: dict[str, Any] = {"hidden_size": 128, "num_layers": 4, "sliding_window": 200}
 """With a window of 8 s, so that the model may listen for hours (`interpret_long.py`)."""
-HEARING: dict[str, Any] = {"steps": 500, "batch_size": 48, "learning_rate": 2e-3}
+HEARING: dict[str, Any] = {"steps": 600, "batch_size": 48, "learning_rate": 2e-3}
 NUMBERS_WEIGHT = 0.1
 """Share of the texts among the samples of `hearing`; they give it the German words, too."""
-SFT: dict[str, Any] = {"steps": 300, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.1}
+SFT: dict[str, Any] = {"steps": 400, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.1}
 UPDATES = 60
 """Updates of a stage; a variant has twice as many."""
 PPO: dict[str, Any] = {"batch_size": 32, "max_answer_tokens": 8, "learning_rate": 2e-4, "max_tokens": 16_384}

@@ -19,8 +19,8 @@ are trained on real takes alone: of digits and of speakers. Each stretch of spee
 Controls: the targets as they were recorded, and through the tokenizer; and the model's speech, scored against the next
 stream (`exchanged`), which is chance.
 
-CPU-minutes of one thread, estimated from steps and sizes and not measured: tokenizer 13, codes 5, voices 4, streams 10,
-the rest 3.
+CPU-minutes of one thread of a quiet machine, estimated from steps and sizes and not measured: tokenizer 13, codes 3,
+voices 3, streams 8, the rest 3; a busy machine takes up to twice as many.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ TOKENIZER: dict[str, Any] = {
     "steps": 3_000,
 }  # fmt: skip
 """As in learn_tts.py, in fewer steps."""
-MODEL: dict[str, Any] = {"sliding_window": 300}
-"""The size's own model, with a window of 12 s of what is heard and said."""
+MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300}
+"""As wide as the size has it, with a window of 12 s of what is heard and said."""
 VOICES: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 2e-3}
 SFT: dict[str, Any] = {"steps": 250, "batch_size": 16, "learning_rate": 1e-3}
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9)
