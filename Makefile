@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -85,9 +85,13 @@ compare-rl: $(READY)  ## methods of reinforcement learning at equal rollouts, pr
 learn-tts-grpo: $(READY)  ## rewards on what is heard teach a model that speaks, with a control: DATA= (an hour, and the tokenizer of learn-tts)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_tts_grpo.py $(if $(DATA),--data $(DATA))
 
-learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (four CPU hours, by estimate)
+learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (three and a half CPU hours, by estimate)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEEDS),--seeds $(SEEDS))
+
+learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED= (30 CPU minutes, by estimate)
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret_speech.py $(if $(DATA),--data $(DATA)) \
+		$(if $(SEED),--seed $(SEED))
 
 learn-flow: $(READY)  ## sounds from video, words and thought, and edits, of recordings never heard: DATA=, SEEDS="1 2 3", CONTROLS=1 (two hours)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_flow.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CONTROLS),--controls)
@@ -101,7 +105,7 @@ tokenizer-speed: $(READY)  ## CPU-seconds and memory against Mimi and Higgs at p
 long-audio: $(READY)  ## one hour through the tokenizer: memory, seams
 	@$(BIN)/python benchmarks/long_audio.py
 
-learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-flow learn-audiocot  ## every proof that a model learns
+learn: learn-tokenizer learn-vae learn-tts learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot  ## every proof that a model learns
 
 packing: $(READY)  ## trained tokens per CPU-second: packed, sorted, padded
 	@$(BIN)/python benchmarks/packing.py

@@ -14,7 +14,16 @@ from audiollm.errors import ConfigError
 
 
 class ProcessFailed(Exception):
-    """A program died, hung, or answered too little; the text says which."""
+    """A program died, hung, or gave another number of answers than it was asked for; the text says which.
+
+    Args:
+        is_aligned: whether the answers before belong to the first questions. Those of a program that went on behind a
+            question without answering it do not, and nothing tells which question that was.
+    """
+
+    def __init__(self, reason: str, is_aligned: bool = False) -> None:
+        super().__init__(reason)
+        self.is_aligned = is_aligned
 
 
 class JsonProcess:
@@ -30,11 +39,9 @@ class JsonProcess:
     """
 
     def __init__(self, command: str, timeout_s: float, setting: str) -> None:
-        self._command, self._timeout_s, self._setting = shlex.split(command), timeout_s, setting
+        self._command, self._timeout_s, self._setting = command_words(command, setting), timeout_s, setting
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
-        if not self._command:
-            raise ConfigError("command: names no program", setting, "give command:PYTHON SCRIPT")
 
     def ask(self, questions: Sequence[Any]) -> Iterator[str]:
         """Yield the line that answers each question.
@@ -55,8 +62,7 @@ class JsonProcess:
                 except queue.Empty:
                     raise ProcessFailed(f"no answer within {self._timeout_s:g} s") from None
                 if line is None:
-                    code = process.wait()
-                    raise ProcessFailed(f"ended with code {code} after {count} of {len(questions)} answers")
+                    raise self._ended(process, count, len(questions))
                 count += 1
                 yield line
         finally:
@@ -85,13 +91,26 @@ class JsonProcess:
                 f"printed {line.strip()[:80]!r} beside its answers: one line for each question, logs to stderr"
             )
 
+    def _ended(self, process: subprocess.Popen[str], count: int, asked: int) -> ProcessFailed:
+        """Wait for a program whose output is over, and return what is to be told of it."""
+        try:
+            code = process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.close()
+        after = f"after {count} of {asked} answers"
+        if code is None:
+            return ProcessFailed(f"closed its output {after}, and did not end")
+        return ProcessFailed(f"ended with code {code} {after}", is_aligned=code != 0)
+
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-            )
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                errors="replace",
+            )  # fmt: skip
         except OSError as error:
             raise ConfigError(
                 f"{self._command[0]}: cannot be started: {error}", self._setting, "give command:PYTHON SCRIPT"
@@ -99,6 +118,21 @@ class JsonProcess:
         self._lines = queue.Queue()
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
         return self._process
+
+
+def command_words(command: str, setting: str) -> list[str]:
+    """Divide a command into its words, as a shell does.
+
+    Raises:
+        ConfigError: it names no program, or a quotation does not end.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"{command}: {error}", setting, "close the quotation") from None
+    if not words:
+        raise ConfigError("command: names no program", setting, "give command:PYTHON SCRIPT")
+    return words
 
 
 def _write(process: subprocess.Popen[str], questions: Sequence[Any]) -> None:

@@ -105,10 +105,11 @@ class DigitTalk:
 
     def _sounds(self) -> Iterator[Tensor]:
         draw, made, takes = random.Random(0), 0, self._takes()
-        speaker = ""
+        speaker, turn = "", -1
         while made < self.duration_s * RATE:
-            if not speaker or made // round(SPEAKER_S * RATE) != (made - 1) // round(SPEAKER_S * RATE):
-                speaker = draw.choice(sorted(takes))
+            if made // round(SPEAKER_S * RATE) != turn:
+                turn = made // round(SPEAKER_S * RATE)
+                speaker = draw.choice([other for other in sorted(takes) if other != speaker])
             digits = [draw.choice(DIGITS)]
             if draw.random() < 0.5:  # a number of two digits begins with none of zero
                 digits.insert(0, draw.choice(DIGITS[1:]))

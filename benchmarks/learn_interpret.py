@@ -5,8 +5,11 @@
 The free spoken digit dataset, one speaker per stream (takes 0 to 4 are held out), in groups of one or two digits with
 pauses of 0.05 to 0.3 s inside a group and 0.6 to 1.2 s between groups. *two one* is *einundzwanzig*: the digit that is
 heard last is said first. References imitate people: the earliest chunk of 0.32 s at which the output can be right, plus
-a lag of 0 to 4 chunks that is drawn once per stream. A model that is trained on them (the start) is then trained by
-PPO, in the settings of this file:
+a lag of 0 to 4 chunks that is drawn once per stream.
+
+A model first learns to write single takes down, and the German numbers as texts (`hearing`): a digit is sooner found
+in a clip than in a stream. It is one for all seeds. From it, for each seed, a model is trained on the references (the
+start), and then by PPO, in the settings of this file:
 
 - two stages: rewards of single actions, then those of whole streams, too;
 - stage 1 alone, rewards of streams alone, two stages at a fixed weight of the KL, all at equal numbers of updates;
@@ -15,6 +18,11 @@ PPO, in the settings of this file:
 
 Bars, on held-out streams, greedy: AL at least 20 % below the start's at chrF at most 1 point lower; at the AL that PPO
 reaches, the curve's chrF is lower; KL in the last third of each stage within 25 % of its target.
+
+CPU-minutes of one thread of a busy Xeon: a supervised step takes 1.8 CPU-seconds, an update by PPO 4.6 (20 and 10 of
+them measured, at these sizes); so for each seed two supervised trainings take 24, seven trainings by PPO 32, and 18
+evaluations some 5. Tokenizer, codes and `hearing` take some 25 before (estimated). The whole is about three and a half
+hours; `--seeds 1` takes one and a half. One hour does not hold three seeds with all controls.
 """
 
 from __future__ import annotations
@@ -46,10 +54,14 @@ SEEDS = (1, 2, 3)
 """Seeds of the models and of their trainings. Seed 0 is for choosing settings."""
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CHUNK_S, LAG = 0.32, (0, 4)
-TALKS, TEST_TALKS, GROUPS = 600, 80, 4
+TALKS, TEST_TALKS, GROUPS = 1_000, 80, 4
 TOKENIZER: dict[str, Any] = {"preset": "native", "teacher": "own", "crop_frames": 12, "steps": 1_500}
-MODEL: dict[str, Any] = {"hidden_size": 128, "num_layers": 4}
-SFT: dict[str, Any] = {"steps": 600, "batch_size": 32, "learning_rate": 2e-3, "corrupt_codes": 0.1}
+MODEL: dict[str, Any] = {"hidden_size": 128, "num_layers": 4, "sliding_window": 200}
+"""With a window of 8 s, so that the model may listen for hours (`interpret_long.py`)."""
+HEARING: dict[str, Any] = {"steps": 600, "batch_size": 48, "learning_rate": 2e-3}
+NUMBERS_WEIGHT = 0.1
+"""Share of the texts among the samples of `hearing`; they give it the German words, too."""
+SFT: dict[str, Any] = {"steps": 400, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.1}
 UPDATES = 60
 """Updates of a stage; a variant has twice as many."""
 PPO: dict[str, Any] = {"batch_size": 32, "max_answer_tokens": 8, "learning_rate": 2e-4, "max_tokens": 16_384}
@@ -72,8 +84,9 @@ FASTER, WORSE = 0.2, 1.0
 SMOKE_TAKES = range(4, 7)
 SMOKE: dict[str, Any] = {
     "talks": 12, "test_talks": 2, "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
-    "sft": {"steps": 12, "batch_size": 8}, "updates": 10, "ppo": {"batch_size": 4},
-    "model": {"hidden_size": 32, "num_layers": 2}, "biases": (-4.0,),
+    "hearing": {"steps": 10, "batch_size": 8}, "sft": {"steps": 12, "batch_size": 8}, "updates": 10,
+    "ppo": {"batch_size": 4},
+    "model": {"hidden_size": 32, "num_layers": 2}, "biases": (-4.0,), "variations": 1,
 }  # fmt: skip
 """Sizes of a run that shows that everything goes from end to end, and teaches nothing."""
 
@@ -101,6 +114,7 @@ def main() -> None:
     keep(folder / "segments.jsonl", lines(segments))
     keep(folder / "clips.jsonl", lines(tokenizer_clips(segments)))
     keep(folder / "phrases.jsonl", lines(number_phrases()))
+    keep(folder / "numbers.jsonl", lines(number_texts()))
     recipe = folder / "recipe.yaml"
     sizes = SMOKE if arguments.smoke else {}
     keep(recipe, yaml.safe_dump(recipe_of(name, seeds, sizes), sort_keys=False))
@@ -142,8 +156,23 @@ def number_phrases() -> list[dict[str, str]]:
     return rows
 
 
+def number_texts() -> list[dict[str, Any]]:
+    """Samples without sound: each phrase, and its German word."""
+    return [
+        {
+            "id": f"number-{place}",
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": f"In German: {row['text']}"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": row["target"]}]},
+            ],
+            "task": "translate_text",
+        }
+        for place, row in enumerate(number_phrases())
+    ]
+
+
 def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[str, Any]:
-    """Streams and their codes once; start, variants and curve for each seed.
+    """Streams, their codes and a model that hears digits once; start, variants and curve for each seed.
 
     Args:
         sizes: in place of those of this file, as `SMOKE` has them.
@@ -158,6 +187,7 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         {"compose_talks": talks},
         {"compose": clips},
         {"train_tokenizer": {"audio": "${compose.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
+        *_hearing_stages(codec, sizes),
     ]
     for kind, lag in (("late", LAG), ("punctual", (0, 0))):
         streams = {
@@ -173,11 +203,29 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
     return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
 
 
+def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    """A model that writes single takes down, some of them varied in gain, speed and shift, and knows German numbers."""
+    words = {"segments": "${here}/segments.jsonl", "tasks": {"asr": 1.0}, "min_seconds": 1}
+    codes = {"samples": "${words.samples}", "codec": codec, "encodings": sizes.get("variations", 4)}
+    shards = [
+        {"path": "${word_codes.shards}", "weight": 1 - NUMBERS_WEIGHT},
+        {"path": "${here}/numbers.jsonl", "weight": NUMBERS_WEIGHT},
+    ]
+    training = {
+        **HEARING, **sizes.get("hearing", {}), "model": {**MODEL, **sizes.get("model", {})}, "shards": shards,
+        "text_weight": 1.0, "eval_audio_samples": 0, "evaluations": 4,
+    }  # fmt: skip
+    return [
+        {"name": "words", "compose": words},
+        {"name": "word_codes", "tokenize": codes},
+        {"name": "hearing", "train": training},
+    ]
+
+
 def _stages_of(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    model = {**MODEL, **sizes.get("model", {})}
     supervised = {
-        **SFT, **sizes.get("sft", {}), "model": model, "text_weight": 1.0, "seed": seed, "eval_audio_samples": 0,
-        "evaluations": 4,
+        **SFT, **sizes.get("sft", {}), "start": "${hearing.checkpoint}", "text_weight": 1.0, "seed": seed,
+        "eval_audio_samples": 0, "evaluations": 4,
     }  # fmt: skip
     found: list[dict[str, Any]] = []
     for name, kind in (("sft", "late"), ("sft_punctual", "punctual")):

@@ -181,10 +181,6 @@ class _Composer:
         from audiollm.interpret.aligned_records import check_times, stream_sample
 
         path, info = self._probed(recording, recording.audio, where)
-        if not info.num_samples:
-            raise BadSample(
-                where, recording.id, "audio: its header does not tell its length", "unknown length"
-            )
         duration_s = info.num_samples / info.sample_rate
         placed = recording.model_copy(update={"audio": str(path)})
         if recording.target_audio is not None:
@@ -237,13 +233,18 @@ class _Composer:
         return segments
 
     def _probed(self, recording: AlignedRecording, name: str, where: str) -> tuple[Path, Any]:
+        """Return the path of a recording, and what its header tells, its length among it."""
         from audiollm.audio import AudioError, probe
 
         path = (Path(self._config.recordings).parent / name).resolve()
         try:
-            return path, probe(path)
+            info = probe(path)
         except AudioError as error:
             raise BadSample(where, recording.id, f"audio: {error.reason}", "cannot be read") from None
+        if not info.num_samples:
+            reason = f"audio: the header of {path.name} does not tell its length: convert it to .flac"
+            raise BadSample(where, recording.id, reason, "unknown length")
+        return path, info
 
 
 def _aligner(config: AlignConfig | None) -> Aligner | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from audiollm.data.records.sample import Sample
 from audiollm.recipe.stages import load_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -18,7 +19,7 @@ import learn_interpret as bench
 
 @pytest.mark.parametrize("sizes", [{}, bench.SMOKE], ids=["whole", "smoke"])
 def test_every_stage_of_the_recipe_is_typed(tmp_path: Path, sizes: dict[str, Any]) -> None:
-    for name in ("segments.jsonl", "clips.jsonl", "phrases.jsonl"):
+    for name in ("segments.jsonl", "clips.jsonl", "phrases.jsonl", "numbers.jsonl"):
         (tmp_path / name).write_text("")
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(bench.recipe_of("learn", (1, 2), sizes), sort_keys=False))
@@ -26,6 +27,13 @@ def test_every_stage_of_the_recipe_is_typed(tmp_path: Path, sizes: dict[str, Any
     names = [stage.name for stage in recipe.stages]
     for seed in (1, 2):
         assert {name.format(seed=seed) for name in bench._cases().values()} <= set(names)
+    # the model may listen for ever, as `interpret_long.py` lets it
+    configs = {stage.name: stage.config.model_dump() for stage in recipe.stages}
+    assert configs["hearing"]["model"]["sliding_window"] is not None
+    starts = {configs[f"{name}_{seed}"]["start"] for name in ("sft", "sft_punctual") for seed in (1, 2)}
+    assert starts == {
+        next(stage for stage in recipe.stages if stage.name == "hearing").artifacts["checkpoint"]
+    }
     # the two stages, and what they are compared with, have as many updates
     steps = {stage.name: stage.config.model_dump().get("steps") for stage in recipe.stages}
     totals = {sum(steps[f"{each}_1"] for each in stages) for stages in bench.VARIANTS.values()}
@@ -36,6 +44,9 @@ def test_phrases_are_numbers_as_they_are_written() -> None:
     words = {row["text"]: row["target"] for row in bench.number_phrases()}
     assert len(words) == 100 and words["two one"] == "einundzwanzig" and words["two"] == "zwei"
     assert "zero one" not in words
+    samples = [Sample.model_validate(row) for row in bench.number_texts()]
+    assert len({sample.id for sample in samples}) == 100
+    assert samples[21].texts("assistant") == ["einundzwanzig"] and "two one" in samples[21].texts("user")[0]
 
 
 def test_the_curve_is_read_between_its_points() -> None:

@@ -434,6 +434,14 @@ def test_the_reward_model_goes_on_in_rounds(tmp_path: Path) -> None:
     assert (folder / "report.html").exists()
 
 
+def test_a_plan_counts_the_segments_that_a_stage_reads() -> None:
+    """`speech` is made of 824 talks, and not of the few words that these are joined from."""
+    rows = rows_of(RECIPES / "interpret/tiny.yaml", [])
+    assert not [cell for cell in rows["speech"].values() if "needed" in cell]
+    few = rows_of(RECIPES / "interpret/tiny.yaml", ["compose_talks.talks=20"])
+    assert any("300 s needed" in cell for cell in few["speech"].values())
+
+
 @pytest.mark.slow
 def test_an_interpreter_is_trained_in_its_stages(tmp_path: Path) -> None:
     small = ["annotate.corpus.voices=2", "annotate.corpus.takes=5", "annotate.corpus.test_takes=2"]

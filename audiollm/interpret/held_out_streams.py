@@ -21,8 +21,8 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.rl.online.prompts import without_right_answer
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
-from audiollm.rl.policy.streams import PromptedContents
-from audiollm.rl.rollouts.stream_rollouts import run_streams, stream_course
+from audiollm.rl.policy.streams import PromptedContents, check_prompt
+from audiollm.rl.rollouts.stream_rollouts import check_stream, run_streams, stream_course
 
 
 @dataclass(frozen=True)
@@ -146,4 +146,7 @@ def _prompt(policy: DualFFNPolicy, loaded: LoadedSample, place: str) -> StreamPr
             place, loaded.sample.id, "is no stream: its last message has no chunk_frames", "no stream"
         )
     prompted = policy.take(without_right_answer(loaded), [], place)
-    return StreamPrompt(loaded.sample, replace(prompted, chunk_frames=chunk_frames))
+    prompt = StreamPrompt(loaded.sample, replace(prompted, chunk_frames=chunk_frames))
+    check_stream(prompt.prompted, len(loaded.sample.messages[-1].actions()))
+    check_prompt(policy.template, prompt.prompted, policy.encoder)
+    return prompt

@@ -274,8 +274,10 @@ def _write_set_aside(segments: Path, target: Path, dropped: Sequence[BadSample])
 
 
 def plan_compose(config: ComposeConfig, upstream: Mapping[str, StagePlan]) -> StagePlan:
-    """Counts from the annotate stage's plan; the stage itself takes a moment."""
-    facts = next((p.facts for p in upstream.values() if "audio_s" in p.facts), {"audio_s": 0.0, "clips": 0.0})
+    """Counts from the plan of the stage that makes the segments; the stage itself takes a moment."""
+    known = [plan for plan in upstream.values() if "audio_s" in plan.facts]
+    makers = [plan for plan in known if Path(config.segments) in plan.artifacts.values()]
+    facts = next((plan.facts for plan in [*makers, *known]), {"audio_s": 0.0, "clips": 0.0})
     recordings, audio_s = facts["clips"], facts["audio_s"]
     samples = recordings * sum(config.shares.values())
     note = (

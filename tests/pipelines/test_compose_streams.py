@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from audiollm.audio import load, save
+from audiollm.audio import load, probe, save
 from audiollm.data.chat.template import Template
 from audiollm.data.records.aligned_recording import AlignedRecording, SpokenSpan
 from audiollm.data.records.manifest import read_samples
@@ -228,8 +229,20 @@ def test_a_model_aligns_and_speaks_in_the_voice_of_the_source(tmp_path: Path) ->
     assert aside == {"b/c": "cannot be spoken"}  # whose voice is silence
 
 
-def test_the_stage_writes_streams_and_names_what_it_sets_aside(tmp_path: Path) -> None:
+def test_the_stage_writes_streams_and_names_what_it_sets_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path / "a.wav", torch.zeros(1, 8000 * 3 + 1), 8000)
+    save(tmp_path / "live.wav", torch.zeros(1, 8000), 8000)
+
+    def probed(path: Path) -> Any:  # as of a broadcast, whose header was written before its length was known
+        return replace(probe(path), num_samples=None) if path.name == "live.wav" else probe(path)
+
+    monkeypatch.setattr("audiollm.audio.probe", probed)
+    live, word = (
+        {"path": "live.wav", "start_s": 0, "end_s": 0.5},
+        {"start_s": 0, "end_s": 0.5, "text": "Eins"},
+    )
     rows: list[dict[str, Any]] = [
         {"id": "good", "audio": "a.wav", "segments": [segment(0.1, 0.9, "Eins"), segment(1, 2.5, "Zwei")]},
         {"id": "order", "audio": "a.wav", "segments": [segment(1, 2, "Eins"), segment(0, 1, "Zwei")]},
@@ -237,7 +250,11 @@ def test_the_stage_writes_streams_and_names_what_it_sets_aside(tmp_path: Path) -
         {"id": "plain", "audio": "a.wav"},
         {"id": "gone", "audio": "none.wav", "segments": [segment(0, 1, "Eins")]},
         {"id": "wrong", "audio": "a.wav", "segments": [{"text": "x"}]},
-    ]
+        {"id": "live", "audio": "live.wav", "segments": [segment(0, 0.5, "Eins")]},
+        {"id": "live said", "audio": "a.wav", "segments": [segment(0, 1, "Eins", said=live)]},
+        {"id": "live target", "audio": "a.wav", "target_audio": "live.wav", "target_words": [word],
+         "segments": [segment(0, 1, "Eins")]},
+    ]  # fmt: skip
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
         "name": "any",
@@ -256,6 +273,7 @@ def test_the_stage_writes_streams_and_names_what_it_sets_aside(tmp_path: Path) -
     assert kinds == {
         "order": "times out of order", "long": "longer than its recording", "plain": "cannot be aligned",
         "gone": "cannot be read", "wrong": "no aligned recording",
+        **dict.fromkeys(("live", "live said", "live target"), "unknown length"),
     }  # fmt: skip
     # 3 s and a sample at 8 kHz are 76 frames of codes: the template takes the stream as it is
     template = Template(train_text_tokenizer(["eins zwei"] * 3, 280), 2, 16)

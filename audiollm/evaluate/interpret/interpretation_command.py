@@ -95,9 +95,7 @@ def interpret(
         outcome = evaluate_interpretation(systems, bench, _mixer(out / "audio") if examples else None)
     finally:
         for each in scorers:
-            close = getattr(each, "close", None)
-            if close is not None:
-                close()
+            each.close()
     conclude(outcome, out, examples, console)
 
 
@@ -137,7 +135,8 @@ def _mixer(folder: Path) -> Mixer:
             right_1N = torch.zeros(1, 0)
             if output.is_speech:
                 said = load(log_folder / output.prediction, mono=True)
-                offset_ms = output.prediction_offset or output.delays[0]
+                offset_ms = output.prediction_offset
+                offset_ms = output.delays[0] if offset_ms is None else offset_ms
                 lead_1N = torch.zeros(1, round(offset_ms / 1000 * source.sample_rate))
                 said_1N = resample(said.samples_CN, said.sample_rate, source.sample_rate)
                 right_1N = torch.cat([lead_1N, said_1N], dim=1)

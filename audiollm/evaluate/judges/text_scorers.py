@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.json_process import JsonProcess, ProcessFailed
+from audiollm.json_process import JsonProcess, ProcessFailed, command_words
 
 COMMAND_PREFIX = "command:"
 TEXT_SCORERS = ("chrf", "bleu")
@@ -39,6 +39,9 @@ class TextScorer(Protocol):
     def score(self, translations: Sequence[Translation]) -> list[float | str]:
         """Return a score for each, or the reason why there is none."""
 
+    def close(self) -> None:
+        """End what the scorer runs."""
+
 
 class SentenceScorer:
     """chrF or BLEU of single sentences, from 0 to 100 (sacrebleu; BLEU with its effective order)."""
@@ -55,6 +58,9 @@ class SentenceScorer:
         """Return a score for each; an empty output scores 0."""
         return [self._metric.sentence_score(each.output, [each.reference]).score for each in translations]
 
+    def close(self) -> None:
+        """Do nothing: it runs in this process."""
+
 
 class CommandScorer:
     """A scorer in another process. One that dies, hangs or answers too little costs its batch, not the run.
@@ -64,14 +70,18 @@ class CommandScorer:
     Args:
         command: as in a shell, without a shell's operators.
         timeout_s: longest wait for the next answer.
+        setting: the option that the command was given with, for errors.
     """
 
-    def __init__(self, command: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, command: str, timeout_s: float = 600.0, setting: str = "--scorer") -> None:
         self.name = command
-        self._process = JsonProcess(command, timeout_s, "--scorer")
+        self._process = JsonProcess(command, timeout_s, setting)
 
     def score(self, translations: Sequence[Translation]) -> list[float | str]:
-        """Return a score for each; behind the first that did not come, the reason.
+        """Return a score for each, or the reason why there is none.
+
+        Scores that came before a failure are kept where they surely belong to the first translations: the program
+        crashed, or gave no number. One that left an answer out may have left out any.
 
         Raises:
             ConfigError: the program cannot be started.
@@ -83,10 +93,11 @@ class CommandScorer:
                 value = _number(line)
                 if value is None:
                     self.close()
-                    raise ProcessFailed(f"answered {line.strip()[:80]!r}, which is no score")
+                    raise ProcessFailed(f"answered {line.strip()[:80]!r}, which is no score", True)
                 scores.append(value)
         except ProcessFailed as failure:
-            return scores + [f"the scorer {failure}"] * (len(translations) - len(scores))
+            kept = scores if failure.is_aligned else []
+            return kept + [f"the scorer {failure}"] * (len(translations) - len(kept))
         return scores
 
     def close(self) -> None:
@@ -94,19 +105,35 @@ class CommandScorer:
         self._process.close()
 
 
-def choose_text_scorer(name: str, language: str, timeout_s: float = 600.0) -> TextScorer:
+def choose_text_scorer(
+    name: str, language: str, timeout_s: float = 600.0, setting: str = "--scorer"
+) -> TextScorer:
     """Return `chrf`, `bleu`, or the scorer of `command:PYTHON SCRIPT`.
+
+    Args:
+        setting: the option that gave the name, for errors.
 
     Raises:
         ConfigError: there is none of that name.
     """
+    check_text_scorer(name, setting)
     if name.startswith(COMMAND_PREFIX):
-        return CommandScorer(name.removeprefix(COMMAND_PREFIX), timeout_s)
-    if name not in TEXT_SCORERS:
-        raise ConfigError(
-            f"{name}: no such scorer", "--scorer", suggestion(name, (*TEXT_SCORERS, COMMAND_PREFIX))
-        )
+        return CommandScorer(name.removeprefix(COMMAND_PREFIX), timeout_s, setting)
     return SentenceScorer(name, language)
+
+
+def check_text_scorer(name: str, setting: str) -> None:
+    """Check that a name is one that `choose_text_scorer` knows, without starting anything.
+
+    Raises:
+        ConfigError: it is none, or its command names no program.
+    """
+    if name.startswith(COMMAND_PREFIX):
+        command_words(name.removeprefix(COMMAND_PREFIX), setting)
+    elif name not in TEXT_SCORERS:
+        raise ConfigError(
+            f"{name}: no such scorer", setting, suggestion(name, (*TEXT_SCORERS, COMMAND_PREFIX))
+        )
 
 
 def bleu_tokenizer(language: str) -> str:

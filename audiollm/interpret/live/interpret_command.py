@@ -97,7 +97,7 @@ def interpret_live(
                 _show(console, action, session)
         except KeyboardInterrupt:
             console.print("stopped", style="yellow")
-        except (ConfigError, StageError) as error:  # no microphone, or damage in the midst of a file
+        except (ConfigError, StageError) as error:  # no microphone, damage in a file, no room left
             if not session.chunks:
                 raise
             problem = error
@@ -107,6 +107,8 @@ def interpret_live(
                 _show(console, action, session)
         except KeyboardInterrupt:
             console.print("stopped before the end of what was heard", style="yellow")
+        except StageError as error:
+            problem = problem or error
     if log is not None:
         from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from audiollm.codec import Codec
 from audiollm.data.chat.template import Template
 from audiollm.data.records.sample import Message
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
 from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRequest
@@ -144,13 +144,21 @@ class LiveSession:
         return self._compute_s / heard_s if heard_s else 0.0
 
     def hear(self, samples_1N: Tensor) -> Iterator[LiveAction]:
-        """Take samples at the codec's rate; yield the actions after the chunks that they complete."""
+        """Take samples at the codec's rate; yield the actions after the chunks that they complete.
+
+        Raises:
+            StageError: the model has no sliding window, and has heard as much as it can keep.
+        """
         began = self._clock()
         chunks = self._hearing.push(samples_1N)
         yield from self._act(chunks, began)
 
     def finish(self) -> Iterator[LiveAction]:
-        """End the source: yield the actions after the last chunks."""
+        """End the source: yield the actions after the last chunks.
+
+        Raises:
+            StageError: as `hear`.
+        """
         began = self._clock()
         yield from self._act(self._hearing.flush(), began)
 
@@ -169,6 +177,8 @@ class LiveSession:
             spoken = [each for each in said if each.duration_s]
             values |= {
                 "prediction": prediction,
+                "prediction_offset": 0.0,  # the file begins with the stream, with silence before the first piece
+                "prediction_length": sum(each.duration_s for each in spoken),
                 "transcript": " ".join(each.text for each in said if each.text),
                 "delays": [1000 * each.heard_s for each in spoken],
                 "elapsed": [1000 * each.elapsed_s for each in spoken],
@@ -186,7 +196,13 @@ class LiveSession:
 
     def _act(self, chunks: Sequence[Tensor], began: float) -> Iterator[LiveAction]:
         for chunk_KT in chunks:
-            self._engine.feed(self._number, chunk_KT)
+            try:
+                self._engine.feed(self._number, chunk_KT)
+            except ValueError as error:
+                heard_s = self._heard / self._codec.frame_rate
+                raise StageError(
+                    f"after {heard_s:.0f} s: {error}", "train the model with model.sliding_window", 1
+                ) from None
             acted = None
             while acted is None:
                 acted = next((each for each in self._engine.step() if isinstance(each, Acted)), None)

@@ -8,7 +8,7 @@ With y_t the action after chunk t, y*_t the reference's, |y| = 0 silence, T_t th
 | initiative | 1 where both speak, else 0 | at every chunk |
 | quality | similarity of y_t and y*_t, in [0, 1] | where both speak |
 | timing | min(T_t, T*_t) / max(T_t, T*_t); 1 if both are 0, 0 if one is | at every chunk |
-| format | 1 where the whole action matches a pattern, else 0 | at every chunk |
+| format | 1 where the whole text of the action matches a pattern, else 0 | at every chunk |
 
 Source: the rewards of Seed LiveInterpret 2.0 (arXiv 2507.17527) as secondary sources tell them; similarity, the form of
 timing and all constants are choices of this project (`audiollm/interpret/README.md` has the table).
@@ -28,8 +28,8 @@ from audiollm.evaluate.judges.text_scorers import TextScorer, Translation
 from audiollm.interpret.rewards.stream_actions import InterpretedStream, RewardTable, StreamBatch
 
 TimingTarget = Literal["reference", "source"]
-Similarity = Callable[[Sequence[tuple[str, str]]], list[float | None]]
-"""Scores (output, reference) pairs in [0, 1]; None where there is no score."""
+Similarity = Callable[[Sequence[tuple[str, str]]], list[float | str]]
+"""Scores (output, reference) pairs in [0, 1]; in the place of a score that is missing, the reason."""
 
 
 def similarity_by(scorer: TextScorer, low: float = 0.0, high: float = 100.0) -> Similarity:
@@ -39,10 +39,10 @@ def similarity_by(scorer: TextScorer, low: float = 0.0, high: float = 100.0) -> 
         low, high: scores that become 0 and 1; scores beyond are clipped.
     """
 
-    def similarity(pairs: Sequence[tuple[str, str]]) -> list[float | None]:
+    def similarity(pairs: Sequence[tuple[str, str]]) -> list[float | str]:
         scores = scorer.score([Translation("", output, reference) for output, reference in pairs])
         return [
-            None if isinstance(score, str) else min(1.0, max(0.0, (score - low) / (high - low)))
+            score if isinstance(score, str) else min(1.0, max(0.0, (score - low) / (high - low)))
             for score in scores
         ]
 
@@ -65,7 +65,7 @@ def quality(batch: StreamBatch, similarity: Similarity) -> RewardTable:
     places = (batch.speaks_BT() & batch.reference_speaks_BT()).nonzero().tolist()
     streams = batch.streams
     pairs = [(streams[b].actions[t].text, streams[b].reference[t].text) for b, t in places]
-    rows: list[list[float | None]] = [[None] * len(stream.actions) for stream in streams]
+    rows: list[list[float | str | None]] = [[None] * len(stream.actions) for stream in streams]
     for (b, t), score in zip(places, similarity(pairs), strict=True):
         rows[b][t] = score
     return batch.table(rows)
@@ -81,11 +81,11 @@ def timing(batch: StreamBatch, target: TimingTarget = "reference") -> RewardTabl
 
 
 def format_match(batch: StreamBatch, pattern: str) -> RewardTable:
-    """Return r_f: the whole action, as it was written, matches the pattern; silence is written as an empty text."""
+    """Return r_f: the whole text of an action matches the pattern; that of silence is empty."""
     compiled = re.compile(pattern, flags=re.DOTALL)
     return batch.table(
         [
-            [float(compiled.fullmatch(action.written) is not None) for action in stream.actions]
+            [float(compiled.fullmatch(action.text) is not None) for action in stream.actions]
             for stream in batch.streams
         ]
     )

@@ -5,7 +5,8 @@ Shapes: B streams, S sentences (segments of the reference) of the stream with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -45,10 +46,23 @@ def lagging_latency(batch: StreamBatch, name: Literal["AL", "LAAL"], chunk_s: Se
     return RewardTable(torch.tensor(values, dtype=torch.float64), torch.ones(len(values), dtype=torch.bool))
 
 
+@dataclass(frozen=True)
+class SentenceScores:
+    """Quality and latency of the sentences of streams."""
+
+    quality_BS: Tensor
+    latency_BS: Tensor
+    """LAAL in seconds."""
+    defined_BS: Tensor
+    """bool: sentences that there are, and that have a quality."""
+    problems: Mapping[int, str]
+    """Why a quality is missing, by number of the stream."""
+
+
 def sentence_scores(
     batch: StreamBatch, similarity: Similarity, chunk_s: Sequence[float], worst_s: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return quality, LAAL in seconds, and where they are defined, `[B, S]`.
+) -> SentenceScores:
+    """Return quality and latency of the sentences of each stream.
 
     A sentence is a segment of the reference. It begins where the source of the segment before is over, and ends where
     its own is; the output is divided among the sentences by the fewest edits between words.
@@ -72,10 +86,13 @@ def sentence_scores(
                 latency_BS[number, place] = length_adaptive_average_lagging(emissions)
             except MetricError:
                 latency_BS[number, place] = worst_s
+    problems: dict[int, str] = {}
     for (number, place), score in zip(places, similarity(pairs), strict=True):
-        if score is not None:
+        if isinstance(score, str):
+            problems.setdefault(number, score)
+        else:
             quality_BS[number, place], defined_BS[number, place] = score, True
-    return quality_BS, latency_BS, defined_BS
+    return SentenceScores(quality_BS, latency_BS, defined_BS, problems)
 
 
 def _timed_words(stream: InterpretedStream, chunk_s: float) -> tuple[list[str], list[float]]:

@@ -26,7 +26,7 @@ Waiting = Literal["run", "lag"]
 
 
 def lagging(batch: StreamBatch, allowed: float, waiting: Waiting = "run") -> RewardTable:
-    """Return r_L of each stream, `[B]`.
+    """Return r_L of each stream, `[B]`. `lag` is not defined for a stream whose reference never speaks.
 
     Args:
         allowed: l, in chunks.
@@ -37,8 +37,10 @@ def lagging(batch: StreamBatch, allowed: float, waiting: Waiting = "run") -> Rew
     return _of_streams([stream_lagging(stream, allowed, waiting) for stream in batch.streams])
 
 
-def stream_lagging(stream: InterpretedStream, allowed: float, waiting: Waiting) -> float:
-    """Return r_L of one stream."""
+def stream_lagging(stream: InterpretedStream, allowed: float, waiting: Waiting) -> float | None:
+    """Return r_L of one stream; None where it is not defined."""
+    if waiting == "lag" and not any(action.speaks for action in stream.reference):
+        return None
     waits = waits_of(stream, waiting)
     if not waits:
         return -max(0.0, len(stream.actions) - allowed)
@@ -78,15 +80,11 @@ def process_quality(batch: StreamBatch, similarity: Similarity, share: float, ev
             places.append((number, end))
             pairs.append((joined_text(stream.actions[:end]), joined_text(stream.reference[:end])))
     scores = dict(zip(places, similarity(pairs), strict=True))
-    rows: list[list[float | None]] = []
+    rows: list[list[float | str]] = []
     for number, stream in enumerate(batch.streams):
-        length, row = len(stream.actions), []
-        whole = scores.get((number, length))
-        for chunk in range(length):
-            end = min(length, (chunk // every + 1) * every)
-            partial = scores[number, end]
-            row.append(None if partial is None or whole is None else share * partial + (1 - share) * whole)
-        rows.append(row)
+        length = len(stream.actions)
+        ends = [min(length, (chunk // every + 1) * every) for chunk in range(length)]
+        rows.append([_mixed(scores[number, end], scores[number, length], share) for end in ends])
     return batch.table(rows)
 
 
@@ -95,7 +93,17 @@ def joined_text(actions: Sequence[ChunkAction]) -> str:
     return " ".join(" ".join(action.text for action in actions if action.text).split())
 
 
-def _of_streams(values: Sequence[float | None]) -> RewardTable:
-    defined_B = torch.tensor([value is not None for value in values], dtype=torch.bool)
-    values_B = torch.tensor([0.0 if value is None else value for value in values], dtype=torch.float64)
-    return RewardTable(values_B, defined_B)
+def _mixed(partial: float | str, whole: float | str, share: float) -> float | str:
+    """Return `share` of the first, and the rest of the second; where one is missing, why."""
+    if isinstance(partial, str):
+        return partial
+    return whole if isinstance(whole, str) else share * partial + (1 - share) * whole
+
+
+def _of_streams(values: Sequence[float | str | None]) -> RewardTable:
+    """Return values per stream as a table; None is not defined, a text tells why a value is missing."""
+    found = [value if isinstance(value, float | int) else None for value in values]
+    defined_B = torch.tensor([value is not None for value in found], dtype=torch.bool)
+    values_B = torch.tensor([value or 0.0 for value in found], dtype=torch.float64)
+    problems = {number: value for number, value in enumerate(values) if isinstance(value, str)}
+    return RewardTable(values_B, defined_B, problems)

@@ -5,8 +5,8 @@ Shapes: B streams, T chunks of the longest stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,16 +19,10 @@ class ChunkAction:
     text: str = ""
     duration_s: float = 0.0
     """Duration of its speech."""
-    raw: str | None = None
-    """The action as it was written, marks included, for the reward of its format; None: its text."""
 
     @property
     def speaks(self) -> bool:
         return bool(self.text) or self.duration_s > 0
-
-    @property
-    def written(self) -> str:
-        return self.text if self.raw is None else self.raw
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,8 @@ class RewardTable:
     """float64; 0 where it is not defined."""
     defined: Tensor
     """bool."""
+    problems: Mapping[int, str] = field(default_factory=dict)
+    """Why a value is missing that should be there, by number of the stream: the first reason of each."""
 
     def __post_init__(self) -> None:
         if self.values.shape != self.defined.shape:
@@ -94,15 +90,18 @@ class StreamBatch:
         """bool: the chunks after which the reference speaks."""
         return self._flags(lambda action, reference: reference.speaks)
 
-    def table(self, rows: Sequence[Sequence[float | None]]) -> RewardTable:
-        """Return values per stream and chunk as a table; None is not defined."""
+    def table(self, rows: Sequence[Sequence[float | str | None]]) -> RewardTable:
+        """Return values per stream and chunk as a table; None is not defined, a text tells why a value is missing."""
+        problems: dict[int, str] = {}
         values_BT = torch.zeros(len(rows), self.num_chunks, dtype=torch.float64)
         defined_BT = torch.zeros(len(rows), self.num_chunks, dtype=torch.bool)
         for stream, row in enumerate(rows):
             for chunk, value in enumerate(row):
-                if value is not None:
+                if isinstance(value, str):
+                    problems.setdefault(stream, value)
+                elif value is not None:
                     values_BT[stream, chunk], defined_BT[stream, chunk] = value, True
-        return RewardTable(values_BT, defined_BT)
+        return RewardTable(values_BT, defined_BT, problems)
 
     def _flags(self, flag: Callable[[ChunkAction, ChunkAction], bool]) -> Tensor:
         flags_BT = torch.zeros(len(self.streams), self.num_chunks, dtype=torch.bool)

@@ -24,6 +24,7 @@ def train_interpreter(config: InterpreterTrainingConfig, context: Context) -> di
     Raises:
         StageError: a model that is no DualFFN, samples that are no streams, and what `train_policy` raises.
     """
+    rewarders: list[StreamRewarder] = []
 
     def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
         policy = parts.sampler
@@ -34,7 +35,11 @@ def train_interpreter(config: InterpreterTrainingConfig, context: Context) -> di
         check_streams(parts.prompts.samples, config)
         tokenizer = policy.template.tokenizer
         opens_speech = required(tokenizer.token_to_id(AUDIO_OUT_BOS))
-        rewarder = StreamRewarder(config, tokenizer, opens_speech, 1 / FRAME_RATE, parts.ranks)
-        return StreamMaker(engine, rewarder, parts.settings, config.group_size)
+        rewarders.append(StreamRewarder(config, tokenizer, opens_speech, 1 / FRAME_RATE, parts.ranks))
+        return StreamMaker(engine, rewarders[-1], parts.settings, config.group_size)
 
-    return train_policy(config, context, make)
+    try:
+        return train_policy(config, context, make)
+    finally:
+        for rewarder in rewarders:
+            rewarder.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from audiollm.errors import suggestion
+from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.judges.text_scorers import check_text_scorer
 from audiollm.rl.online.critic_settings import CriticChoice
 from audiollm.rl.online.settings import NamedChoice, PolicyTrainingConfig
 from audiollm.rl.rewards.catalog import RewardTerm
@@ -97,7 +99,7 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
     timing_target: Literal["reference", "source"] = "reference"
     """Duration that `timing` compares speech with."""
     pattern: str = r"[^<>]*"
-    """Regular expression that a whole action must match for the reward `format`."""
+    """Regular expression that the whole text of an action must match for the reward `format`."""
     process_share: float = Field(0.5, ge=0, le=1)
     """Weight of the output so far in `process_quality`; the rest is that of the whole output."""
     process_every: int = Field(1, ge=1)
@@ -107,6 +109,24 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
     @classmethod
     def _name_or_settings_of_combine(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("similarity")
+    @classmethod
+    def _is_a_scorer(cls, given: str) -> str:
+        try:
+            check_text_scorer(given, "")
+        except ConfigError as error:
+            raise ValueError("; ".join(filter(None, [error.message, error.remedy]))) from None
+        return given
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_a_pattern(cls, given: str) -> str:
+        try:
+            re.compile(given)
+        except re.error as error:
+            raise ValueError(f"{given!r} is no regular expression: {error}") from None
+        return given
 
     @field_validator("rewards")
     @classmethod

@@ -12,7 +12,8 @@ import torch
 from audiollm.errors import BadSample
 from audiollm.interpret.training.stream_rewarder import StreamRewarder
 from audiollm.rl.online.prompts import Prompt
-from audiollm.rl.online.rollout_step import RolloutGroup, RolloutStep
+from audiollm.rl.online.rollout_step import RolloutGroup, RolloutStep, missing_rewards
+from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import RolloutEngine, RolloutSettings
 
 
@@ -38,7 +39,11 @@ class StreamMaker:
         return self._made(prompts, [0], self._at(step, 0.0))
 
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
-        """Sampling begins where the step does."""
+        """Ask an engine that works beside this process for the streams of a step; `__call__` takes them."""
+        assert isinstance(self._engine, ProcessRollouts)
+        prompted = [each.prompted for each in prompts]
+        numbers = [range(self._group_size)] * len(prompts)
+        self._engine.start(prompted, numbers, self._at(step, self._settings.temperature))
 
     def _made(
         self, prompts: Sequence[Prompt], numbers: Sequence[int], settings: RolloutSettings
@@ -65,6 +70,7 @@ class StreamMaker:
         scores, steps = self._rewarder(
             samples, [each for group in groups for each in group.rollouts], group_B
         )
+        bad += missing_rewards(scores)
         seconds = {"rollout": sampled - started, "reward": time.monotonic() - sampled}
         return RolloutStep(groups, scores, None, bad, seconds, steps)
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from audiollm.data.records.sample import Sample, TextPart
-from audiollm.errors import BadSample
+from audiollm.errors import StageError
 from audiollm.evaluate.judges.text_scorers import choose_text_scorer
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
@@ -34,8 +34,11 @@ from audiollm.interpret.training.settings import SEQUENCE_REWARDS, InterpreterTr
 from audiollm.recipe.ranks import Ranks
 from audiollm.rl.online.steps import StepReward
 from audiollm.rl.policy_gradient.moments import Moments
-from audiollm.rl.rewards.scoring import RewardScores
+from audiollm.rl.rewards.scoring import RewardProblem, RewardScores
 from audiollm.rl.rollouts.protocol import Rollout
+
+SENTENCES = "quality of sentences"
+"""Name of what `gated` compares, where its scorer fails."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,25 @@ class StreamRewarder:
     ) -> None:
         self._config, self._tokenizer, self._ranks = config, tokenizer, ranks
         self._opens_speech, self._frame_s = opens_speech, frame_s
-        scorer = choose_text_scorer(config.similarity, config.language, config.reward_timeout_s)
-        self._similarity = similarity_by(scorer, *config.similarity_range)
+        self._scorer = choose_text_scorer(
+            config.similarity, config.language, config.reward_timeout_s, "similarity"
+        )
+        self._similarity = similarity_by(self._scorer, *config.similarity_range)
 
     def __call__(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], group_B: Tensor
     ) -> tuple[RewardScores, list[list[StepReward]]]:
         """Return the scores of each rollout, and the rewards of its actions.
 
+        A value that a scorer did not give is one that is not defined: its action, or its stream, has a standard score
+        of 0 for it. It is among the problems of the scores.
+
         Args:
             samples: of each rollout, with the reference's actions as the last message.
             group_B: int64: the stream that each rollout belongs to, from 0.
+
+        Raises:
+            StageError: a value is missing, and `on_error` is `stop`.
         """
         acted = [
             actions_of(each.tokens, self._tokenizer, self._opens_speech, self._frame_s) for each in rollouts
@@ -85,7 +96,17 @@ class StreamRewarder:
         batch = StreamBatch(streams)
         tables = {name: self._table(name, batch) for name in self._config.rewards}
         chunk_s = [self._frame_s * (sample.messages[-1].chunk_frames or 1) for sample in samples]
-        total_BT = self._combined(tables, batch, group_B, chunk_s)
+        total_BT, of_sentences = self._combined(tables, batch, group_B, chunk_s)
+        told = {**{name: each.problems for name, each in tables.items()}, SENTENCES: of_sentences}
+        problems = [
+            RewardProblem(name, samples[b].id, rollouts[b].number, reason)
+            for name, reasons in told.items()
+            for b, reason in reasons.items()
+        ]
+        if problems and self._config.on_error == "stop":
+            raise StageError(
+                str(problems[0]), "mend the scorer, or go on without such values by on_error: skip"
+            )
         steps = [
             [StepReward(each.action.text, float(total_BT[b, t]), each.last) for t, each in enumerate(own)]
             for b, own in enumerate(acted)
@@ -95,12 +116,19 @@ class StreamRewarder:
             math.fsum(weight * (by_name[name][b] or 0.0) for name, weight in self._config.rewards.items())
             for b in range(len(streams))
         ]
-        return RewardScores(total_BT.sum(1).tolist(), [True] * len(streams), by_name, raw_A=raw), steps
+        kept = [True] * len(streams)
+        return RewardScores(total_BT.sum(1).tolist(), kept, by_name, problems, raw_A=raw), steps
+
+    def close(self) -> None:
+        """End the scorer's process, where it has one."""
+        self._scorer.close()
 
     def _combined(
         self, tables: Mapping[str, RewardTable], batch: StreamBatch, group_B: Tensor, chunk_s: Sequence[float]
-    ) -> Tensor:
-        """Return the reward `[B, T]` of each action; a number for a whole rollout stands at its last action.
+    ) -> tuple[Tensor, Mapping[int, str]]:
+        """Return the reward `[B, T]` of each action, and why qualities of sentences are missing, by stream.
+
+        A number for a whole rollout stands at its last action.
 
         Args:
             chunk_s: duration of a chunk of each stream.
@@ -110,13 +138,14 @@ class StreamRewarder:
         of_actions = {name: each for name, each in tables.items() if name not in SEQUENCE_REWARDS}
         groups = int(group_B.max()) + 1 if len(group_B) else 0
         if choice.name == "grouped":
-            return grouped(of_actions, of_sequences, config.rewards, batch.exists_BT(), group_B, groups)
+            return grouped(of_actions, of_sequences, config.rewards, batch.exists_BT(), group_B, groups), {}
         if choice.name == "sum_z":
             names = list(tables)
             whole = self._ranks.sum(torch.stack([table_moments(tables[name]).sums for name in names]))
             moments = {name: Moments(whole[place]) for place, name in enumerate(names)}
-            return sum_z(of_actions, of_sequences, config.rewards, moments, batch.last_BT())
+            return sum_z(of_actions, of_sequences, config.rewards, moments, batch.last_BT()), {}
         weights = float(config.rewards["sequence_quality"]), float(config.rewards["lagging"])
+        problems: Mapping[int, str] = {}
         if choice.name == "seqpo":
             latency = tables["lagging"]
             if config.latency == "lagging":
@@ -127,9 +156,11 @@ class StreamRewarder:
                 tables["sequence_quality"], latency, group_B, groups, weights[0], choice.floor, weights[1]
             )
         else:
-            sentences = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s)
-            total_B = gated(*sentences, group_B, groups, choice.threshold, choice.max_latency_s, *weights)
-        return torch.where(batch.last_BT(), total_B[:, None], 0.0)
+            found = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s)
+            scores = found.quality_BS, found.latency_BS, found.defined_BS
+            total_B = gated(*scores, group_B, groups, choice.threshold, choice.max_latency_s, *weights)
+            problems = found.problems
+        return torch.where(batch.last_BT(), total_B[:, None], 0.0), problems
 
     def _table(self, name: str, batch: StreamBatch) -> RewardTable:
         config = self._config
@@ -161,15 +192,11 @@ def interpreted(sample: Sample, actions: Sequence[ChunkAction]) -> InterpretedSt
     durations of the source of each chunk's action, `metadata.durations_s` those of the reference's speech.
     """
     metadata = sample.metadata
-    durations = metadata.get("durations_s") or [0.0] * len(actions)
-    reference = [
-        ChunkAction(
-            "".join(part.text for part in action if isinstance(part, TextPart)).strip(), float(duration)
-        )
-        for action, duration in zip(sample.messages[-1].actions(), durations, strict=True)
-    ]
     return InterpretedStream(
-        actions, reference, metadata.get("source_ends") or (), metadata.get("source_durations_s") or ()
+        actions,
+        _reference_of(sample),
+        metadata.get("source_ends") or (),
+        metadata.get("source_durations_s") or (),
     )
 
 
@@ -177,11 +204,22 @@ def check_streams(samples: Sequence[Sample], config: InterpreterTrainingConfig) 
     """Check that samples are streams with what the rewards read.
 
     Raises:
-        BadSample: the first that is not.
+        StageError: the first that is not.
     """
     for sample in samples:
         if reason := _fault_of(sample, config):
-            raise BadSample(sample.id, sample.id, reason, "no stream")
+            raise StageError(
+                f"sample {sample.id!r} {reason}", "compose the streams again, or leave this one out", 2
+            )
+
+
+def _reference_of(sample: Sample) -> list[ChunkAction]:
+    actions = sample.messages[-1].actions()
+    durations = sample.metadata.get("durations_s") or [0.0] * len(actions)
+    texts = ["".join(part.text for part in action if isinstance(part, TextPart)) for action in actions]
+    return [
+        ChunkAction(text.strip(), float(duration)) for text, duration in zip(texts, durations, strict=True)
+    ]
 
 
 def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
@@ -190,16 +228,20 @@ def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
     if last.chunk_frames is None:
         return "is no stream: its last message has no chunk_frames (see `compose_streams`)"
     chunks = len(last.actions())
-    if "lagging" in config.rewards and config.waiting == "lag" and not metadata.get("source_ends"):
-        return "has no metadata.source_ends, which waiting: lag reads; set waiting: run"
-    if any(not 0 <= end < chunks for end in metadata.get("source_ends") or ()):
-        return f"metadata.source_ends must be chunks from 0 to {chunks - 1}"
     wanted = ["durations_s"] if metadata.get("durations_s") else []
     if "timing" in config.rewards and config.timing_target == "source":
         wanted.append("source_durations_s")
     for name in wanted:
         if len(metadata.get(name) or ()) != chunks:
             return f"metadata.{name} needs a value for each of its {chunks} chunks"
+    segments = sum(action.speaks for action in _reference_of(sample))
+    ends = metadata.get("source_ends") or ()
+    if segments and not ends and "lagging" in config.rewards and config.waiting == "lag":
+        return "has no metadata.source_ends, which waiting: lag reads; set waiting: run"
+    if any(not 0 <= end < chunks for end in ends):
+        return f"metadata.source_ends must be chunks from 0 to {chunks - 1}"
+    if ends and len(ends) != segments:
+        return f"metadata.source_ends has {len(ends)} chunks for {segments} segments"
     return ""
 
 

@@ -16,6 +16,7 @@ from audiollm.evaluate.listening.stage import choices_of, question_of
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.held_out_pairs import described_messages
+from audiollm.rl.rollouts.stream_rollouts import check_stream
 from audiollm.supervised.corpus.batches import evenly
 
 WINDOW_RUNS = 64
@@ -159,6 +160,7 @@ class PromptMaker:
                     self._name(place), loaded.sample.id, "is a stream, which this model cannot hear"
                 )
             prompted = replace(prompted, chunk_frames=chunk_frames)
+            check_stream(prompted, len(loaded.sample.messages[-1].actions()))
         # rollouts are told apart by their prompt's id: records of two sources may share one
         return Prompt(
             place,

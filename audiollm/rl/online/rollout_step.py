@@ -123,7 +123,7 @@ class RolloutMaker:
         scores = self._rewards.score(sampled_answers(groups, self._codec))
         baseline = self._rewards.score(sampled_answers(greedy, self._codec)) if self._needs_greedy else None
         seconds = {"rollout": sampled - started, "reward": time.monotonic() - sampled}
-        made = RolloutStep(groups, scores, baseline, [*bad, *_missing(scores)], seconds)
+        made = RolloutStep(groups, scores, baseline, [*bad, *missing_rewards(scores)], seconds)
         return made if self._steps is None else replace(made, steps=self._steps(made.rollouts, scores))
 
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
@@ -139,7 +139,7 @@ class RolloutMaker:
         """Answer each prompt once, greedily, and reward the answers."""
         groups, bad = self._sampled(prompts, [0], self._at(step, 0.0))
         scores = self._rewards.score(sampled_answers(groups, self._codec))
-        return RolloutStep(groups, scores, None, [*bad, *_missing(scores)])
+        return RolloutStep(groups, scores, None, [*bad, *missing_rewards(scores)])
 
     def _at(self, step: int, temperature: float) -> RolloutSettings:
         return RolloutSettings(**{**vars(self._settings), "step": step, "temperature": temperature})
@@ -203,7 +203,8 @@ def total_rewards(scores: RewardScores) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _missing(scores: RewardScores) -> list[BadSample]:
+def missing_rewards(scores: RewardScores) -> list[BadSample]:
+    """Return rewards without a value, as they are set aside."""
     return [BadSample(f"reward {each.reward}", each.sample, f"answer {each.number}: {each.reason}", "no reward")
             for each in scores.problems]  # fmt: skip
 

@@ -80,6 +80,7 @@ class OwnRollouts:
             )
         finally:
             self._model.train(training)
+            self._decoder.release()
         return found
 
     def weights_changed(self) -> None:

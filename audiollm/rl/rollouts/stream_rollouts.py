@@ -154,12 +154,28 @@ def recording_chunks(prompt: PromptedContents) -> list[Tensor]:
     """Cut the codes of a stream's recording into chunks; the last one may be shorter.
 
     Raises:
-        BadSample: the prompt is no stream, or its recording is given as features.
+        BadSample: the prompt is no stream, its recording is given as features, or other parts stand beside it, which
+            an open request does not hear.
     """
     codes_KT = prompt.audio[-1] if prompt.audio else None
     if prompt.chunk_frames is None or not isinstance(codes_KT, Tensor):
         raise BadSample(prompt.place, prompt.id, "is no stream of codes", "no stream")
+    if len(prompt.prompt[-1].content) > 1:
+        reason = "has other parts beside the recording of its stream: put them into a message before"
+        raise BadSample(prompt.place, prompt.id, reason, "no stream")
     return list(codes_KT.split(prompt.chunk_frames, dim=1))
+
+
+def check_stream(prompt: PromptedContents, actions: int) -> None:
+    """Check that a stream has a chunk for each action of its reference.
+
+    Raises:
+        BadSample: as `recording_chunks`, or another number of chunks: the codes are of another recording or codec.
+    """
+    chunks = len(recording_chunks(prompt))
+    if chunks != actions:
+        reason = f"{actions} actions of the reference for {chunks} chunks of {prompt.chunk_frames} frames"
+        raise BadSample(prompt.place, prompt.id, reason, "another number of chunks")
 
 
 def _slot_length(model: DualFFN, template: Template, courses: Sequence[StreamCourse]) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from audiollm.audio import save
+from audiollm.audio import load, save
 from audiollm.commands.cli import build_app
 from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
 from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging
@@ -74,11 +74,15 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     )
     with (text / "instances.log").open("a") as file:
         file.write('{"index": 2, "prediction": "a b", "delays": [2, 1], "source_length": 3}\n')
-    save(speech / "out.wav", torch.zeros(1, 8000), 8000)
-    said = line(
-        0, "out.wav", [1000, 2000], durations=[500, 500], transcript="ein zwei drei vier", source="../source.wav"
-    )  # fmt: skip
-    write_log(speech / "instances.log", [said])
+    save(speech / "out.wav", torch.full((1, 8000), 0.5), 8000)
+    spoken: dict[str, Any] = {
+        "durations": [500, 500], "transcript": "ein zwei drei vier", "source": "../source.wav",
+    }  # fmt: skip
+    said = [
+        line(number, "out.wav", [1000, 2000], **spoken, **begins)
+        for number, begins in enumerate([{}, {"prediction_offset": 0.0}])
+    ]
+    write_log(speech / "instances.log", said)
     verdicts = tmp_path / "verdicts.csv"
     verdicts.write_text("index,fragment,vip\n0,ein,true\n0,zwei,false\n")
     command = [
@@ -105,8 +109,13 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     assert spoken["scorers"]["chrf"]["mean"] == pytest.approx(100)
     assert found["verdicts"]["vip"]["accuracy"] == 0.5
     page = (tmp_path / "o" / "report.html").read_text()
-    assert page.count("<svg") == 4  # quality over latency, and a timeline for each output
-    assert page.count("<audio") == 1
+    assert page.count("<svg") == 5  # quality over latency, and a timeline for each output
+    assert page.count("<audio") == 2
+    # a file whose beginning is not told begins with its first piece, as SimulEval writes it
+    for number, first in ((0, 8000), (1, 0)):
+        right_N = load(tmp_path / "o" / "audio" / f"{number}.wav").samples_CN[1]
+        assert right_N[first : first + 8000].tolist() == pytest.approx([0.5] * 8000, abs=1e-3)
+        assert float(right_N.sum()) == pytest.approx(4000, abs=1)
     assert "out of order" in (tmp_path / "o" / "set_aside.jsonl").read_text()
     scored = CliRunner().invoke(build_app(), [*command[:3], *command[4:], "--score-empty"])
     assert scored.exit_code == 0, scored.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,35 +43,55 @@ for line in sys.stdin:
     if mode == "hangs" and count == 2: time.sleep(60)
     if mode == "few" and count == 2: continue
     if mode == "nonsense" and count == 2: print("NaN", flush=True); continue
+    if mode == "closes" and count == 2: import os; os.close(1); time.sleep(60)
+    if mode == "many" and count == 3: print(0.25, flush=True)
     print(json.dumps({"score": len(row["mt"]) / len(row["ref"])}), flush=True)
 """
 
 
+THREE = [Translation("s", "ab", "abcd"), Translation("s", "", "x"), Translation("s", "abc", "abc")]
+
+
 @pytest.mark.parametrize(
-    ("mode", "reason"),
+    ("mode", "timeout_s", "reason", "kept"),
     [
-        ("dies", "ended with code 3 after 1 of 3"),
-        ("hangs", "no answer within 0.5 s"),
-        ("few", "ended with code 0 after 2 of 3"),
-        ("nonsense", "'NaN', which is no score"),
+        ("dies", 60, "ended with code 3 after 1 of 3", [0.5]),
+        ("hangs", 0.5, "no answer within 0.5 s", []),
+        ("few", 60, "ended with code 0 after 2 of 3", []),  # of the third, which came second
+        ("nonsense", 60, "'NaN', which is no score", [0.5]),
+        ("closes", 1.5, "closed its output after 1 of 3 answers, and did not end", []),
     ],
 )
-def test_a_command_that_fails_costs_its_batch_alone(tmp_path: Path, mode: str, reason: str) -> None:
+def test_a_command_that_fails_costs_its_batch_alone(
+    tmp_path: Path, mode: str, timeout_s: float, reason: str, kept: list[float]
+) -> None:
+    """No translation is given the score of another: what surely belongs to the first ones is kept."""
     script = tmp_path / "score.py"
     script.write_text(SCRIPT)
-    three = [Translation("s", "ab", "abcd"), Translation("s", "", "x"), Translation("s", "abc", "abc")]
+    three = THREE
     scorer = CommandScorer(f"{sys.executable} {script} fine")
     assert scorer.score(three) == [0.5, 0.0, 1.0]
     assert scorer.score(three[:1]) == [0.5]  # the same process
     scorer.close()
-    scorer = CommandScorer(f"{sys.executable} {script} {mode}", timeout_s=0.5)
+    scorer = CommandScorer(f"{sys.executable} {script} {mode}", timeout_s)
     for _ in range(2):  # it is started again for the next batch
         scores = scorer.score(three)
-        kept = [score for score in scores if isinstance(score, float)]
+        assert scores[: len(kept)] == kept
         assert len(scores) == 3
-        assert kept == [0.5, 1.0][: len(kept)]
-        assert kept
-        assert reason in str(scores[-1])
+        assert all(reason in str(score) for score in scores[len(kept) :])
+    scorer.close()
+
+
+def test_an_answer_too_many_is_given_to_no_translation_of_the_next_batch(tmp_path: Path) -> None:
+    script = tmp_path / "score.py"
+    script.write_text(SCRIPT)
+    scorer = CommandScorer(f"{sys.executable} {script} many")
+    assert scorer.score(THREE) == [0.5, 0.0, 0.25]  # of these nobody can tell which is the one too many
+    while scorer._process._lines.empty():  # the last line comes a moment later
+        time.sleep(0.01)
+    (reason,) = scorer.score(THREE[:1])
+    assert "beside its answers: one line for each question" in str(reason)
+    assert scorer.score(THREE[:1]) == [0.5]  # started again
     scorer.close()
 
 
@@ -81,3 +102,5 @@ def test_a_scorer_that_does_not_exist_is_named() -> None:
         choose_text_scorer("command:/nonexistent/python x.py", "en").score([CAT])
     with pytest.raises(ConfigError, match="names no program"):
         choose_text_scorer("command:", "en")
+    with pytest.raises(ConfigError, match="similarity .*No closing quotation"):
+        choose_text_scorer("command:python 'x.py", "en", setting="similarity")

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from rich.console import Console
 
+from audiollm.data.records.part_codes import save_part_codes
 from audiollm.errors import BadSample, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log
-from audiollm.files.atomic import read_json
+from audiollm.files.atomic import read_json, read_jsonl
 from audiollm.interpret.held_out_streams import logged_stream, read_streams, right_segments
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
@@ -85,6 +86,16 @@ def test_right_segments_are_told_whatever_their_times(folder: Path) -> None:
     assert logged.delays == [logged.source_length] * len(words)
     with pytest.raises(BadSample, match="1 actions for"):
         logged_stream(0, prompt, ["a"])
+
+
+def test_a_stream_of_codes_of_another_codec_is_set_aside(tmp_path: Path) -> None:
+    save_toy_model(tmp_path)
+    write_streams(tmp_path, 4, held_out=3)
+    save_part_codes(tmp_path / "2.safetensors", toy_stream(2)[0] + 8)
+    out = evaluate(tmp_path, "foreign")
+    (row,) = read_jsonl(out / "set_aside.jsonl")
+    assert (row["id"], row["kind"]) == ("s2", "codes of another codec")
+    assert len(read_log(out)[0]) == 2
 
 
 def test_what_has_no_streams_is_refused(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log
 from audiollm.files.atomic import write_json
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
-from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+from audiollm.interpret.live.live_session import LiveOptions, LiveSession, SaidPiece
 from audiollm.interpret.live.sound_input import LoudSpeaker, file_pieces
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
@@ -164,6 +165,16 @@ def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path
     assert read_log(tmp_path / "text")[0][0].delays == []
 
 
+def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path, codec: AudioTokenizer) -> None:
+    """The file has the silence before its first piece; its length is that of the pieces."""
+    session = session_of(run_folder, codec)
+    session.said += [SaidPiece("one", 1.0, 1.2, 0.5), SaidPiece("two", 2.0, 2.1, 0.0)]
+    output = session.log(0, prediction="said.wav")
+    assert output.is_speech and output.delays == [1000] and output.prediction_offset == 0
+    assert output.prediction_length == 0.5
+    assert session.log(0).prediction_offset is None
+
+
 def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -> None:
     save(tmp_path / "talk.wav", noise(0.5, 5), 24000)
 
@@ -270,6 +281,30 @@ def test_damage_in_the_midst_of_a_file_keeps_what_was_heard(run_folder: Path, tm
     result = CliRunner().invoke(build_app(), [*command, "--from", str(tmp_path / "silent.wav")])
     assert result.exit_code == 0, result.output
     assert len(transcript.read_text().splitlines()) == -(-25 // CHUNK)
+
+
+def test_a_stream_that_a_model_without_a_window_cannot_keep_ends_with_all_that_was_said(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from audiollm.generation.speaking.generator import Generator
+
+    generator = Generator.from_pretrained(run_folder / "train")
+    keeps = DualFFN(replace(generator.model.config, sliding_window=None))
+    keeps.load_state_dict(generator.model.state_dict())
+    save_pretrained(keeps, tmp_path / "train" / "model", generator.template.tokenizer)
+    write_json(tmp_path / "train" / "model" / TRAINED_FILE, {"chunk_frames": CHUNK})
+    (tmp_path / "train_tokenizer").symlink_to(run_folder / "train_tokenizer")
+    monkeypatch.setattr("audiollm.interpret.live.live_session.MAX_UNFORGETTING_S", 1.0)
+    save(tmp_path / "talk.wav", noise(6.0, 5), 24000)
+    files = ["--transcript", str(tmp_path / "t.jsonl"), "--log", str(tmp_path / "log")]
+    command = ["interpret", "--model", str(tmp_path / "train"), "--from", str(tmp_path / "talk.wav"), *files]
+    result = CliRunner().invoke(build_app(), command)
+    assert isinstance(result.exception, StageError), result.output
+    assert "slot" in str(result.exception) and "sliding_window" in str(result.exception)
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert 3 < len(rows) < 6 * 25 / CHUNK
+    (output,), _ = read_log(tmp_path / "log")
+    assert output.source_length == pytest.approx(1000 * rows[-1]["heard_s"])
 
 
 def test_a_file_comes_in_small_pieces(tmp_path: Path) -> None:

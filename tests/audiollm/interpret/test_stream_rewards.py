@@ -86,7 +86,7 @@ def test_timing_and_format() -> None:
     with pytest.raises(ValueError, match="needs the durations"):
         timing(StreamBatch([stream("a")]), "source")
     written = StreamBatch(
-        [InterpretedStream([ChunkAction("a", raw="[S1] a"), ChunkAction("b"), SILENCE], [SILENCE] * 3)]
+        [InterpretedStream([ChunkAction("[S1] a"), ChunkAction("b"), SILENCE], [SILENCE] * 3)]
     )
     assert format_match(written, r"|\[S\d\] .+").values.tolist() == [[1, 0, 1]]
 
@@ -115,6 +115,33 @@ def test_a_constant_lag_is_seen_by_lag_alone() -> None:
     assert waits_of(more, "lag") == [0, 1]
     with pytest.raises(ValueError, match="source_ends"):
         waits_of(stream("a"), "lag")
+
+
+def test_a_wait_for_the_source_of_nothing_is_not_defined() -> None:
+    """Whatever the model does: the reference of the first stream is silent throughout."""
+    silent = InterpretedStream([says("a"), SILENCE], [SILENCE] * 2)
+    found = lagging(StreamBatch([silent, InterpretedStream([says("b")], [says("b")], [0])]), 0, "lag")
+    assert found.defined.tolist() == [False, True] and not found.problems
+
+
+def test_a_score_that_is_missing_is_told_with_its_reason() -> None:
+    """The scorer has none for outputs that say b: the value is not defined, and all that need it tell why."""
+
+    def similarity(pairs: Sequence[tuple[str, str]]) -> list[float | str]:
+        return ["the scorer hangs" if "b" in output else 0.5 for output, _ in pairs]
+
+    batch = StreamBatch([stream("a", "a"), stream("a", "b", "b"), stream("b")])
+    told = {1: "the scorer hangs", 2: "the scorer hangs"}
+    found = quality(batch, similarity)
+    assert found.defined.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+    assert found.problems == told
+    assert sequence_quality(batch, similarity).defined.tolist() == [True, False, False]
+    assert sequence_quality(batch, similarity).problems == told
+    process = process_quality(batch, similarity, 1.0, 1)  # the whole is missing, and so is every chunk's
+    assert process.defined[:, 0].tolist() == [True, False, False] and process.problems == told
+    scores = sentence_scores(batch, similarity, [1.0] * 3, 10.0)
+    assert scores.defined_BS.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+    assert scores.problems == told
 
 
 def test_standard_scores_are_those_of_the_population_and_of_all_ranks() -> None:
@@ -210,10 +237,10 @@ def test_sentences_have_their_own_quality_and_latency() -> None:
         [says(text) if text else SILENCE for text in reference],
         [1, 3, 5],
     )
-    quality_BS, latency_BS, defined_BS = sentence_scores(StreamBatch([sampled]), CHRF, [1.0], 10.0)
-    assert defined_BS.all() and quality_BS.tolist() == [[1, 1, 0]]
+    found = sentence_scores(StreamBatch([sampled]), CHRF, [1.0], 10.0)
+    assert found.defined_BS.all() and found.quality_BS.tolist() == [[1, 1, 0]]
     # a sentence of 2 s and two words, both at its end: the first word is at the source's end, AL ends there
-    assert latency_BS.tolist() == [[2, 3, 10]]
+    assert found.latency_BS.tolist() == [[2, 3, 10]]
 
 
 def test_the_process_reward_mixes_what_was_due_with_the_whole() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,17 +13,22 @@ import torch
 from toy_streams import CHUNK, run_interpreter, save_toy_model, toy_stream, toy_template, write_streams
 
 from audiollm.data.records.manifest_source import ManifestSource
-from audiollm.data.records.sample import Message, Sample, TextPart
-from audiollm.errors import BadSample, ConfigError, StageError
+from audiollm.data.records.part_codes import save_part_codes
+from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
+from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import SampledTokens
+from audiollm.interpret.held_out_streams import read_streams
 from audiollm.interpret.training.settings import InterpreterTrainingConfig
+from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder, actions_of, check_streams
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import Ranks
+from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.streams import PromptedContents
 from audiollm.rl.rollouts.own import OwnRollouts
+from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
 
 REWARDS = {"detection": 1.0, "initiative": 1.0, "quality": 1.0, "lagging": 1.0, "sequence_quality": 1.0}
@@ -155,6 +163,86 @@ def test_rollouts_do_not_depend_on_one_another(folder: Path) -> None:
         assert not torch.equal(first.tokens.ids_N, second.tokens.ids_N)
 
 
+SCORER = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+for line in sys.stdin:
+    if line.strip():
+        row = json.loads(line)
+        print(100 * (row["mt"] == row["ref"]) if row["ref"] != "b" else "sorry", flush=True)
+"""
+"""Fails at a reference that is the word b."""
+
+
+def test_a_scorer_that_fails_is_told_and_ended(folder: Path) -> None:
+    (folder / "score.py").write_text(SCORER)
+    settings = {
+        "similarity": f"command:{sys.executable} score.py scorer.pid", "rewards": {"detection": 1.0, "quality": 1.0},
+        "group_size": 4,
+    }  # fmt: skip
+    out = run_interpreter(folder, **settings)
+    rows = read_jsonl(out / "set_aside.jsonl")
+    assert rows and {(row["place"], row["kind"]) for row in rows} == {("reward quality", "no reward")}
+    assert all("the scorer answered 'sorry', which is no score" in row["reason"] for row in rows)
+    assert len(list((out / "rollouts").glob("*.jsonl"))) == 10  # it went on
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((folder / "scorer.pid").read_text()), 0)
+    with pytest.raises(StageError, match="reward quality, sample .*'sorry'"):
+        run_interpreter(folder, name="stops", on_error="stop", **settings)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((folder / "scorer.pid").read_text()), 0)
+
+
+def test_streams_are_sampled_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps but the first are begun while the one before trains; the process samples what this one would."""
+    begun: list[int] = []
+    start = StreamMaker.start
+
+    def counted(maker: StreamMaker, prompts: Sequence[Prompt], step: int) -> None:
+        begun.append(step)
+        start(maker, prompts, step)
+        assert isinstance(maker._engine, ProcessRollouts) and len(maker._engine._started) == 1
+
+    monkeypatch.setattr(StreamMaker, "start", counted)
+    out = run_interpreter(folder, ahead=1, correction={"level": "token", "mode": "truncate"}, rewards=REWARDS)
+    rows = [row for row in read_jsonl(out / "metrics.jsonl") if "reward" in row]
+    assert begun == list(range(1, 10)) and rows[1]["mismatch_kl"] > rows[0]["mismatch_kl"]
+    first = read_jsonl(out / "rollouts" / "000000.jsonl")
+    here = read_jsonl(run_interpreter(folder, name="here", rewards=REWARDS) / "rollouts" / "000000.jsonl")
+    assert [row["answer"] for row in first] == [row["answer"] for row in here]
+
+
+def test_codes_of_another_length_than_the_actions_are_set_aside(folder: Path) -> None:
+    """As those of another recording or codec; and what an open request would not hear."""
+    samples = [ManifestSource(str(folder / "streams.jsonl"))[index].sample for index in range(24)]
+    user = samples[0].messages[1]
+    asked = user.model_copy(update={"content": [TextPart(text="a"), *user.content]})
+    samples[0] = samples[0].model_copy(
+        update={"messages": [samples[0].messages[0], asked, samples[0].messages[2]]}
+    )
+    save_part_codes(folder / "1.safetensors", toy_stream(1)[0][:, :-CHUNK])
+    write_samples(folder / "streams.jsonl", samples)
+    out = run_interpreter(folder, batch_size=22)
+    kinds = {row["id"]: row["kind"] for row in read_jsonl(out / "set_aside.jsonl")}
+    assert kinds == {"s0": "no stream", "s1": "another number of chunks"}
+    policy = DualFFNPolicy.load(folder)
+    prompts, bad = read_streams(policy, folder / "streams.jsonl", "train", 100)
+    assert len(prompts) == 20 and {each.id: each.kind for each in bad} == kinds
+
+
+def test_the_copy_of_the_weights_that_sampled_is_let_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is the training's between two rollouts, as after answers that are no streams."""
+    policy = DualFFNPolicy.load(folder)
+    prompts, _ = read_streams(policy, folder / "streams.jsonl", "test", 1)
+    engine = OwnRollouts(policy.root.model, policy.template)
+    released: list[bool] = []
+    monkeypatch.setattr(engine._decoder, "release", lambda: released.append(True))
+    engine.sample([prompts[0].prompted], [[0]], RolloutSettings(1, 0, max_text_tokens=2))
+    assert released == [True]
+
+
 def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'lagging'"):
         run_interpreter(folder, rewards={"lag": 1.0})
@@ -167,27 +255,35 @@ def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
         ({"combine": {"name": "gated", "floor": 0.0}, "group_size": 2, "rewards": both}, "floor is of seqpo"),
         ({"latency": "AL"}, "latency is of seqpo"),
         ({"kl": {"audio": "fixed"}}, "kl.audio is set, and answer is text"),
+        ({"similarity": "chrff"}, "chrff: no such scorer; did you mean 'chrf'"),
+        ({"similarity": "command:"}, "names no program"),
+        ({"pattern": "(a"}, "is no regular expression"),
     ]
     for settings, told in refused:
         with pytest.raises(ConfigError, match=told):
             run_interpreter(folder, **settings)
     config = InterpreterTrainingConfig(samples="streams.jsonl", model=folder, rewards=REWARDS)  # type: ignore[arg-type]
     plain = Sample(id="x", messages=[Message(role="assistant", content=[TextPart(text="a")])], task="t")
-    with pytest.raises(BadSample, match="no chunk_frames"):
+    with pytest.raises(StageError, match="'x' is no stream.*no chunk_frames"):
         check_streams([plain], config)
     unplaced = plain.model_copy(
         update={"messages": [Message(role="assistant", content=[TextPart(text="a")], chunk_frames=2)]}
     )
-    with pytest.raises(BadSample, match="source_ends"):
+    with pytest.raises(StageError, match="source_ends"):
         check_streams([unplaced], config)
+    check_streams([unplaced], config.model_copy(update={"waiting": "run"}))
+    silent = Message(role="assistant", content=[TextPart(text="")], chunk_frames=2)
+    check_streams([plain.model_copy(update={"messages": [silent]})], config)  # waits for nothing
     late = unplaced.model_copy(update={"metadata": {"source_ends": [1]}})
-    with pytest.raises(BadSample, match="chunks from 0 to 0"):
+    with pytest.raises(StageError, match="chunks from 0 to 0"):
         check_streams([late], config)
+    with pytest.raises(StageError, match="2 chunks for 1 segments"):
+        check_streams([unplaced.model_copy(update={"metadata": {"source_ends": [0, 0]}})], config)
     (folder / "streams.jsonl").write_text(
         Sample(
             id="q", messages=[Message(role="user", content=[TextPart(text="a")]), *plain.messages], task="t"
         ).model_dump_json()
         + "\n"
     )
-    with pytest.raises((ConfigError, StageError, BadSample), match="no chunk_frames"):
+    with pytest.raises(StageError, match="no chunk_frames"):
         run_interpreter(folder, name="plain")

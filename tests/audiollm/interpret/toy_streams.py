@@ -51,20 +51,11 @@ def toy_stream(number: int) -> tuple[Tensor, list[str], list[int]]:
     return codes_KT[:, : -1 - number % 2], texts, [place for place, text in enumerate(texts) if text]
 
 
-def write_streams(
-    folder: Path, count: int, held_out: int = 2, max_lag: int = 0, name: str = "streams.jsonl"
-) -> Path:
-    """Write streams, the last ones held out.
-
-    Args:
-        max_lag: references are late by 0 to so many chunks, the same for all words of a stream.
-    """
+def write_streams(folder: Path, count: int, held_out: int = 2, name: str = "streams.jsonl") -> Path:
+    """Write streams, the last ones held out."""
     samples = []
     for number in range(count):
         codes_KT, texts, ends = toy_stream(number)
-        lag = number % (max_lag + 1)
-        last = len(texts) - 1
-        texts = [*([""] * lag + texts)[:last], " ".join(filter(None, texts[last - lag :]))]
         save_part_codes(folder / f"{number}.safetensors", codes_KT)
         heard = AudioPart(path=f"{number}.wav", codes=f"{number}.safetensors")
         messages = [
