@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
 import threading
 import time
+import weakref
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -238,6 +242,51 @@ def test_too_long_too_large_and_oddly_named_files(tmp_path: Path) -> None:
 
 
 # the queue
+
+
+def test_what_has_ended_keeps_none_of_its_sounds() -> None:
+    service, kept = SoundService(), []
+
+    def sound() -> Any:
+        made = np.zeros(1000)
+        kept.append(weakref.ref(made))
+        return made
+
+    def stops(job: Job) -> None:
+        made = sound()
+        job.stop()
+        job.took_step(len(made))
+
+    def fails(job: Job) -> None:
+        try:
+            read()
+        except ValueError as error:
+            raise ConfigError("no", "", "mend it") from error
+
+    def read() -> None:
+        made = sound()
+        raise ValueError(f"cut off after {len(made)} samples")
+
+    jobs = [service.submit(stops), service.submit(fails)]
+    assert all(job.wait(10) for job in jobs) and [job.state for job in jobs] == ["stopped", "failed"]
+    service.close()
+    gc.collect()
+    assert [each() is None for each in kept] == [True, True]
+
+
+def test_a_request_that_waits_is_stopped_at_once() -> None:
+    service, go_on = SoundService(), threading.Event()
+    first, second, third = (service.submit(lambda job: go_on.wait(10), each) for each in "aba")
+    while first.state != "running":
+        time.sleep(0.005)
+    service.stop("b")
+    assert second.state == "stopped" and second.wait(0) and service.place(third) == 1
+    assert service.jobs("b") == [second]
+    with pytest.raises(JobStopped):
+        second.value()
+    go_on.set()
+    assert third.wait(10) and third.state == "done"
+    service.close()
 
 
 def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEditor, tmp_path: Path) -> None:
