@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from audiollm.audio import save
 from audiollm.files.atomic import write_jsonl
 from audiollm.flow.service import Job
 from audiollm.video.writing import write_video
+from pipelines.studio import browsing
 from pipelines.studio.browsing import (
     ClipFilter,
     ShownClip,
     ShownFiles,
+    clip_html,
     clips_html,
     curves_html,
     curves_mark,
@@ -220,6 +223,9 @@ def test_other_pages_and_other_names_of_the_machine_are_refused(served: Any, tmp
     assert client.post("/studio/api/projects", content=sound, headers=elsewhere).status_code == 403
     stranger = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
     assert stranger.get("/studio/api/state").status_code == 401
+    # the cookie of another server on this machine, which breaks the grammar of cookies
+    theirs = {"cookie": f'theirs={{"a": 1}}; audiollm_studio={client.cookies["audiollm_studio"]}'}
+    assert stranger.get("/studio/api/state", headers=theirs).status_code == 200
     cookie = stranger.get("/").headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
     assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
@@ -392,6 +398,34 @@ def test_clips_are_filtered_and_reviewed(tmp_path: Path) -> None:
     with pytest.raises(StudioRefusal):
         give_verdict(tmp_path, "a", "perfect", "")
     assert review_next(None) is None and run_folder(tmp_path, "../etc") is None
+
+
+def test_who_reviews_a_film_sees_it(tmp_path: Path) -> None:
+    part = {"id": "a", "path": "film.mp4", "start_s": 0.0, "end_s": 1.0}
+    write_jsonl(tmp_path / "clips.jsonl", [{**part, "video": "film.mp4"}])
+    write_jsonl(tmp_path / "review.jsonl", [{**part, "verdict": None}])
+    shown, row = ShownFiles(), review_next(tmp_path)
+    assert row is not None and "/picture" in clip_html(shown, row)
+    assert "/picture" in clips_html(shown, tmp_path, ClipFilter("to review"))[0]
+    give_verdict(tmp_path, "a", "accepted", "")
+    assert listed_clips(tmp_path, "to review") == [{**part, "verdict": "accepted", "note": ""}]
+
+
+def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jsonl(tmp_path / "review.jsonl", [{"id": n, "verdict": None} for n in "ab"])
+
+    def slowly(folder: Path, state: Any) -> list[dict[str, Any]]:
+        rows = listed_clips(folder, state)
+        time.sleep(0.2)
+        return rows
+
+    monkeypatch.setattr(browsing, "listed_clips", slowly)
+    people = [threading.Thread(target=give_verdict, args=(tmp_path, id, "accepted", "")) for id in ("a", "b")]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    assert [row["verdict"] for row in listed_clips(tmp_path, "to review")] == ["accepted", "accepted"]
 
 
 def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:
