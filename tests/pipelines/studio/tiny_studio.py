@@ -100,6 +100,12 @@ def write_film(path: Path, with_sound: bool = True) -> Path:
     return path
 
 
+def write_still(path: Path, seconds: float) -> Path:
+    """A film of one picture, which is shown for as long as the sound lasts."""
+    write_video(path, moving_pictures(1), 1 / seconds, Waveform(tone(100.0, seconds), RATE))
+    return path
+
+
 def opened(editor: SoundEditor, path: Path, owner: str = ALICE, name: str = ""):  # type: ignore[no-untyped-def]
     """A project of a copy of a file."""
     upload = editor.store.incoming() / "upload"
