@@ -107,14 +107,20 @@ class Job:
             self.result = work(self)
             self.state = "done"
         except JobStopped as stopped:
+            _let_go(stopped)
             self.state, self.problem = "stopped", stopped
         except Exception as error:
-            traceback.clear_frames(
-                error.__traceback__
-            )  # else it keeps the sounds and pictures of the request
+            _let_go(error)
             self.state, self.problem = "failed", error
         finally:
+            work = None  # the error's traceback keeps this frame
             self._ended.set()
+
+    def cancel(self) -> None:
+        """End a request that has not begun."""
+        self._work = None
+        self.state, self.problem = "stopped", JobStopped(self.title)
+        self._ended.set()
 
 
 class SoundService:
@@ -190,7 +196,16 @@ class SoundService:
     def stop(self, owner: str) -> None:
         """Stop all requests of an owner."""
         for job in self.jobs(owner):
+            self.stop_job(job)
+
+    def stop_job(self, job: Job) -> None:
+        """Stop a request: one that waits ends now, one that runs after the present sampling step."""
+        with self._changed:
             job.stop()
+            if job in self._waiting:
+                self._waiting.remove(job)
+                job.cancel()
+                self._finished.append(job)
 
     def close(self) -> None:
         """Stop all requests, and end the thread after the present step."""
@@ -332,6 +347,13 @@ def default_guidance(generator: SoundGenerator) -> float:
 
 
 # Private
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames of an error and of those that it came from: they hold the sounds and pictures of a request."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _sample(content: list[Part], cot: str) -> Sample:

@@ -18,6 +18,8 @@ from PIL import Image
 
 from audiollm.audio.discovery import AudioError
 
+NO_OTHER_FILES = {"protocol_whitelist": "none"}
+"""Options of FFmpeg: a playlist that is called a video must not reach other files or the network."""
 _PREROLL_S = 0.5
 _LATE_S = 0.25
 """A last frame is shown for so long at most, where its duration is not known."""
@@ -78,6 +80,30 @@ def video_facts(request: FramesRequest) -> Iterator[VideoInfo]:
         yield VideoInfo(width, height, seconds, rate, quarter_turns * 90, bool(container.streams.audio))
 
 
+def pictures_end(request: FramesRequest, may_seek: bool = True) -> Iterator[float]:
+    """Give the second at which the last picture ends; sound may last longer.
+
+    Raises:
+        VideoError: it cannot be read, or is damaged before its end.
+    """
+    with _opened(request) as (container, stream, origin_s):
+        length_s = (container.duration or 0) / av.time_base
+        has_sought = may_seek and length_s > 2 * _PREROLL_S
+        if has_sought:
+            container.seek(int((origin_s + length_s - _PREROLL_S) * av.time_base))
+        end_s = None
+        for frame in _frames(container, stream, request):
+            end_s = (frame.time or 0.0) - origin_s + (_length_s(frame) or 0.0)
+        if end_s is None and has_sought:
+            yield from pictures_end(request, may_seek=False)
+        elif end_s is None:
+            raise VideoError(
+                request.name, "holds no picture that can be decoded: empty or cut off, get it anew"
+            )
+        else:
+            yield end_s
+
+
 def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[np.uint8]]:
     """Give the picture `[H, W, 3]` that is shown at each time: the last frame that begins by then.
 
@@ -89,7 +115,7 @@ def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[
         has_sought = may_seek and left[0] > 2 * _PREROLL_S
         if has_sought:
             container.seek(int((origin_s + left[0] - _PREROLL_S) * av.time_base))
-        shown, shown_s, step_s = None, 0.0, 0.0
+        shown, shown_s, step_s, last_s = None, 0.0, 0.0, _LATE_S
         for frame in _frames(container, stream, request):
             begins_s = (frame.time or 0.0) - origin_s
             if shown is None and has_sought and begins_s > left[0]:
@@ -101,11 +127,12 @@ def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[
                 return
             step_s = begins_s - shown_s if shown is not None else 0.0
             shown, shown_s = frame, begins_s
+            last_s = _length_s(frame) or _LATE_S
         if shown is None:
             raise VideoError(
                 request.name, "holds no picture that can be decoded: empty or cut off, get it anew"
             )
-        end_s = shown_s + max(step_s, _LATE_S)
+        end_s = shown_s + max(step_s, last_s, _LATE_S)
         for time_s in left:
             if time_s > end_s:
                 raise VideoError(request.name, f"ends at {end_s:.2f} s, and {time_s:.2f} s is asked for")
@@ -118,12 +145,15 @@ def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[
 @contextlib.contextmanager
 def _opened(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
     """The container, its pictures, and the second that time is counted from, which sound and pictures share."""
-    try:
-        container = av.open(request.source)
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
-        raise VideoError(request.name, reason) from None
-    with container:
+    with contextlib.ExitStack() as stack:
+        try:
+            binary = stack.enter_context(open(request.source, "rb"))
+            container = stack.enter_context(av.open(binary, "r", options=NO_OTHER_FILES))
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            reason = (
+                "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
+            )
+            raise VideoError(request.name, reason) from None
         streams = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
         if not streams:
             raise VideoError(request.name, "has no pictures: give a video, or use its sound alone")
@@ -141,6 +171,11 @@ def _frames(container: Any, stream: Any, request: FramesRequest) -> Iterator[Any
             yield frame
     except av.error.FFmpegError as error:
         raise VideoError(request.name, f"is damaged after {last_s:.2f} s ({error}): get it anew") from None
+
+
+def _length_s(frame: Any) -> float | None:
+    """Seconds for which a frame is shown; None: its file does not tell."""
+    return float(frame.duration * frame.time_base) if frame.duration and frame.time_base else None
 
 
 def _quarter_turns(frame: Any) -> int:

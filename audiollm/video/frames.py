@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from audiollm.audio.decoding_process import DecoderCrash, contained_results
 from audiollm.video.decoders import Box, FramesRequest, VideoError, VideoInfo
 
-__all__ = ["Box", "VideoError", "VideoInfo", "frame_times", "probe_video", "read_frames"]
+__all__ = ["Box", "VideoError", "VideoInfo", "frame_times", "pictures_end_s", "probe_video", "read_frames"]
 
 _DECODERS = "audiollm.video.decoders"
 
@@ -33,6 +33,16 @@ def probe_video(path: str | Path) -> VideoInfo:
     request = FramesRequest(str(path), path, (), None, ())
     facts: VideoInfo = next(_contained("video_facts", request))
     return facts
+
+
+def pictures_end_s(path: str | Path) -> float:
+    """Return the second at which the last picture ends; the sound of a file may last longer.
+
+    Raises:
+        VideoError: it is no video, or is damaged before its end.
+    """
+    end_s: float = next(_contained("pictures_end", FramesRequest(str(path), path, (), None, ())))
+    return end_s
 
 
 def frame_times(start_s: float, end_s: float, per_second: float) -> list[float]:

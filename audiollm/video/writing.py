@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from audiollm.audio.samples import Waveform
 from audiollm.files.atomic import atomic_path
-from audiollm.video.decoders import VideoError
+from audiollm.video.decoders import NO_OTHER_FILES, VideoError
 
 _SOUND_CODECS = {".mp4": "aac", ".mov": "pcm_s16le", ".mkv": "flac"}
-"""Endings of files, and the codec of their sound; FLAC and PCM keep every sample."""
+"""Endings of files, and the codec of their sound; FLAC keeps 24 bits of every sample, PCM 16."""
 _PICTURE_CODEC = "libx264"
 _AAC_BITS_PER_CHANNEL = 96_000
+_BLOCK = 1 << 18
+"""Samples of every channel that are encoded at once."""
 
 
 def write_video(
@@ -62,7 +64,11 @@ def replace_sound(source: Path, sound: Waveform, path: Path) -> None:
     codec = _sound_codec(path)
     with atomic_path(path) as temporary:
         try:
-            with av.open(str(source)) as old, av.open(str(temporary), "w", format=_container(path)) as new:
+            with (
+                source.open("rb") as binary,
+                av.open(binary, "r", options=NO_OTHER_FILES) as old,
+                av.open(str(temporary), "w", format=_container(path)) as new,
+            ):
                 if not old.streams.video:
                     raise VideoError(source, "has no pictures: give a video")
                 pictures = new.add_stream_from_template(old.streams.video[0])
@@ -72,7 +78,7 @@ def replace_sound(source: Path, sound: Waveform, path: Path) -> None:
                         packet.stream = pictures
                         new.mux(packet)
                 _encode_sound(new, samples, sound)
-        except (av.error.FFmpegError, ValueError) as error:
+        except (av.error.FFmpegError, OSError, ValueError) as error:
             raise VideoError(path, f"cannot be written ({error})") from error
 
 
@@ -94,18 +100,24 @@ def _sound_stream(container: Any, codec: str, sound: Waveform) -> Any:
     channels = sound.samples_CN.shape[0]
     stream = container.add_stream(codec, rate=sound.sample_rate)
     stream.layout = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
+    if codec == "flac":
+        stream.format = "s32"  # 24 bits of each sample; FFmpeg's own choice are 16
     if codec == "aac":
         stream.bit_rate = _AAC_BITS_PER_CHANNEL * channels
     return stream
 
 
 def _encode_sound(container: Any, stream: Any, sound: Waveform) -> None:
-    values_CN = np.ascontiguousarray(sound.samples_CN.numpy(), np.float32)
-    frame = av.AudioFrame.from_ndarray(values_CN, format="fltp", layout=stream.layout.name)
-    frame.sample_rate = sound.sample_rate
-    frame.time_base = Fraction(1, sound.sample_rate)
-    frame.pts = 0
+    """Encode block by block: an hour of sound is 1.4 GB, of which FFmpeg would hold two more copies."""
     resampler = av.AudioResampler(stream.format, stream.layout, sound.sample_rate, stream.frame_size or None)
-    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+    for begin in range(0, sound.num_samples, _BLOCK):
+        values_CN = np.ascontiguousarray(sound.samples_CN[:, begin : begin + _BLOCK].numpy(), np.float32)
+        frame = av.AudioFrame.from_ndarray(values_CN, format="fltp", layout=stream.layout.name)
+        frame.sample_rate = sound.sample_rate
+        frame.time_base = Fraction(1, sound.sample_rate)
+        frame.pts = begin
+        for piece in resampler.resample(frame):
+            container.mux(stream.encode(piece))
+    for piece in resampler.resample(None):
         container.mux(stream.encode(piece))
     container.mux(stream.encode(None))

@@ -126,7 +126,10 @@ class MeasuredThinker:
                 raise ConfigError(reason, "--tagger", "give a .tflite, an .onnx or a folder")
             tags.setup()
             values["tags"] = tags.process(clip)
-        moments = Motion(MotionConfig()).process(clip)["moments"]
+        try:
+            moments = Motion(MotionConfig()).process(clip)["moments"]
+        except VideoError:  # the pictures end before the sound: what is heard is measured all the same
+            moments = []
         return ThoughtAnswer(placed_record(heard_record(values, clip.duration_s), moments))
 
 

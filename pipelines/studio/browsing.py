@@ -38,6 +38,8 @@ _MOST_CURVES = 8
 _MOST_SAMPLES = 12
 _SHOWN_CURVES = ("loss", "evaluation/loss", "reward", "accuracy", "kl", "gradient_norm", "learning_rate")
 _PLAYED_S = 60.0
+_one_judge = threading.Lock()
+"""Two people who judge at the same time would each write the file without the other's verdict."""
 
 
 class ShownClip(NamedTuple):
@@ -223,6 +225,8 @@ def clips_html(shown: ShownFiles, folder: Path | None, wanted: ClipFilter) -> tu
     pages = max(1, -(-len(rows) // CLIPS_PER_PAGE))
     page = min(max(1, wanted.page), pages)
     part = rows[(page - 1) * CLIPS_PER_PAGE : page * CLIPS_PER_PAGE]
+    if wanted.state == "to review":
+        part = _with_pictures(folder, part)
     listed = "".join(f"<li>{clip_html(shown, row)}</li>" for row in part)
     counted = f"{len(rows):,} {'clip' if len(rows) == 1 else 'clips'}; page {page} of {pages}."
     return f'<ul class="st-clips">{listed}</ul>', counted
@@ -251,7 +255,8 @@ def review_next(folder: Path | None, after: str = "") -> dict[str, Any] | None:
     rows = listed_clips(folder, "to review") if folder is not None else []
     ids = [row.get("id") for row in rows]
     begin = ids.index(after) + 1 if after in ids else 0
-    return next((row for row in [*rows[begin:], *rows[:begin]] if not row.get("verdict")), None)
+    left = [row for row in [*rows[begin:], *rows[:begin]] if not row.get("verdict")]
+    return _with_pictures(folder, left[:1])[0] if folder is not None and left else None
 
 
 def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
@@ -262,12 +267,13 @@ def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
     """
     from pipelines.audiocot.output import REVIEW, VERDICTS
 
-    rows = listed_clips(folder, "to review")
-    if verdict not in VERDICTS or not any(row.get("id") == id for row in rows):
-        raise StudioRefusal("This clip is not listed for review.", 404)
     note = " ".join(note.split())[:500]
-    judged = [{**row, "verdict": verdict, "note": note} if row.get("id") == id else row for row in rows]
-    write_jsonl(folder / REVIEW, judged)
+    with _one_judge:
+        rows = listed_clips(folder, "to review")
+        if verdict not in VERDICTS or not any(row.get("id") == id for row in rows):
+            raise StudioRefusal("This clip is not listed for review.", 404)
+        judged = [{**row, "verdict": verdict, "note": note} if row.get("id") == id else row for row in rows]
+        write_jsonl(folder / REVIEW, judged)
 
 
 # Private
@@ -284,6 +290,12 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         drawn = curve_chart(series, key, f"{key} over the training steps")
         if drawn is not None:
             yield f'<figure class="st-curve"><figcaption>{html.escape(key)}</figcaption>{drawn}</figure>'
+
+
+def _with_pictures(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the review with the videos of their clips: who judges what is heard must see it, too."""
+    videos = {row.get("id"): row.get("video") for row in listed_clips(folder, "kept")}
+    return [{**row, "video": videos.get(row.get("id"))} for row in rows]
 
 
 def _fits(row: Mapping[str, Any], wanted: ClipFilter) -> bool:

@@ -34,16 +34,22 @@ from audiollm.flow.service import (
     extract_ordered,
     make_ordered,
 )
+from audiollm.video.decoders import VideoError
 from audiollm.video.writing import replace_sound
 from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
 from pipelines.studio.instructions import EditKind
+from pipelines.studio.intake import check_room
 from pipelines.studio.limits import StudioLimits, StudioRefusal
 from pipelines.studio.regions import RegionFinder
-from pipelines.studio.store import ProjectStore, SoundVersion, StoredProject
+from pipelines.studio.store import MAX_CAPTION, MAX_COT, ProjectStore, SoundVersion, StoredProject
 from pipelines.studio.waveforms import read_part, splice
 
 _AROUND_S = 60.0
 """Seconds of a track on each side of a span that are read for an edit: models hear less."""
+_PICTURE_LATE_S = 0.05
+"""Seconds after the last picture in which it still stands for what is heard."""
+_SEAM_S = 0.1
+"""Seconds behind a span that its seam is fitted to."""
 
 
 class Thinker(Protocol):
@@ -86,19 +92,28 @@ class SoundEditor:
         self._thinker, self._limits = thinker, limits
 
     def think(self, project: StoredProject, owner: str, region: Sequence[Region] = ()) -> Job:
-        """Write the chain of thought anew: of the clip, or with a region of its object."""
+        """Write the chain of thought anew: of the clip, or with a region of its object.
+
+        Raises:
+            StudioRefusal: a clip that is too long, or a region without a model that looks at it.
+        """
         source = self.store.source(project)
+        self._check_length(
+            project.duration_s, "clip", "write its sounds into the table, or open a part of it"
+        )
         if region and not self.writer_understands:
             raise StudioRefusal(
                 "Only a model that writes can tell what an object sounds like: start the studio with --writer, "
                 "or write it into the table."
             )
 
+        known = self.store.thought(project)  # a person may go on writing while this waits
+
         def work(job: Job) -> dict[str, Any]:
             answer = self._thinker.think(ThoughtRequest(source, region=tuple(region)))
             job.check_stop()
             if not region:
-                self.store.keep_thought(project, answer.record)
+                self.store.keep_thought(project, answer.record, known)
             return {
                 "record": record_json(answer.record),
                 "caption": caption_of_record(answer.record),
@@ -131,20 +146,17 @@ class SoundEditor:
             ConfigError: there is no model.
         """
         generator = self.service.generator
-        record = self.store.thought(project)
+        duration_s, record = project.shown_s, self.store.thought(project)
+        self._check_record(record, project.duration_s)
+        if duration_s < project.duration_s:
+            record = _cut(record, duration_s)
         video = self._video(project, asked.region)
         caption = asked.caption.strip() or caption_of_record(record)
         if not (caption or record.events or video):
             raise StudioRefusal(
                 "There is nothing to make a sound from: write a caption or a chain of thought."
             )
-        duration_s = project.duration_s
-        if duration_s > self._limits.made_s:
-            raise StudioRefusal(
-                f"The clip lasts {duration_s / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} are the most "
-                "that are made at once: cut it, or edit spans of its sound."
-            )
-        self._check_record(record, duration_s)
+        self._check_length(duration_s, "clip", "cut it, or edit spans of its sound")
         prose = prose_of(record) if record.events or record.background else ""
         order = SoundOrder(caption, duration_s, prose, video, project.name)
         settings = self._settings(asked.steps)
@@ -175,15 +187,11 @@ class SoundEditor:
         if kind in ("add", "remove", "extract") and not (caption or asked.region):
             raise StudioRefusal(f"Say which sound to {kind}, or click its object in the picture.")
         span_s = self._span(version, kind, asked)
-        if span_s[1] - span_s[0] > self._limits.made_s:
-            raise StudioRefusal(
-                f"The span lasts {(span_s[1] - span_s[0]) / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} "
-                "are the most: select less of the waveform."
-            )
+        self._check_length(span_s[1] - span_s[0], "span", "select less of the waveform")
         settings, sound = self._settings(asked.steps), self.store.sound(project, version)
         if kind == "extract":
             return self.service.submit(
-                lambda job: self._extract(job, project, version, asked, caption, settings),
+                lambda job: self._extract(job, project, version, asked, caption, settings, span_s),
                 owner,
                 "extracting",
             )
@@ -193,19 +201,23 @@ class SoundEditor:
             rate, frames = version.sample_rate, soundfile.info(sound).frames
             first = max(0, round((span_s[0] - _AROUND_S) * rate))
             last = min(frames, round((span_s[1] + _AROUND_S) * rate))
+            video = self._video(project, asked.region, first / rate)
+            if video is not None and max(version.duration_s, span_s[1]) > project.shown_s + _PICTURE_LATE_S:
+                if span_s[1] < project.shown_s - _SEAM_S:
+                    last = min(last, round(project.shown_s * rate))
+                else:
+                    _check_named(bool(caption) or kind in ("extend", "inpaint"))
+                    video = None
             track, offset_s = read_part(sound, first, last), first / rate
             begin_s = None if kind == "extend" else span_s[0] - offset_s
             span = find_span(track, operation, begin_s, min(span_s[1] - offset_s, 1e9))
-            video = self._video(project, asked.region, offset_s)
-            if video is not None and span_s[1] > project.duration_s + 0.05 and kind == "extend":
-                video = None  # there are no pictures to what comes after the video
             request = EditRequest(operation, caption, span.start / rate, span.end / rate, "", video)
             result = edit_ordered(
                 generator, track, request, span, job.watched(settings), f"{asked.seed}/edit", project.name
             )
             job.check_stop()
             whole = EditSpan(first + span.start, first + span.end)
-            with self.store.new_version(project) as (number, path):
+            with self.store.new_version(project, version) as (number, path):
                 part_NC = result.track.samples_NC[span.start : span.end]
                 splice(sound, path, whole.start, part_NC)
                 title = f"{kind} {caption or ('this' if asked.region else '')}".strip()
@@ -220,15 +232,22 @@ class SoundEditor:
         """Write the video with a version as its sound; its pictures are copied.
 
         Raises:
-            StudioRefusal: the project has no pictures.
-            VideoError: the pictures do not go into such a file.
+            StudioRefusal: the project has no pictures, or they do not go into such a file.
         """
         if not project.has_pictures:
             raise StudioRefusal("The project has no pictures: export the sound alone.")
-        sound = load(self.store.sound(project, version))
+        wav = self.store.sound(project, version)
+        check_room(path.parent, wav.stat().st_size + self.store.source(project).stat().st_size, self._limits)
+        sound = load(wav)
         if sound.num_channels > 2 and path.suffix == ".mp4":
             sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
-        replace_sound(self.store.source(project), sound, path)
+        try:
+            replace_sound(self.store.source(project), sound, path)
+        except VideoError:
+            other = "MKV" if path.suffix != ".mkv" else "WAV"
+            raise StudioRefusal(
+                f"These pictures and this sound do not go into a file {path.suffix}: export {other}."
+            ) from None
 
     # Private
 
@@ -240,28 +259,38 @@ class SoundEditor:
         asked: MakeRequest,
         caption: str,
         settings: SamplerSettings,
+        span_s: tuple[float, float],
     ) -> dict[str, Any]:
+        """A sound alone, from the span; before and after it the new version is silent."""
         generator, sound = self.service.generator, self.store.sound(project, version)
-        track = read_part(sound)
-        order = SoundOrder(
-            caption or "this", track.duration_s, "", self._video(project, asked.region), project.name
-        )
+        first, last = (round(second * version.sample_rate) for second in span_s)
+        track = read_part(sound, first, last)
+        video = self._video(project, asked.region, span_s[0])
+        if span_s[1] > project.shown_s + _PICTURE_LATE_S:
+            _check_named(bool(caption))
+            video = None
+        order = SoundOrder(caption or "this", track.duration_s, "", video, project.name)
         made_CN = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
         job.check_stop()
         back_CN = set_channels(resample(made_CN, generator.sample_rate, track.sample_rate), version.channels)
-        with self.store.new_version(project) as (number, path):
-            soundfile.write(
-                path,
-                track.stored(back_CN[:, : track.num_samples]),
-                track.sample_rate,
-                track.subtype,
-                format="WAV",
-            )
+        with self.store.new_version(project, version) as (number, path):
+            part_NC = track.stored(back_CN[:, : track.num_samples])
+            splice(sound, path, first, part_NC, is_silent_elsewhere=True)
+            title = f"extract {caption or 'this'}, {span_s[0]:.1f} to {span_s[1]:.1f} s"
             facts = _facts(asked, caption, "")
-            self.store.finish(
-                project, number, version, "extract", f"extract {caption or 'this'}", None, facts
-            )
+            self.store.finish(project, number, version, "extract", title, None, facts)
         return {"version": number}
+
+    def _check_length(self, seconds: float, what: str, remedy: str) -> None:
+        """
+        Raises:
+            StudioRefusal: it lasts too long for a model.
+        """
+        if seconds > self._limits.made_s:
+            raise StudioRefusal(
+                f"The {what} lasts {seconds / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} are the most "
+                f"at once: {remedy}."
+            )
 
     def _video(
         self, project: StoredProject, region: Sequence[Region], start_s: float = 0.0
@@ -286,6 +315,9 @@ class SoundEditor:
         if kind == "extend":
             if asked.end_s is None or asked.end_s <= duration_s:
                 raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
+            longest_s = self._limits.duration_s + self._limits.made_s
+            if asked.end_s > longest_s:
+                raise StudioRefusal(f"A sound may last {longest_s / 60:.0f} minutes: give an earlier end.")
             return duration_s, asked.end_s
         start_s, end_s = asked.start_s or 0.0, duration_s if asked.end_s is None else asked.end_s
         end_s = min(end_s, duration_s) if end_s <= duration_s + 0.05 else end_s
@@ -318,7 +350,25 @@ def sentence_of(error: Exception) -> str:
 # Private
 
 
+def _check_named(is_named: bool) -> None:
+    """Let an edit after the end of a video do without its pictures.
+
+    Raises:
+        StudioRefusal: only an object in the pictures says which sound is meant.
+    """
+    if not is_named:
+        raise StudioRefusal("There are no pictures to these seconds: name the sound.")
+
+
+def _cut(record: ThoughtRecord, end_s: float) -> ThoughtRecord:
+    """The part of a record that is heard before `end_s`."""
+    part = record.between(0.0, end_s)
+    events = [event.model_copy(update={"end_s": min(event.end_s, end_s)}) for event in part.events]
+    return part.model_copy(update={"events": events})
+
+
 def _facts(asked: MakeRequest, caption: str, cot: str) -> dict[str, Any]:
     return {
-        "caption": caption, "cot": cot, "seed": asked.seed, "steps": asked.steps, "region": asked.region[:2000],
+        "caption": caption[:MAX_CAPTION], "cot": cot[:MAX_COT], "seed": asked.seed, "steps": asked.steps,
+        "region": asked.region[:2000],
     }  # fmt: skip

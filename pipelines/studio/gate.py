@@ -10,7 +10,6 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from pipelines.studio.store import owner_of
@@ -118,12 +117,12 @@ def is_allowed(path: str) -> bool:
 
 
 def _token(headers: Mapping[bytes, bytes]) -> str | None:
-    try:
-        cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return None
-    found = cookies.get(COOKIE)
-    return found.value if found is not None and _TOKEN.fullmatch(found.value) else None
+    # not http.cookies: it drops all cookies where another server on this machine has set one that breaks its grammar
+    for part in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and _TOKEN.fullmatch(value):
+            return value
+    return None
 
 
 def _unsafe_problem(

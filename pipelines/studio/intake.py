@@ -5,6 +5,7 @@ Shapes: N samples, C channels.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import unicodedata
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from audiollm.audio import AudioError, probe
 from audiollm.audio.decoding import DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import is_audio_header, is_plain, read_header
 from audiollm.video.decoders import VideoError, VideoInfo
-from audiollm.video.frames import probe_video
+from audiollm.video.frames import pictures_end_s, probe_video
 from pipelines.studio.limits import MB, StudioLimits, StudioRefusal
 
 _INTEGERS = {
@@ -29,7 +30,13 @@ _INTEGERS = {
     "PCM_32": "PCM_32",
 }
 """Integer sample formats, and the one of a WAV file that holds them exactly."""
+WAV_SUBTYPES = frozenset({*_INTEGERS.values(), "FLOAT"})
+"""Sample formats of versions."""
 _LOSSLESS = ("WAV", "WAVEX", "RF64", "FLAC", "AIFF", "W64", "CAF")
+"""Containers of libsndfile that hold samples as they were recorded."""
+_TEXT = frozenset(b"\t\n\r") | frozenset(range(0x20, 0x7F))
+_ROOM_EVERY = 64_000_000
+"""Bytes after which the room on the disk is looked at again while a sound is written."""
 _EBML = b"\x1a\x45\xdf\xa3"
 _MP4_ATOMS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _ENDINGS = {"mp4": ".mp4", "ebml": ".mkv", "avi": ".avi", "sound": ".sound"}
@@ -49,6 +56,8 @@ class SourceFacts:
     frame_rate: float = 0.0
     sample_rate: int = 0
     channels: int = 0
+    pictures_s: float = 0.0
+    """Seconds after which no picture is shown any more."""
 
 
 def shown_name(name: str) -> str:
@@ -69,7 +78,9 @@ def source_ending(path: Path) -> str:
         StudioRefusal: it is neither a recording nor a video.
     """
     header = read_header(path)
-    if header[4:8] in _MP4_ATOMS:
+    # a manifest of streams may begin with <!--free-->: no atom is larger than its file
+    is_text = _TEXT.issuperset(header[:4]) and int.from_bytes(header[:4], "big") > path.stat().st_size
+    if header[4:8] in _MP4_ATOMS and not is_text:
         return _ENDINGS["mp4"]
     if header.startswith(_EBML):
         return _ENDINGS["ebml"]
@@ -105,11 +116,9 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
             "cut the part that you need out of it.",
             413,
         )
-    if info is not None and info.num_channels > limits.channels:
-        raise StudioRefusal(
-            f"The sound has {info.num_channels} channels, and {limits.channels} are the most: mix it down to stereo."
-        )
-    if pictures is not None and pictures.duration_s is None and not duration_s:
+    if info is not None:
+        check_sound(info.sample_rate, info.num_channels, limits)
+    if pictures is not None and not duration_s:
         raise StudioRefusal(
             "The video does not tell its length: copy it into an .mp4 (ffmpeg -i IN -c copy OUT.mp4)."
         )
@@ -123,7 +132,27 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
         (pictures.frame_rate or 0.0) if pictures else 0.0,
         info.sample_rate if info else 0,
         info.num_channels if info else 0,
+        _pictures_end(path, duration_s) if shown else 0.0,
     )
+
+
+def check_sound(sample_rate: int, channels: int, limits: StudioLimits) -> None:
+    """Refuse a form of sound that makes a small file large in memory, or that nothing can play.
+
+    Raises:
+        StudioRefusal: too many channels, or an odd sample rate.
+    """
+    if channels > limits.channels:
+        raise StudioRefusal(
+            f"The sound has {channels} channels, and {limits.channels} are the most: mix it down to stereo."
+        )
+    low, high = limits.sample_rates
+    if not low <= sample_rate <= high:
+        raise StudioRefusal(
+            f"The sound has a sample rate of {sample_rate} Hz: convert it to 48000 Hz "
+            "(ffmpeg -i IN -ar 48000 OUT.wav).",
+            415,
+        )
 
 
 def write_sound(source: Path, target: Path, limits: StudioLimits) -> float:
@@ -136,7 +165,7 @@ def write_sound(source: Path, target: Path, limits: StudioLimits) -> float:
         StudioRefusal: it cannot be decoded, or is longer than its header said and than is allowed.
     """
     try:
-        if (source.suffix == _ENDINGS["sound"] and is_plain(str(source))) or _is_lossless(source):
+        if is_plain(str(source)):  # other formats may crash their decoder, which then is not in this process
             return _copy_lossless(source, target, limits)
     except (soundfile.LibsndfileError, OSError):
         pass  # the decoders below can read it, or say what is wrong
@@ -176,6 +205,14 @@ def _pictures(path: Path) -> VideoInfo | None:
         raise StudioRefusal(f"The video cannot be read ({error.reason}).", 415) from None
 
 
+def _pictures_end(path: Path, duration_s: float) -> float:
+    """The end of the pictures; that of the file where they are damaged before it."""
+    try:
+        return max(0.0, min(pictures_end_s(path), duration_s))
+    except VideoError:
+        return duration_s
+
+
 def _check_pictures(pictures: VideoInfo, limits: StudioLimits) -> None:
     if pictures.width * pictures.height > limits.picture_pixels:
         raise StudioRefusal(
@@ -183,11 +220,6 @@ def _check_pictures(pictures: VideoInfo, limits: StudioLimits) -> None:
             "(ffmpeg -i IN -vf scale=1920:-2 OUT.mp4).",
             413,
         )
-
-
-def _is_lossless(source: Path) -> bool:
-    info = soundfile.info(source)
-    return info.format in _LOSSLESS and (info.subtype in _INTEGERS or info.subtype in ("FLOAT", "DOUBLE"))
 
 
 def _copy_lossless(source: Path, target: Path, limits: StudioLimits) -> float:
@@ -203,14 +235,25 @@ def _copy_lossless(source: Path, target: Path, limits: StudioLimits) -> float:
 def _dtyped(source: Path, is_integer: bool) -> Any:
     with soundfile.SoundFile(source) as file:
         while len(block_NC := file.read(1 << 18, dtype="int32" if is_integer else "float64", always_2d=True)):
-            if not is_integer and not np.isfinite(block_NC).all():
-                raise StudioRefusal(
-                    "The sound holds NaN or infinite samples: write the file anew from its origin."
-                )
-            yield block_NC
+            yield block_NC if is_integer else _finite(block_NC)
+
+
+def _finite(block_NC: Any) -> Any:
+    """
+    Raises:
+        StudioRefusal: NaN or infinite samples.
+    """
+    if not np.isfinite(block_NC).all():
+        raise StudioRefusal("The sound holds NaN or infinite samples: write the file anew from its origin.")
+    return block_NC
 
 
 def _decode(source: Path, target: Path, limits: StudioLimits) -> float:
+    info = probe(source)
+    is_lossless = info.format in _LOSSLESS
+    subtype = _INTEGERS.get(info.codec, "FLOAT") if is_lossless else "FLOAT"
+    if subtype == "PCM_32":  # decoders give 32-bit floating-point numbers, which hold 24 bits
+        subtype = "FLOAT"
     blocks = decoded_blocks(DecodeRequest(str(source), source.name, 0.0, None, None, False))
     first = next(blocks, None)
     if first is None:
@@ -218,23 +261,28 @@ def _decode(source: Path, target: Path, limits: StudioLimits) -> float:
     samples_CN, rate = first
 
     def all_blocks() -> Any:
-        yield samples_CN.T.numpy()
-        for block_CN, block_rate in blocks:
+        for block_CN, block_rate in itertools.chain([first], blocks):
             if block_rate != rate or block_CN.shape[0] != samples_CN.shape[0]:
                 raise StudioRefusal(
                     "The sound changes its rate or channels on the way: convert it to WAV.", 415
                 )
-            yield np.clip(np.nan_to_num(block_CN.T.numpy()), -1, 1)
+            block_NC = block_CN.T.numpy()
+            if subtype != "FLOAT":
+                yield np.round(block_NC.astype(np.float64) * 2**31).astype(np.int32)
+            elif is_lossless:
+                yield _finite(block_NC)
+            else:
+                yield np.clip(np.nan_to_num(block_NC), -1, 1)
 
-    return _write(target, rate, samples_CN.shape[0], "FLOAT", all_blocks(), limits)
+    return _write(target, rate, samples_CN.shape[0], subtype, all_blocks(), limits)
 
 
 def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, limits: StudioLimits) -> float:
     """
     Raises:
-        StudioRefusal: more samples than are allowed: a file whose header lies.
+        StudioRefusal: more samples than are allowed, or than the disk has room for: a file whose header lies.
     """
-    count = 0
+    count, room_at = 0, 0
     try:
         # a WAV holds 4 GB; RF64 is written as WAV where it is shorter
         with soundfile.SoundFile(target, "w", rate, channels, subtype, format="WAV") as file:
@@ -246,6 +294,9 @@ def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, li
                         "cut the part that you need out of it.",
                         413,
                     )
+                if count * channels * 4 >= room_at:
+                    check_room(target.parent, 0, limits)
+                    room_at = count * channels * 4 + _ROOM_EVERY
                 file.write(block_NC)
         if not count:
             raise StudioRefusal("The sound holds no samples.", 415)

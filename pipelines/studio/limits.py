@@ -32,15 +32,19 @@ class StudioLimits:
     duration_s: float = 2 * 3600.0
     """Seconds of a recording or video."""
     made_s: float = 600.0
-    """Seconds of a sound that is made at once."""
+    """Seconds of a sound that is made, or of a clip that is described, at once."""
     picture_pixels: int = 4096 * 2304
     """Pixels of a picture of a video."""
     channels: int = 8
+    sample_rates: tuple[int, int] = (1000, 768_000)
+    """Lowest and highest sample rate of a sound, in Hz."""
     projects: int = 200
     """Projects of one person."""
     versions: int = 1000
     """Versions of a project."""
     waiting: int = 8
     """Requests of one window in the queue."""
+    followed_s: float = 120.0
+    """Seconds between the first and the last click on an object: all pictures of them are held in memory."""
     spare_mb: float = 200.0
     """Megabytes that are left free on the disk."""

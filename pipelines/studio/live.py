@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,16 @@ from pipelines.studio.limits import StudioRefusal
 _MOST_SESSIONS = 4
 _LONGEST_PIECE_S = 5.0
 _LONGEST_TALK_S = 4 * 3600.0
+_QUIET_S = 60.0
+"""Seconds without a piece of sound after which a talk's window counts as closed."""
 
 
 @dataclass
 class _Talk:
     owner: str
     session: Any
+    last_s: float
+    """When its last piece came, on the desk's clock."""
     heard_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -35,12 +41,13 @@ class LiveDesk:
 
     Args:
         model: the folder of a model that was trained on streams.
+        clock: seconds.
 
     Raises:
         ConfigError: it cannot be loaded, or was not trained on streams.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, clock: Callable[[], float] = time.monotonic) -> None:
         from audiollm.generation.engine.defaults import read_trained
         from audiollm.generation.speaking.generator import Generator
         from audiollm.models.pretrained import model_folder
@@ -53,6 +60,7 @@ class LiveDesk:
                 "train it on streams (recipes/interpret)",
             )
         self._generator, self._frames = Generator.from_pretrained(model), frames
+        self._clock = clock
         self._talks: dict[str, _Talk] = {}
         self._guard, self._one_at_a_time = threading.Lock(), threading.Lock()
 
@@ -61,7 +69,7 @@ class LiveDesk:
         return int(self._generator.codec.sample_rate)
 
     def begin(self, owner: str) -> str:
-        """Begin a talk, and return its name; an older one of the same person ends.
+        """Begin a talk, and return its name; an older one of the same person ends, and those whose window was closed.
 
         Raises:
             StudioRefusal: too many people talk at once.
@@ -69,16 +77,21 @@ class LiveDesk:
         from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 
         generator = self._generator
-        session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(self._frames))
         with self._guard:
-            for name in [name for name, talk in self._talks.items() if talk.owner == owner]:
-                del self._talks[name]
+            quiet_since_s = self._clock() - _QUIET_S
+            self._talks = {
+                name: talk
+                for name, talk in self._talks.items()
+                if talk.owner != owner and (talk.last_s > quiet_since_s or talk.lock.locked())
+            }
             if len(self._talks) >= _MOST_SESSIONS:
                 raise StudioRefusal(
                     f"{_MOST_SESSIONS} talks are interpreted already: wait until one ends.", 429
                 )
+            options = LiveOptions(self._frames)
+            session = LiveSession(generator.model, generator.template, generator.codec, options)
             name = secrets.token_hex(8)
-            self._talks[name] = _Talk(owner, session)
+            self._talks[name] = _Talk(owner, session, self._clock())
         return name
 
     def hear(self, owner: str, name: str, content: bytes) -> list[dict[str, Any]]:
@@ -94,17 +107,19 @@ class LiveDesk:
         if len(samples_N) > _LONGEST_PIECE_S * self.sample_rate or talk.heard_s > _LONGEST_TALK_S:
             raise StudioRefusal("The talk is too long: begin it anew.", 413)
         with talk.lock, self._one_at_a_time:
+            self._talk(owner, name)  # it may have ended while this piece waited
             talk.heard_s += len(samples_N) / self.sample_rate
-            return _said(talk.session.hear(torch.from_numpy(samples_N)[None].clamp(-1, 1)))
+            said = _said(talk.session.hear(torch.from_numpy(samples_N)[None].clamp(-1, 1)))
+            talk.last_s = self._clock()
+        return said
 
     def finish(self, owner: str, name: str) -> list[dict[str, Any]]:
         """End a talk; what the model still says."""
         talk = self._talk(owner, name)
         with talk.lock, self._one_at_a_time:
-            said = _said(talk.session.finish())
-        with self._guard:
-            self._talks.pop(name, None)
-        return said
+            with self._guard:
+                ended = self._talks.pop(name, None)
+            return _said(talk.session.finish()) if ended is talk else []
 
     def _talk(self, owner: str, name: str) -> _Talk:
         found = self._talks.get(name)

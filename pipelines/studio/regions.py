@@ -143,17 +143,17 @@ def correlated_boxes(pictures: Sequence[NDArray[np.uint8]], box: PictureBox) -> 
     """Follow a box by normalized correlation of colours with where it was, until it is lost."""
     longest = max(box[2] - box[0], box[3] - box[1])
     scale = min(1.0, _OBJECT_SIDE / longest)
-    small = [_resized(picture, scale) for picture in pictures]
+    opening_HWC = _resized(pictures[0], scale)
     left, top = round(box[0] * scale), round(box[1] * scale)
     width, height = max(4, round((box[2] - box[0]) * scale)), max(4, round((box[3] - box[1]) * scale))
     left, top = (
-        min(max(0, left), max(0, small[0].shape[1] - width)),
-        min(max(0, top), max(0, small[0].shape[0] - height)),
+        min(max(0, left), max(0, opening_HWC.shape[1] - width)),
+        min(max(0, top), max(0, opening_HWC.shape[0] - height)),
     )
-    first_hwC = small[0][top : top + height, left : left + width]
+    first_hwC = opening_HWC[top : top + height, left : left + width]
     latest_hwC, kept = first_hwC, [box]
     moved_x, moved_y = 0, 0
-    for picture in small[1:]:
+    for picture in (_resized(each, scale) for each in pictures[1:]):
         reach = max(8, round(1.2 * max(width, height)))
         x0, y0 = max(0, left + moved_x - reach), max(0, top + moved_y - reach)
         x1, y1 = left + moved_x + width + reach, top + moved_y + height + reach

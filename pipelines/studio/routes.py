@@ -8,9 +8,8 @@ Shapes: W columns of pixels.
 import asyncio
 import io
 import json
-import math
+import secrets
 import shutil
-import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,14 +19,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.background import BackgroundTask
+from soundfile import SoundFileError
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from audiollm.audio import AudioError
 from audiollm.data.records.sample import Region
 from audiollm.data.records.thoughts import ThoughtRecord, check_record_times, prose_of, record_json
 from audiollm.errors import ConfigError, StageError
-from audiollm.files.atomic import safe_name
+from audiollm.files.atomic import atomic_path, safe_name
 from audiollm.flow.service import Job
 from audiollm.video.frames import frame_times, read_frames
 from pipelines.studio.editor import MakeRequest, SoundEditor, sentence_of
@@ -35,7 +35,7 @@ from pipelines.studio.gate import OWNER
 from pipelines.studio.instructions import EditKind, read_instruction
 from pipelines.studio.intake import check_room
 from pipelines.studio.limits import MB, StudioRefusal
-from pipelines.studio.project_file import open_project_file, write_project_file
+from pipelines.studio.project_file import is_project_file, open_project_file, write_project_file
 from pipelines.studio.regions import PictureClick
 from pipelines.studio.store import SoundVersion, StoredProject
 from pipelines.studio.waveforms import drawn_columns
@@ -48,7 +48,7 @@ _THUMBNAILS, _THUMBNAIL_HEIGHT = 16, 64
 _FRAME_SIDE = 960
 _POLL_S = 0.1
 _KEEP_ALIVE_S = 10.0
-_MOST_COLUMNS = 8000
+_MOST_COLUMNS, _LATEST_S = 8000, 1e6
 PageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 """The number that a window of a browser draws for itself: its requests are stopped when it is closed."""
 
@@ -127,6 +127,7 @@ class OpenWindows:
 def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     """Add the addresses below /studio to an app."""
     store, limits, service = editor.store, editor.store.limits, editor.service
+    run = secrets.token_hex(4)  # a page may outlive the server, whose numbers begin anew
     windows = OpenWindows(editor)
     router = APIRouter(prefix="/studio")
 
@@ -187,7 +188,9 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         most = limits.upload_mb * MB
         length = request.headers.get("content-length", "")
         too_large = StudioRefusal(
-            f"The file is larger than {limits.upload_mb:g} MB: cut or compress it.", 413
+            f"The file is larger than {limits.upload_mb:g} MB: cut or compress it, or start the studio with a larger "
+            "--upload-mb.",
+            413,
         )
         if length.isdigit() and int(length) > most:
             raise too_large
@@ -201,14 +204,18 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
                     if size > most:
                         raise too_large
                     await run_in_threadpool(file.write, block)
-            if await run_in_threadpool(zipfile.is_zipfile, upload):
-                project = await run_in_threadpool(open_project_file, store, owner, upload, limits)
-            else:
+            is_new = not await run_in_threadpool(is_project_file, upload)
+            if is_new:
                 project = await run_in_threadpool(store.create, owner, name, upload)
+            else:
+                project = await run_in_threadpool(open_project_file, store, owner, upload, limits)
         finally:
             if folder.exists():
                 await run_in_threadpool(shutil.rmtree, folder, True)
-        return await run_in_threadpool(detail, project)
+        found = await run_in_threadpool(detail, project)
+        # the chain of thought of a project file is a person's: it is not written anew
+        thinks = is_new and bool(found["versions"]) and project.duration_s <= limits.made_s
+        return {**found, "thinks": thinks}
 
     def detail(project: StoredProject) -> dict[str, Any]:
         record = store.thought(project)
@@ -232,6 +239,8 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.get("/api/projects/{id}/export")
     def export_project(project: Project) -> Response:
+        size = sum(path.stat().st_size for path in store.place(project).rglob("*") if path.is_file())
+        check_room(store.folder, size, limits)
         folder = store.incoming()
         path = folder / "project.zip"
         try:
@@ -239,7 +248,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return _attachment(path, f"{_file_stem(project)}.studio.zip", "application/zip", folder)
+        return _MadeFile(path, media_type="application/zip", filename=f"{_file_stem(project)}.studio.zip")
 
     @router.put("/api/projects/{id}/thought")
     def keep_thought(body: ThoughtBody, project: Project) -> dict[str, Any]:
@@ -268,7 +277,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         _need_pictures(project)
         path = store.place(project) / "strip.jpg"
         if not path.is_file():
-            steps = frame_times(0.0, project.duration_s, _THUMBNAILS / project.duration_s)
+            steps = frame_times(0.0, project.shown_s, _THUMBNAILS / project.shown_s)
             times = [_shown_at(project, time_s) for time_s in steps]
             times = [t for n, t in enumerate(times) if n == 0 or t > times[n - 1]]
             width = max(1, round(_THUMBNAIL_HEIGHT * project.width / project.height))
@@ -276,8 +285,8 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
             for number, picture in enumerate(read_frames(store.source(project), times)):
                 small = Image.fromarray(picture).resize((width, _THUMBNAIL_HEIGHT))
                 sheet.paste(small, (number * width, 0))
-            with store.lock(project):
-                path.write_bytes(jpeg_bytes(sheet))
+            with store.writing(project), atomic_path(path) as temporary:
+                temporary.write_bytes(jpeg_bytes(sheet))
         return FileResponse(path, media_type="image/jpeg")
 
     @router.post("/api/projects/{id}/region")
@@ -286,7 +295,14 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         clicks = [PictureClick(c.at_s, c.x, c.y, c.width, c.height) for c in body.clicks]
         if any(click.at_s > project.duration_s for click in clicks):
             raise StudioRefusal("The time of the click lies outside of the video.")
-        found = editor.regions.follow(store.source(project), project.duration_s, clicks)
+        times = [click.at_s for click in clicks]
+        apart_s = max(times) - min(times) if times else 0.0
+        if apart_s > limits.followed_s:
+            raise StudioRefusal(
+                f"The clicks lie {apart_s:.0f} seconds apart, and an object is followed for {limits.followed_s:.0f} "
+                "at most: forget the object, then click it here."
+            )
+        found = editor.regions.follow(store.source(project), project.shown_s, clicks)
         return {"region": [box.model_dump() for box in found]}
 
     # versions
@@ -297,9 +313,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.get("/api/projects/{id}/versions/{number}/waveform")
     def waveform(project: Project, version: Version, start: float, end: float, width: int) -> Response:
-        if not (
-            math.isfinite(start) and math.isfinite(end) and 0 <= start < end and 1 <= width <= _MOST_COLUMNS
-        ):
+        if not (0 <= start < end <= _LATEST_S and 1 <= width <= _MOST_COLUMNS):
             raise StudioRefusal("The waveform has no such part.")
         columns = drawn_columns(
             store.sound(project, version), store.peaks(project, version), start, end, width
@@ -313,7 +327,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
             raise StudioRefusal(f"There is no export as {format!r}: choose wav, mp4, mkv or mov.")
         name = f"{_file_stem(project)}-{version.id}{ending}"
         if ending == ".wav":
-            return _attachment(store.sound(project, version), name, _EXPORTS[ending])
+            return FileResponse(store.sound(project, version), media_type="audio/wav", filename=name)
         folder = store.incoming()
         path = folder / f"export{ending}"
         try:
@@ -321,7 +335,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return _attachment(path, name, _EXPORTS[ending], folder)
+        return _MadeFile(path, media_type=_EXPORTS[ending], filename=name)
 
     @router.delete("/api/projects/{id}/versions/{number}")
     def delete_version(project: Project, version: Version) -> dict[str, Any]:
@@ -334,7 +348,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def think(body: ThinkBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
-        return _job(editor.think(project, window, body.region), editor)
+        return _job(run, editor.think(project, window, body.region), editor)
 
     @router.post("/api/projects/{id}/plan")
     def plan(body: PlanBody, project: Project, owner: Owner) -> dict[str, Any]:
@@ -342,7 +356,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
         version = store.version(project, body.version)
         if editor.writer_understands:
             check_queue(window)
-            return {"job": _job(editor.understand(project, window, version, body.instruction), editor)}
+            return {"job": _job(run, editor.understand(project, window, version, body.instruction), editor)}
         span = None if body.start_s is None or body.end_s is None else (body.start_s, body.end_s)
         found = read_instruction(body.instruction, store.thought(project), version.duration_s, span)
         return {"plan": vars(found)}
@@ -351,25 +365,25 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def generate(body: MakeBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
-        return _job(editor.generate(project, window, body.asked()), editor)
+        return _job(run, editor.generate(project, window, body.asked()), editor)
 
     @router.post("/api/projects/{id}/edit")
     def edit(body: EditBody, project: Project, owner: Owner) -> dict[str, Any]:
         window = window_of(owner, body.page)
         check_queue(window)
         version = store.version(project, body.version)
-        return _job(editor.edit(project, window, version, body.kind, body.asked()), editor)
+        return _job(run, editor.edit(project, window, version, body.kind, body.asked()), editor)
 
     @router.get("/api/jobs")
     def jobs(owner: Owner, page: PageId) -> dict[str, Any]:
-        return {"jobs": [_job(job, editor) for job in service.jobs(window_of(owner, page))]}
+        return {"jobs": [_job(run, job, editor) for job in service.jobs(window_of(owner, page))]}
 
     @router.post("/api/jobs/{number}/stop")
     def stop_job(number: int, owner: Owner, page: PageId) -> dict[str, Any]:
         for job in service.jobs(window_of(owner, page)):
             if job.number == number:
-                job.stop()
-                return _job(job, editor)
+                service.stop_job(job)
+                return _job(run, job, editor)
         raise StudioRefusal("There is no such request.", 404)
 
     @router.get("/api/events")
@@ -381,7 +395,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
             last, quiet_s = "", 0.0
             try:
                 while True:
-                    now = json.dumps([_job(job, editor) for job in service.jobs(window)][-50:])
+                    now = json.dumps([_job(run, job, editor) for job in service.jobs(window)][-50:])
                     if now != last or quiet_s >= _KEEP_ALIVE_S:
                         yield f"data: {now}\n\n"
                         last, quiet_s = now, 0.0
@@ -412,13 +426,15 @@ def add_refusals(app: FastAPI) -> None:
         return JSONResponse({"sentence": sentence_of(error)}, 400)
 
     def full_disk(request: Request, error: OSError) -> Response:
+        if isinstance(error, FileNotFoundError):
+            return JSONResponse({"sentence": "It was deleted meanwhile: choose the project anew."}, 404)
         return JSONResponse(
             {"sentence": f"The disk refused it ({error.strerror}): make room, then try again."}, 507
         )
 
     app.add_exception_handler(StudioRefusal, refusal)
     app.add_exception_handler(RequestValidationError, invalid)
-    for kind in (ConfigError, StageError, AudioError, ValidationError, ValueError):
+    for kind in (ConfigError, StageError, AudioError, ValidationError, ValueError, SoundFileError):
         app.add_exception_handler(kind, bad_input)
     app.add_exception_handler(OSError, full_disk)
 
@@ -447,10 +463,11 @@ def _shown(version: SoundVersion) -> dict[str, Any]:
     return version.model_dump(mode="json", exclude={"region", "cot"})
 
 
-def _job(job: Job, editor: SoundEditor) -> dict[str, Any]:
+def _job(run: str, job: Job, editor: SoundEditor) -> dict[str, Any]:
     problem = job.problem
     return {
         "number": job.number,
+        "key": f"{run}-{job.number}",
         "title": job.title,
         "state": job.state,
         "place": editor.service.place(job),
@@ -474,7 +491,7 @@ def _need_pictures(project: StoredProject) -> None:
 
 def _shown_at(project: StoredProject, at_s: float) -> float:
     """A time at which a picture is still shown."""
-    last_s = project.duration_s - 1 / (project.frame_rate or 25.0)
+    last_s = project.shown_s - 1 / (project.frame_rate or 25.0)
     return max(0.0, min(at_s, last_s))
 
 
@@ -482,7 +499,11 @@ def _file_stem(project: StoredProject) -> str:
     return safe_name(Path(project.name).stem or "sound")
 
 
-def _attachment(path: Path, name: str, kind: str, folder: Path | None = None) -> Response:
-    """A file to be saved; the folder that it was made in is deleted afterwards."""
-    task = BackgroundTask(shutil.rmtree, folder, True) if folder is not None else None
-    return FileResponse(path, media_type=kind, filename=name, background=task)
+class _MadeFile(FileResponse):
+    """A file to be saved, which was made for this answer in a folder of its own: both are deleted with it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # also where the asked range is none of the file's, or the browser has gone
+            shutil.rmtree(Path(self.path).parent, ignore_errors=True)

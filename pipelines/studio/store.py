@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import soundfile
@@ -42,11 +42,17 @@ from pipelines.studio.limits import MB, StudioLimits, StudioRefusal
 from pipelines.studio.waveforms import compare_tracks, measure_loudness, measure_peaks
 
 _ID = re.compile(r"[0-9a-f]{16}")
+_SOUND_FILES = (".wav", ".npy")
+_MOST_CHANGES = 500
+MAX_CAPTION, MAX_COT = 2000, 20_000
+"""Characters of a version's words that are kept; the model may have read more of them."""
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
 VersionKind = Literal["original", "generate", "extend", "inpaint", "add", "remove", "extract"]
 
 
 class _Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # JSON that the page reads has no NaN and no infinity
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class StoredProject(_Stored):
@@ -58,11 +64,18 @@ class StoredProject(_Stored):
     """SHA-256 of the token of its owner's browser."""
     created: float
     source: str | None = Field(default=None, pattern=r"^source\.(mp4|mkv|avi|sound)$")
-    duration_s: float = Field(ge=0, allow_inf_nan=False)
+    duration_s: Seconds
+    pictures_s: Seconds = 0.0
+    """Seconds after which no picture is shown any more: sound may last longer."""
     has_pictures: bool
     width: int = Field(default=0, ge=0)
     height: int = Field(default=0, ge=0)
-    frame_rate: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    frame_rate: float = Field(default=0.0, ge=0)
+
+    @property
+    def shown_s(self) -> float:
+        """The length of the film: that of its pictures, or of a recording's sound."""
+        return self.pictures_s or self.duration_s
 
 
 class SoundVersion(_Stored):
@@ -79,12 +92,12 @@ class SoundVersion(_Stored):
     channels: int = Field(gt=0)
     loudness: float | None = None
     """LUFS; None: silence."""
-    caption: str = Field(default="", max_length=2000)
-    cot: str = Field(default="", max_length=20000)
+    caption: str = Field(default="", max_length=MAX_CAPTION)
+    cot: str = Field(default="", max_length=MAX_COT)
     """The prose that the model read."""
-    span: tuple[float, float] | None = None
+    span: tuple[Seconds, Seconds] | None = None
     """Seconds that the edit was allowed to change."""
-    changed: tuple[tuple[float, float], ...] = ()
+    changed: tuple[tuple[Seconds, Seconds], ...] = ()
     """Seconds in which samples differ from the parent's."""
     checked_samples: int | None = None
     """Samples outside of the span that were compared with the parent's; None: there was nothing to compare."""
@@ -107,8 +120,7 @@ class ProjectStore:
         self._projects.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._locks: dict[str, threading.RLock] = {}
         self._guard = threading.Lock()
-        for left in self._projects.glob(".new-*"):  # of a server that was killed while a file came in
-            shutil.rmtree(left, ignore_errors=True)
+        self._clear_leftovers()
 
     def incoming(self) -> Path:
         """A new folder for a file that is coming in, which becomes a project or is deleted."""
@@ -195,17 +207,23 @@ class ProjectStore:
 
     def delete(self, project: StoredProject) -> None:
         """Delete a project with everything in it."""
-        with self.lock(project):
+        with self.writing(project):
             doomed = self._projects / f".new-{secrets.token_hex(8)}"
             os.replace(self.place(project), doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
     @contextlib.contextmanager
-    def lock(self, project: StoredProject) -> Iterator[None]:
-        """One writer per project."""
+    def writing(self, project: StoredProject) -> Iterator[None]:
+        """One writer per project.
+
+        Raises:
+            StudioRefusal: it was deleted.
+        """
         with self._guard:
             lock = self._locks.setdefault(project.id, threading.RLock())
         with lock:
+            if not (self.place(project) / "project.json").is_file():
+                raise StudioRefusal("The project was deleted meanwhile: nothing was kept.", 404)
             yield
 
     # the chain of thought
@@ -219,9 +237,23 @@ class ProjectStore:
         except (OSError, ValueError):
             return ThoughtRecord()
 
-    def keep_thought(self, project: StoredProject, record: ThoughtRecord) -> None:
-        """Store a chain of thought."""
-        with self.lock(project):
+    def keep_thought(
+        self, project: StoredProject, record: ThoughtRecord, known: ThoughtRecord | None = None
+    ) -> None:
+        """Store a chain of thought.
+
+        Args:
+            known: the one that it was to replace; None: it replaces any.
+
+        Raises:
+            StudioRefusal: it was changed since.
+        """
+        with self.writing(project):
+            if known is not None and self.thought(project) not in (known, record):
+                raise StudioRefusal(
+                    "The chain of thought was changed meanwhile, and stays as it is: write it anew to replace it.",
+                    409,
+                )
             write_json(self.place(project) / "thought.json", record_json(record))
 
     # versions
@@ -256,17 +288,26 @@ class ProjectStore:
         except (OSError, ValueError):
             pass
         measured = measure_peaks(self.sound(project, version))
-        _save_peaks(path, measured)
+        with contextlib.suppress(OSError):  # a full disk: it is measured again next time
+            _save_peaks(path, measured)
         return measured
 
     @contextlib.contextmanager
-    def new_version(self, project: StoredProject) -> Iterator[tuple[int, Path]]:
+    def new_version(
+        self, project: StoredProject, parent: SoundVersion | None = None
+    ) -> Iterator[tuple[int, Path]]:
         """The number of a new version and the path that its sound is to be written to; see `finish`.
 
+        Args:
+            parent: the version that it is made from.
+
         Raises:
-            StudioRefusal: the project has as many as are allowed, or the disk is full.
+            StudioRefusal: the project has as many as are allowed, the disk is full, or project or parent were deleted.
         """
-        with self.lock(project):
+        with self.writing(project):
+            # its number may be another version's by now
+            if parent is not None and parent not in self.versions(project):
+                raise StudioRefusal(f"Version {parent.id} was deleted meanwhile: nothing was kept.", 404)
             folder = self.place(project) / "versions"
             taken = [int(path.stem) for path in folder.glob("*.*") if path.stem.isdecimal()]
             if len(self.versions(project)) >= self.limits.versions:
@@ -280,7 +321,7 @@ class ProjectStore:
             try:
                 yield number, path
             except BaseException:
-                for ending in (".wav", ".npy"):
+                for ending in _SOUND_FILES:
                     path.with_suffix(ending).unlink(missing_ok=True)
                 raise
 
@@ -308,11 +349,11 @@ class ProjectStore:
         Raises:
             StudioRefusal: others were.
         """
-        with self.lock(project):
+        with self.writing(project):
             if any(each.parent == version.id for each in self.versions(project)):
                 raise StudioRefusal("Other versions were made from this one: delete those first.")
             path = self.place(project) / "versions" / f"{version.id}.json"
-            for ending in (".json", ".npy", ".wav"):
+            for ending in (".json", *_SOUND_FILES):
                 path.with_suffix(ending).unlink(missing_ok=True)
 
     def _finish(
@@ -326,33 +367,43 @@ class ProjectStore:
         facts: dict[str, Any],
     ) -> SoundVersion:
         path = folder / "versions" / f"{number}.wav"
-        info = soundfile.info(path)
         sync(path)
-        _save_peaks(path.with_suffix(".npy"), measure_peaks(path))
-        if parent is not None and span is not None:
-            compared = compare_tracks(path.with_name(f"{parent.id}.wav"), path, span)
-            rate = info.samplerate
-            facts = {
-                **facts,
-                "span": (span[0] / rate, span[1] / rate),
-                "changed": compared.changed_s[:500],
-                "checked_samples": compared.samples_outside,
-                "is_same_outside": compared.is_same_outside,
-            }
+        compared = path.with_name(f"{parent.id}.wav") if parent is not None and span is not None else None
         version = SoundVersion(
             id=number,
             parent=parent.id if parent else None,
             kind=kind,
             title=title[:200],
             created=time.time(),
-            duration_s=info.frames / info.samplerate,
-            sample_rate=info.samplerate,
-            channels=info.channels,
-            loudness=measure_loudness(path),
-            **facts,
+            **{**facts, **_measured(path, compared, span)},
         )
         write_json(path.with_suffix(".json"), version.model_dump(mode="json"))
         return version
+
+    def _clear_leftovers(self) -> None:
+        """Delete what a server that was killed has left of files that came in, and of versions that it was making."""
+        for left in self._projects.glob(".new-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        for folder in self._projects.iterdir():
+            if not _ID.fullmatch(folder.name):
+                continue
+            sounds = [path for ending in _SOUND_FILES for path in (folder / "versions").glob(f"*{ending}")]
+            parts = [path for path in sounds if not path.with_suffix(".json").exists()]
+            for path in {*folder.glob(".*"), *(folder / "versions").glob(".*"), *parts}:
+                path.unlink(missing_ok=True)
+
+
+def measured_anew(path: Path, version: SoundVersion) -> SoundVersion:
+    """A version with nothing of its JSON file but what cannot be measured in its sound, and its parent's beside it.
+
+    Raises:
+        ValueError: its sound holds NaN, or is of another form than its parent's.
+    """
+    span, parent = None, None
+    if version.span is not None and version.parent is not None:
+        begin, end = (round(second * soundfile.info(path).samplerate) for second in version.span)
+        span, parent = (begin, end), path.with_name(f"{version.parent}.wav")
+    return SoundVersion.model_validate({**version.model_dump(), **_measured(path, parent, span)})
 
 
 def owner_of(token: str) -> str:
@@ -372,10 +423,41 @@ def _read_version(path: Path) -> SoundVersion | None:
     return version if path.stem == str(version.id) and path.with_suffix(".wav").is_file() else None
 
 
+def _measured(path: Path, parent: Path | None, span: tuple[int, int] | None) -> dict[str, Any]:
+    """The facts of a sound that are measured; its waveform to draw is written beside it."""
+    info = soundfile.info(path)
+    rate = info.samplerate
+    _save_peaks(path.with_suffix(".npy"), measure_peaks(path))
+    found: dict[str, Any] = {
+        "duration_s": info.frames / rate,
+        "sample_rate": rate,
+        "channels": info.channels,
+        "loudness": measure_loudness(path),
+        "span": None,
+        "changed": (),
+        "checked_samples": None,
+        "is_same_outside": None,
+    }
+    if parent is None or span is None:
+        return found
+    compared = compare_tracks(parent, path, span)
+    return {
+        **found,
+        "span": (span[0] / rate, span[1] / rate),
+        "changed": compared.changed_s[:_MOST_CHANGES],
+        "checked_samples": compared.samples_outside,
+        "is_same_outside": compared.is_same_outside,
+    }
+
+
 def _save_peaks(path: Path, peaks_B2: NDArray[np.int16]) -> None:
-    temporary = path.with_name(f".{path.stem}.tmp.npy")
-    np.save(temporary, peaks_B2, allow_pickle=False)
-    os.replace(temporary, path)
+    # two windows may ask for the waveform of one version at the same time
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.npy")
+    try:
+        np.save(temporary, peaks_B2, allow_pickle=False)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _project(
@@ -388,6 +470,7 @@ def _project(
         created=time.time(),
         source=source,
         duration_s=duration_s,
+        pictures_s=facts.pictures_s,
         has_pictures=facts.has_pictures,
         width=facts.width,
         height=facts.height,

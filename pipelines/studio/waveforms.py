@@ -58,7 +58,11 @@ def wav_blocks(path: Path, start: int = 0, end: int | None = None) -> Iterator[N
 
 
 def measure_peaks(path: Path) -> NDArray[np.int16]:
-    """Lowest and highest sample of every bucket `[B, 2]`, over all channels, in units of 1 / 32767."""
+    """Lowest and highest sample of every bucket `[B, 2]`, over all channels, in units of 1 / 32767.
+
+    Raises:
+        ValueError: the sound holds NaN or infinite samples.
+    """
     rate = soundfile.info(path).samplerate
     size = bucket_size(rate)
     found: list[NDArray[np.int16]] = []
@@ -174,19 +178,20 @@ def read_part(path: Path, start: int = 0, end: int | None = None) -> Track:
     return Track(samples_NC, info.samplerate, "WAV", info.subtype, str(path))
 
 
-def splice(before: Path, target: Path, start: int, part_NC: Any) -> None:
+def splice(before: Path, target: Path, start: int, part_NC: Any, is_silent_elsewhere: bool = False) -> None:
     """Write a version with other samples from `start` on, copying the rest block by block.
 
     Args:
         part_NC: samples as `Track` holds them; the version becomes longer where they end later.
+        is_silent_elsewhere: write zeros in place of the rest.
     """
     info = soundfile.info(before)
     with soundfile.SoundFile(target, "w", info.samplerate, info.channels, info.subtype, format="WAV") as file:
         for block_NC in wav_blocks(before, 0, start):
-            file.write(block_NC)
+            file.write(np.zeros_like(block_NC) if is_silent_elsewhere else block_NC)
         file.write(part_NC)
         for block_NC in wav_blocks(before, start + len(part_NC)):
-            file.write(block_NC)
+            file.write(np.zeros_like(block_NC) if is_silent_elsewhere else block_NC)
 
 
 # Private
@@ -197,5 +202,11 @@ def _as_float(block_NC: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _extremes(values_BN: NDArray[np.float64]) -> NDArray[np.int16]:
+    """
+    Raises:
+        ValueError: NaN or infinite samples, which nothing can play or draw.
+    """
     found_B2 = np.stack([values_BN.min(axis=1), values_BN.max(axis=1)], axis=1)
+    if not np.isfinite(found_B2).all():
+        raise ValueError("the sound holds NaN or infinite samples")
     return np.round(np.clip(found_B2, -1, 1) * 32767).astype(np.int16)

@@ -66,7 +66,7 @@
     tell("");
     show(found);
     await refreshState();
-    if (found.versions.length) await post("/think", { region: [] });
+    if (found.thinks) await post("/think", { region: [] });
   }
 
   async function openProject(id) {
@@ -759,8 +759,8 @@
       return item;
     }));
     for (const job of jobs) {
-      if (seen.has(job.number) || job.state === "waiting" || job.state === "running") continue;
-      seen.add(job.number);
+      if (seen.has(job.key) || job.state === "waiting" || job.state === "running") continue;
+      seen.add(job.key);
       finished(job).catch(complain);
     }
   }

@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const PIECE_S = 0.5;
-  let talk = null, stopping = false, microphone = null;
+  let talk = null, stopping = false;
   const id = (name) => document.getElementById(`lv-${name}`);
 
   async function ask(path, body) {
@@ -35,10 +35,11 @@
   }
 
   async function end() {
-    if (talk) say((await ask(`/${talk}/finish`)).said);
+    const ended = talk;
     talk = null;
     id("stop").disabled = true;
     id("microphone").disabled = id("file").disabled = false;
+    if (ended) say((await ask(`/${ended}/finish`)).said);
   }
 
   async function fromFile(file) {
@@ -62,27 +63,29 @@
 
   async function fromMicrophone() {
     const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
-    const rate = await begin();
-    const context = new AudioContext({ sampleRate: rate });
-    const code = "registerProcessor('pieces', class extends AudioWorkletProcessor {"
-      + " process(inputs) { if (inputs[0][0]) this.port.postMessage(inputs[0][0].slice()); return true; } })";
-    await context.audioWorklet.addModule(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-    const node = new AudioWorkletNode(context, "pieces");
-    let waiting = [];
-    let heard = 0;
-    node.port.onmessage = (event) => { waiting.push(event.data); };
-    context.createMediaStreamSource(stream).connect(node);
-    microphone = async () => {
+    let context = null;
+    const silence = async () => {
       stream.getTracks().forEach((track) => track.stop());
-      await context.close();
-      microphone = null;
+      if (context && context.state !== "closed") await context.close();
     };
-    id("state").textContent = "Listening …";
     try {
-      while (!stopping) {
-        await new Promise((done) => setTimeout(done, PIECE_S * 500));
+      const rate = await begin();
+      context = new AudioContext({ sampleRate: rate });
+      const code = "registerProcessor('pieces', class extends AudioWorkletProcessor {"
+        + " process(inputs) { if (inputs[0][0]) this.port.postMessage(inputs[0][0].slice()); return true; } })";
+      await context.audioWorklet.addModule(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+      const node = new AudioWorkletNode(context, "pieces");
+      const waiting = [];
+      let heard = 0;
+      node.port.onmessage = (event) => { waiting.push(event.data); };
+      context.createMediaStreamSource(stream).connect(node);
+      id("state").textContent = "Listening …";
+      for (;;) {
+        if (stopping) await silence();
+        else await new Promise((done) => setTimeout(done, PIECE_S * 500));
         const count = waiting.reduce((sum, each) => sum + each.length, 0);
-        if (count < PIECE_S * rate / 2) continue;
+        if (stopping && !count) break;  // what came in before the stop is heard, too
+        if (!stopping && count < PIECE_S * rate / 2) continue;
         const piece = new Float32Array(Math.min(count, 4 * rate));
         let place = 0;
         while (waiting.length && place + waiting[0].length <= piece.length) { piece.set(waiting[0], place); place += waiting.shift().length; }
@@ -91,7 +94,7 @@
         id("state").textContent = `Listening: heard ${heard.toFixed(0)} s.`;
       }
     } finally {
-      await microphone();
+      await silence();
       await end();
     }
     id("state").textContent = "The talk has ended.";
@@ -107,8 +110,14 @@
     const root = document.getElementById("live");
     if (!root || root.dataset.ready) return;
     root.dataset.ready = "yes";
-    id("file").onchange = () => { if (id("file").files[0]) guarded(fromFile)(id("file").files[0]); };
+    id("file").onchange = () => {
+      if (id("file").files[0]) guarded(fromFile)(id("file").files[0]);
+      id("file").value = "";  // the same file may be chosen again
+    };
     id("microphone").onclick = guarded(fromMicrophone);
     id("stop").onclick = () => { stopping = true; };
+    window.addEventListener("pagehide", () => {
+      if (talk) fetch(`/studio/api/live/${talk}/finish`, { method: "POST", headers: { "x-studio": "1" }, keepalive: true });
+    });
   }, 200);
 })();

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from audiollm.audio.files import load, save
 from audiollm.audio.samples import Waveform
-from audiollm.video.frames import VideoError, frame_times, probe_video, read_frames
+from audiollm.video.frames import VideoError, frame_times, pictures_end_s, probe_video, read_frames
 from audiollm.video.writing import replace_sound, write_video
 
 RATE = 10.0
@@ -69,6 +69,27 @@ def test_a_variable_rate_is_followed(tmp_path: Path) -> None:
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     assert [number(f) for f in read_frames(path, [0.05, 0.12, 0.9, 1.005, 2.4, 2.6])] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_last_picture_is_shown_for_as_long_as_its_file_says(tmp_path: Path) -> None:
+    write_video(tmp_path / "still.mp4", pictures(1), 0.25, TONE)
+    assert [number(frame) for frame in read_frames(tmp_path / "still.mp4", [0.0, 1.0, 3.9])] == [0, 0, 0]
+    assert pictures_end_s(tmp_path / "still.mp4") == pytest.approx(4.0, abs=0.01)
+    write_video(tmp_path / "short.mp4", pictures(10), RATE, TONE)
+    assert pictures_end_s(tmp_path / "short.mp4") == pytest.approx(1.0, abs=0.01), "and the sound at 3 s"
+    with pytest.raises(VideoError, match="ends at"):
+        list(read_frames(tmp_path / "short.mp4", [2.5]))
+
+
+def test_a_list_that_is_called_a_video_reaches_no_other_file(clip: Path, tmp_path: Path) -> None:
+    path = tmp_path / "list.mp4"
+    path.write_text(f"ffconcat version 1.0\nfile {clip.name}\n")
+    (tmp_path / clip.name).write_bytes(clip.read_bytes())
+    for read in (probe_video, pictures_end_s, lambda path: list(read_frames(path, [0.0]))):
+        with pytest.raises(VideoError, match="cannot be opened"):
+            read(path)
+    with pytest.raises(VideoError, match="cannot be written"):
+        replace_sound(path, TONE, tmp_path / "new.mkv")
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
@@ -130,6 +151,10 @@ def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -
         assert np.array_equal(old, new), "decoded from the same packets"
     heard = load(path)
     assert heard.sample_rate == 16_000 and heard.samples_CN.shape == (2, 16_000)
-    assert (heard.samples_CN - other.samples_CN).abs().max() < 1e-4, "FLAC"
+    assert (heard.samples_CN - other.samples_CN).abs().max() < 2**-23, "FLAC of 24 bits"
+    long = Waveform(0.5 * torch.rand(1, 600_000, generator=torch.Generator().manual_seed(1)), 48_000)
+    replace_sound(clip, long, path)
+    heard = load(path)
+    assert (heard.samples_CN - long.samples_CN).abs().max() < 2**-23, "in blocks"
     with pytest.raises(VideoError, match=r"ends with .mp4"):
         replace_sound(clip, other, tmp_path / "new.avi")

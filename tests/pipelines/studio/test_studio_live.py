@@ -14,7 +14,8 @@ from tests.audiollm.interpret.test_live import CHUNK, noise, run_folder  # noqa:
 
 
 def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
-    desk = LiveDesk(run_folder / "train")
+    now_s = [0.0]
+    desk = LiveDesk(run_folder / "train", lambda: now_s[0])
     talk_1N = noise(2.0, 3, desk.sample_rate)
     generator = desk._generator
     session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(CHUNK))
@@ -35,3 +36,14 @@ def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
             desk.hear("alice", again, damaged)
     with pytest.raises(StudioRefusal, match="too long"):
         desk.hear("alice", again, bytes(4 * 6 * desk.sample_rate))
+    for person in ("bob", "carol", "dan"):
+        desk.begin(person)
+    with pytest.raises(StudioRefusal, match="wait until one ends"):
+        desk.begin("eve")
+    now_s[0] = 45.0
+    desk.hear("alice", again, bytes(400))
+    now_s[0] = 90.0
+    desk.begin("eve")  # the others have closed their windows
+    desk.hear("alice", again, bytes(400))
+    with pytest.raises(StudioRefusal, match="has ended"):
+        desk.hear("bob", again, bytes(400))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from audiollm.audio import save
 from audiollm.files.atomic import write_jsonl
 from audiollm.flow.service import Job
 from audiollm.video.writing import write_video
+from pipelines.studio import browsing
 from pipelines.studio.browsing import (
     ClipFilter,
     ShownClip,
     ShownFiles,
+    clip_html,
     clips_html,
     curves_html,
     curves_mark,
@@ -41,6 +44,7 @@ from tests.pipelines.studio.tiny_studio import (
     tiny_generator,
     write_film,
     write_recording,
+    write_still,
 )
 
 pytest.importorskip("gradio", reason="the extra `studio` is not installed")
@@ -61,7 +65,8 @@ CHANGES = {"x-studio": "1"}
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The editor and the whole app with Gradio's page."""
     folder = tmp_path_factory.mktemp("studio")
-    editor = made_editor(folder / "work", tiny_generator(folder / "model"), StudioLimits(upload_mb=2))
+    limits = StudioLimits(upload_mb=2, followed_s=1.5)
+    editor = made_editor(folder / "work", tiny_generator(folder / "model"), limits)
     app = studio_app(editor, folder / "runs", (folder / "data",))
     yield editor, app
     editor.service.close()
@@ -122,6 +127,8 @@ def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> No
     again = client.post(
         "/studio/api/projects", content=client.get(f"{root}/export").content, headers=CHANGES
     ).json()
+    # a person's chain of thought comes back, and no measured one takes its place
+    assert project["thinks"] and not again["thinks"] and again["prose"] == kept["prose"]
     assert [each["title"] for each in again["versions"]] == ["as it was opened", version["title"]]
     assert (
         client.delete(f"{root}/versions/1", headers=CHANGES).status_code == 400
@@ -155,6 +162,83 @@ def test_a_film_of_one_picture_and_one_without_sound(served: Any, tmp_path: Path
         .json()["sentence"]
         .startswith("There is no version 1")
     )
+
+
+def test_clicks_that_lie_far_apart_are_refused(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    project = upload(client, write_film(tmp_path / "film.mp4")).json()
+    clicks = [{"at_s": at_s, "x": 42, "y": 48} for at_s in (2.9, 0.1)]
+    answer = client.post(
+        f"/studio/api/projects/{project['id']}/region", json={"clicks": clicks}, headers=CHANGES
+    )
+    assert answer.status_code == 400 and "forget the object" in answer.json()["sentence"]
+
+
+def test_a_still_picture_under_a_long_sound(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    write_still(tmp_path / "still.mp4", 4.0)
+    project = upload(client, tmp_path / "still.mp4").json()
+    root = f"/studio/api/projects/{project['id']}"
+    assert project["duration_s"] >= 4.0
+    for path in ("strip", "frame?at=0", "frame?at=3.9"):
+        assert client.get(f"{root}/{path}").content.startswith(b"\xff\xd8"), path
+    click = {"clicks": [{"at_s": 3.0, "x": 18, "y": 48}]}
+    assert client.post(f"{root}/region", json=click, headers=CHANGES).json()["region"]
+
+
+def test_a_strip_that_was_cut_off_is_made_again(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, app = served
+    client = browser(app)
+    project = upload(client, write_film(tmp_path / "film.mp4")).json()
+    write_bytes = Path.write_bytes
+
+    def cut_off(path: Path, content: bytes) -> int:
+        write_bytes(path, content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    root = f"/studio/api/projects/{project['id']}"
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Path, "write_bytes", cut_off)
+        answer = client.get(f"{root}/strip")
+        assert answer.status_code == 507 and "make room" in answer.json()["sentence"]
+    assert client.get(f"{root}/strip").content.endswith(b"\xff\xd9")
+
+
+def test_exports_leave_nothing_behind(served: Any, tmp_path: Path) -> None:
+    editor, app = served
+    client = browser(app)
+    project = upload(client, write_film(tmp_path / "film.mp4")).json()
+    root = f"/studio/api/projects/{project['id']}"
+    for path in ("export", "versions/1/export?format=mkv"):
+        for asked in ("bytes=0-9", "bytes=999999999-", "pages=1"):
+            status = client.get(f"{root}/{path}", headers={"range": asked}).status_code
+            assert status in (206, 400, 416)
+    assert not list((editor.store.folder / "projects").glob(".new-*"))
+
+
+def test_a_window_that_outlives_the_server_takes_no_old_request_for_a_new_one(
+    served: Any, tmp_path: Path
+) -> None:
+    editor, _ = served
+    keys = []
+    for _ in "ab":  # a server, and the one after it
+        app = FastAPI()
+        add_routes(app, editor)
+        app.add_middleware(StudioGate)
+        client = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
+        client.get("/")
+        project = upload(client, write_recording(tmp_path / "a.wav", 0.5)).json()
+        job = client.post(
+            f"/studio/api/projects/{project['id']}/think", json={"page": PAGE}, headers=CHANGES
+        ).json()
+        stopped = client.post(f"/studio/api/jobs/{job['number']}/stop?page={PAGE}", headers=CHANGES).json()
+        assert stopped["key"] == job["key"]
+        keys.append(job["key"].replace(f"-{job['number']}", ""))
+    assert keys[0] != keys[1]
 
 
 def test_nobody_gets_a_file_that_is_not_their_own(served: Any, tmp_path: Path) -> None:
@@ -220,6 +304,9 @@ def test_other_pages_and_other_names_of_the_machine_are_refused(served: Any, tmp
     assert client.post("/studio/api/projects", content=sound, headers=elsewhere).status_code == 403
     stranger = testclient.TestClient(app, base_url="http://127.0.0.1:7860")
     assert stranger.get("/studio/api/state").status_code == 401
+    # the cookie of another server on this machine, which breaks the grammar of cookies
+    theirs = {"cookie": f'theirs={{"a": 1}}; audiollm_studio={client.cookies["audiollm_studio"]}'}
+    assert stranger.get("/studio/api/state", headers=theirs).status_code == 200
     cookie = stranger.get("/").headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
     assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
@@ -392,6 +479,34 @@ def test_clips_are_filtered_and_reviewed(tmp_path: Path) -> None:
     with pytest.raises(StudioRefusal):
         give_verdict(tmp_path, "a", "perfect", "")
     assert review_next(None) is None and run_folder(tmp_path, "../etc") is None
+
+
+def test_who_reviews_a_film_sees_it(tmp_path: Path) -> None:
+    part = {"id": "a", "path": "film.mp4", "start_s": 0.0, "end_s": 1.0}
+    write_jsonl(tmp_path / "clips.jsonl", [{**part, "video": "film.mp4"}])
+    write_jsonl(tmp_path / "review.jsonl", [{**part, "verdict": None}])
+    shown, row = ShownFiles(), review_next(tmp_path)
+    assert row is not None and "/picture" in clip_html(shown, row)
+    assert "/picture" in clips_html(shown, tmp_path, ClipFilter("to review"))[0]
+    give_verdict(tmp_path, "a", "accepted", "")
+    assert listed_clips(tmp_path, "to review") == [{**part, "verdict": "accepted", "note": ""}]
+
+
+def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jsonl(tmp_path / "review.jsonl", [{"id": n, "verdict": None} for n in "ab"])
+
+    def slowly(folder: Path, state: Any) -> list[dict[str, Any]]:
+        rows = listed_clips(folder, state)
+        time.sleep(0.2)
+        return rows
+
+    monkeypatch.setattr(browsing, "listed_clips", slowly)
+    people = [threading.Thread(target=give_verdict, args=(tmp_path, id, "accepted", "")) for id in ("a", "b")]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    assert [row["verdict"] for row in listed_clips(tmp_path, "to review")] == ["accepted", "accepted"]
 
 
 def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:

@@ -53,7 +53,12 @@ def write_model(folder: Path) -> Path:
         context_trained=True,
         longest_s=3.0,
     )
-    SoundModel(config).save_pretrained(folder / "model")
+    model = SoundModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if not weight.any():  # training begins with zeros in the last layer, which is silence in one step
+                weight.normal_(std=0.1)
+    model.save_pretrained(folder / "model")
     return folder
 
 
@@ -97,6 +102,12 @@ def moving_pictures(count: int = 24, height: int = 96, width: int = 128) -> list
 def write_film(path: Path, with_sound: bool = True) -> Path:
     sound = Waveform(tone(100.0, 3.0).repeat(2, 1), RATE) if with_sound else None
     write_video(path, moving_pictures(), 8, sound)
+    return path
+
+
+def write_still(path: Path, seconds: float) -> Path:
+    """A film of one picture, which is shown for as long as the sound lasts."""
+    write_video(path, moving_pictures(1), 1 / seconds, Waveform(tone(100.0, seconds), RATE))
     return path
 
 
