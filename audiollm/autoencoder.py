@@ -52,13 +52,13 @@ class Autoencoder(Protocol):
         """The distribution of the latents, `[D, ceil(N / hop_samples)]`."""
 
     def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[LatentDistribution]:
-        """As `encode_distribution`, for a waveform in pieces, at constant memory."""
+        """Encode a waveform given in pieces, at constant memory; the pieces together equal `encode_distribution`."""
 
     def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
         """Latents to samples `[channels, T * hop_samples]`, cut to `num_samples` where given."""
 
     def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
-        """As `decode`, for latents in pieces, at constant memory."""
+        """Decode latents given in pieces, at constant memory; the pieces together equal `decode`."""
 
     def normalize(self, latent_DT: Tensor) -> Tensor:
         """Latents with mean 0 and variance 1 in every channel, as a flow-matching model is trained on them."""

@@ -34,7 +34,7 @@ class SilenceWeight(NamedTuple):
     end_of_turn: int
     """The token that ends an action; right behind a heard frame it is a silence."""
     weight: float
-    """Of such a target, where another weighs 1."""
+    """The weight of a silence in the loss, where another text target weighs 1."""
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,11 @@ class ThoughtEvent(_Part):
     """One sound with a beginning and an end."""
 
     sound: Phrase
-    """What is heard: "dog bark"."""
+    """The sound that is heard: "dog bark"."""
     start_s: float = Field(ge=0, allow_inf_nan=False)
     end_s: float = Field(gt=0, allow_inf_nan=False)
     source: Phrase | None = None
-    """What makes it: "a brown dog"."""
+    """The thing that makes the sound: "a brown dog"."""
     place: Phrase | None = None
     """Where it is: "on the left"."""
     manner: Phrase | None = None

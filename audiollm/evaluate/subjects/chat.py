@@ -34,7 +34,7 @@ from audiollm.models.audio_llms.inputs import (
 SENT_RATE = 24_000
 PAUSE_S = 1.0
 _MAX_TOKENS_TOLD = 2**31
-"""What an endpoint says beyond this is no count of tokens."""
+"""Largest token count that is believed; an endpoint's higher one is dropped."""
 
 
 class ChatError(Exception):

@@ -70,7 +70,7 @@ class SampledTokens:
     """float32: log-probability of each action under the distribution that it was drawn from, temperature and
     forbidden tokens included; None for greedy answers (temperature 0), which have no distribution."""
     heard: tuple[tuple[int, Tensor], ...] = ()
-    """Of an open request, what it was fed: the number of text tokens before, and codes `[K, T]` of heard frames."""
+    """Frames fed to an open request: for each piece, the text tokens before it and its codes `[K, T]`."""
 
     @property
     def num_actions(self) -> int:
@@ -143,11 +143,11 @@ class OpenRequest:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """Guidance is not for open requests."""
     limits: Limits = field(default_factory=Limits)
-    """Of each action."""
+    """Limits of each action."""
     answer: AnswerKind = "text"
     """Form of an action: `text`, or `any`, with speech where the model opens it."""
     record_tokens: bool = False
-    """As `Request.record_tokens`."""
+    """Keep sampled tokens with their log-probabilities, as `Request.record_tokens` does."""
     silence_bias: float = 0.0
     """Added to the logit of the end token where an action begins: above 0 the model speaks less."""
 

@@ -61,7 +61,7 @@ class Running:
     """Rows of the cache, one per branch."""
     first_frame: float | None = None
     stream: OpenStream | None = None
-    """Of an open request, what it has been fed and has done; None for an answer to a prompt."""
+    """Frames fed to an open request, and its actions; None for an answer to a prompt."""
     _steps: int = 0
     _uniform_S2K: Tensor = field(default_factory=lambda: torch.empty(0))
 

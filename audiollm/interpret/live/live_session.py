@@ -38,7 +38,7 @@ class LiveOptions:
     answer: AnswerKind = "text"
     sampling: SamplingConfig = GREEDY
     limits: Limits = LIMITS
-    """Of each action."""
+    """Limits of each action."""
     silence_bias: float = 0.0
     seed: int = 0
 
