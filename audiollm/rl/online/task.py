@@ -491,7 +491,6 @@ class PolicyTask:
         began = time.monotonic()
         if supervised is not None:
             yield from supervised.losses(self._policy, self._root, self._ranks, found)
-        in_loss = self._kl is not None and self._kl.place == "loss"
         request = self._loss.request(self._config.temperature)
         sums: dict[str, Tensor] = {}
         on_device = replace(counts, sums=counts.sums.to(self.device))
@@ -512,7 +511,7 @@ class PolicyTask:
                 is_code_T=answers.is_code_T if self._config.answer != "text" else None,
             )
             regularizers = Regularizers(
-                self._kl if in_loss else None, self._kl_weight(answers.is_code_T), self._config.entropy_weight
+                self._kl, self._kl_weight(answers.is_code_T), self._config.entropy_weight
             )
             values = None if each.values is None else each.values.to(self.device)
             made = loss(PackLogprobs(number, answers, tokens, on_device, regularizers, values))

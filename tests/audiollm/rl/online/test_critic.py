@@ -73,6 +73,12 @@ def test_a_step_of_ppo_is_that_of_the_equations(folder: Path, model: str) -> Non
     assert float(update.figures["ratio"]) == 1.0 and float(update.figures["value_clipped"]) == 0.0
     critic: Any = task.modules()["policy"].critic
     assert float(critic.score.bias.grad) == pytest.approx(mean, abs=2e-3)
+    apart = [old - ref for row in rows for old, ref in zip(row["old"], row["reference"], strict=True)]
+    k1 = math.fsum(apart) / len(
+        rows
+    )  # what a controller follows: of an answer, by the estimator of the reward
+    k3 = math.fsum(math.exp(-each) - 1 + each for each in apart) / len(rows)
+    assert float(update.figures["kl"]) == pytest.approx(k1, abs=5e-3) and abs(k1 - k3) > 0.05
 
 
 def test_advantages_are_whitened_over_the_step(folder: Path) -> None:
