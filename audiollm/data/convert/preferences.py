@@ -296,6 +296,8 @@ def _with_last_turn_apart(fields: dict[str, Any]) -> dict[str, Any]:
         if not messages or ROLES.get(as_turn(messages[-1])[0]) != "assistant":
             return fields
     name = "chosen" if {"rejected", "rejected_audio"} & set(fields) else "completion"
+    if fields.get(name) == messages:  # some datasets repeat the better conversation for SFT
+        return _with_prompt_apart({key: value for key, value in fields.items() if key != "messages"})
     if name in fields:
         raise WrongField("messages", f"the conversation ends with an answer, and {name} is another one")
     return {**fields, "messages": messages[:-1], name: messages[-1]}

@@ -131,6 +131,15 @@ def test_texts_are_parted_between_words(shared: list[str], chosen: list[str], re
     assert left.split()[0] != right.split()[0] or min(len(left.split()), len(right.split())) == 1
 
 
+def test_pairs_that_repeat_the_better_conversation(tmp_path: Path) -> None:
+    """UltraFeedback binarized has it once more, as `messages`, for SFT."""
+    row = {**TRL_ROWS["prompt beside it"], "messages": [USER, GOOD], "score_chosen": 8.5, "score_rejected": 2}
+    (sample,) = converted(tmp_path, row)
+    assert flat(sample) == ["user: Which colour is the sky?"]
+    assert said(sample) == ["It is blue.", "It is green."]
+    assert groups_of(sample, "pairs") == [AnswerPair(0, 1, 6.5)]
+
+
 def test_pairs_with_scores_margins_and_other_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
