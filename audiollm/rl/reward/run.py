@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from audiollm.devices import default_device
-from audiollm.files.atomic import write_json
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.rl.preference.run import errors_of_stage, find_records, make_steps
@@ -49,8 +47,6 @@ def _train(config: RewardConfig, context: Context) -> dict[str, Any]:
         fresh = _begin(config)
         fresh.root.load_state_dict(trained_weights(context.folder, "reward"))
         fresh.save(context.folder)
-        if task.reliability is not None:
-            write_json(context.folder / "reliability.json", asdict(task.reliability))
     ranks.barrier()
     return {**figures, **records.counts()}
 

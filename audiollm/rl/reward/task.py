@@ -6,13 +6,14 @@ Shapes: A answers, P pairs, L entries of lists, S steps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.objectives.answers import (
@@ -30,7 +31,7 @@ from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.preference.batches import MicroBatch, StepMaker
 from audiollm.rl.preference.held_out_pairs import WorstItems
 from audiollm.rl.preference.task import MetricSums, PreferenceTask
-from audiollm.rl.reward.calibration import Reliability, reliability_of
+from audiollm.rl.reward.calibration import reliability_of
 from audiollm.rl.reward.model import RewardModel
 
 
@@ -39,7 +40,7 @@ class RewardTask(PreferenceTask):
 
     Args:
         margin_scale: factor on the margins of pairs; 0: none.
-        folder: where every evaluation writes `pairs.jsonl`; None: nowhere.
+        folder: where every evaluation writes `pairs.jsonl` and `reliability.json`; None: nowhere.
     """
 
     def __init__(
@@ -55,8 +56,6 @@ class RewardTask(PreferenceTask):
         super().__init__(model.policy, steps, terms, set_aside, ranks, folder)
         self._model, self._margin_scale = model, margin_scale
         self._root: nn.Module = model.root
-        self.reliability: Reliability | None = None
-        """Of the last evaluation; None before it, and where nothing is compared or labelled (`regression`)."""
 
     def modules(self) -> dict[str, nn.Module]:
         return {"reward": self._model.root}
@@ -74,7 +73,7 @@ class RewardTask(PreferenceTask):
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Means over the held-out items, and the calibration error of the probability that an answer is better.
 
-        Also writes the pairs that are ordered worst.
+        Also writes the pairs that are ordered worst, and the reliability where answers are compared or steps labelled.
         """
         sums, worst, decisions = MetricSums(), WorstItems(), []
         for batch in self._steps.held_out():
@@ -91,8 +90,10 @@ class RewardTask(PreferenceTask):
             worst.write(self._folder / "pairs.jsonl", self._steps, step, self._ranks)
         if every:
             logits, labels = zip(*every, strict=True)
-            self.reliability = reliability_of(logits, labels)
-            figures["calibration_error"] = self.reliability.error
+            reliability = reliability_of(logits, labels)
+            figures["calibration_error"] = reliability.error
+            if self._folder is not None and self._ranks.first:
+                write_json(self._folder / "reliability.json", asdict(reliability))
         return figures
 
     def _losses(self, micro: MicroBatch[Any], figures: StepFigures, with_kl: bool = False) -> ItemLosses:

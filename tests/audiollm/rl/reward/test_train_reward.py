@@ -73,6 +73,21 @@ def test_held_out_pairs_are_ranked_and_its_folder_scores_as_in_training(place: P
     assert sum(margin > 0 for margin in margins) / 8 == pytest.approx(figures["accuracy"])
 
 
+def test_a_run_that_is_killed_before_its_model_is_saved_keeps_its_reliability(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardModel, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(place, "killed", steps=10)
+    figures, folder = run(place, "killed", steps=10)
+    told = json.loads((folder / "reliability.json").read_text())
+    assert told["error"] == pytest.approx(figures["calibration_error"])
+
+
 def test_shuffled_labels_teach_nothing(place: Path) -> None:
     rows = [json.loads(line) for line in (place / "data" / "records.jsonl").open()]
     coins = random.Random(3)
