@@ -28,7 +28,7 @@ from audiollm.supervised.corpus.batches import evenly
 WINDOW_RUNS = 64
 """Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
 HELD_OUT = 256
-"""Held-out records that an evaluation looks at, at most, evenly picked."""
+"""Held-out records of each source that an evaluation looks at, at most, evenly picked."""
 
 
 RecordPlace = tuple[int, int]
@@ -161,11 +161,11 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         """This rank's held-out records, a batch at a time; encoded when asked for."""
         items = self.held_out_places()
         for first in range(0, len(items), self._batch_size):
-            batch = items[first : first + self._batch_size]
+            places = range(first, min(first + self._batch_size, len(items)))
             bad: list[BadSample] = []
             found = [
-                self._encoded(batch[place], batch[(place + 1) % len(batch)], bad)
-                for place in range(self._rank, len(batch), self._world)
+                self._encoded(items[place], items[(place + 1) % len(items)], bad)
+                for place in places[self._rank :: self._world]
             ]
             records = [record for record in found if record]
             yield PreferenceStep(self._micro_batches(records, "held out"), [], bad)

@@ -189,6 +189,15 @@ class PreferenceConfig(AnswerTrainingConfig):
         return self
 
     @model_validator(mode="after")
+    def _steps_have_other_records(self) -> PreferenceConfig:
+        for term in self.terms:
+            if self.batch_size == 1 and (term.needs.mismatched_answers or term.needs.altered_recordings):
+                raise ValueError(
+                    f"batch_size: {term.name} reads other records of the step, and a step of 1 has none: give 2 or more"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _critic_is_read(self) -> PreferenceConfig:
         reads = any(needs.value_head for needs in self.needs)
         if self.critic is not None and not reads:

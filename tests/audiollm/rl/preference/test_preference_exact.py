@@ -144,6 +144,20 @@ def test_two_ranks_are_one(folder: Path) -> None:
         assert two["figures"] == pytest.approx(one["figures"], rel=1e-9), name
 
 
+def test_a_held_out_record_that_is_alone_in_its_batch_is_altered_by_another_ones_recordings(
+    folder: Path, tmp_path: Path
+) -> None:
+    write_lists(tmp_path, held_out=5)
+    (tmp_path / "llm").symlink_to(folder / "llm")
+    task = make_task(tmp_path, "opa_dpo", 100_000, ALONE)
+    *_, last = task._steps.held_out()
+    (micro,) = last.micro
+    answers = task._plain(micro.batch)
+    chosen_P, altered_P = micro.groups.chosen_P, micro.groups.altered_P  # type: ignore[union-attr]
+    assert len({origin.record for origin in micro.origins}) == 1
+    assert (answers.sums_A[chosen_P] - answers.sums_A[altered_P]).abs().min() > 1e-9
+
+
 def test_cross_entropy_over_prompts_is_a_mean_over_all_their_tokens(folder: Path) -> None:
     gradients(folder, ALONE, "orpo", 64, "parts.json")
     task = make_task(folder, "orpo", 100_000, ALONE)

@@ -172,6 +172,8 @@ def test_a_mix_reports_each_term(place: Path) -> None:
         ),
         ({"objective": "simpo", "reference": "."}, "reference is set"),
         ({"pairs": "some"}, "pairs"),
+        ({"objective": "kto", "batch_size": 1}, "kto reads other records of the step"),
+        ({"objective": ["dpo", "opa_dpo"], "batch_size": 1}, "opa_dpo reads other records of the step"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_any_work(
