@@ -23,6 +23,7 @@ from audiollm.models.audio_llms.inputs import InputsError, processor_inputs, tur
 from audiollm.models.audio_llms.loading import load_audio_llm
 from audiollm.models.hub import is_dual_ffn
 from audiollm.models.pretrained import model_folder
+from pipelines.answers.score_store import conversation_content
 
 RIGHT_ANSWER = "right answer"
 """Origin of the answer that a sample came with."""
@@ -135,7 +136,7 @@ class WrittenAnswers:
     def _texts(self, sample: Sample) -> list[str]:
         messages, _ = prompt_and_answer(sample)
         asked = sample.model_copy(update={"messages": messages})
-        told = [m.model_dump(mode="json") for m in messages]
+        told = conversation_content(messages, sample.id)
         key = [self._sampler.fingerprint, sample.id, told, asdict(self._sampling)]
         rows = [self._store.get(*key, number) for number in range(self._count)]
         missing = [number for number, row in enumerate(rows) if row is None]

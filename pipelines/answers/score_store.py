@@ -1,4 +1,4 @@
-"""The content that scores of answers are kept by: what scores, the prompt, and the answer itself."""
+"""The content of prompts and answers, which sampled answers and their scores are kept by."""
 
 from __future__ import annotations
 

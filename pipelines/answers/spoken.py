@@ -27,6 +27,7 @@ from audiollm.generation.speaking.generator import Generator
 from audiollm.models.hub import is_dual_ffn
 from audiollm.models.pretrained import model_folder
 from pipelines.answers.samplers import RIGHT_ANSWER, answer_seed
+from pipelines.answers.score_store import conversation_content
 
 MAX_TOGETHER = 64
 """Most answers in the engine at a time."""
@@ -129,7 +130,7 @@ class SpokenAnswers:
         return [self._answer(row) for row in rows if row is not None]
 
     def _key(self, sample: Sample) -> list[Any]:
-        told = [message.model_dump(mode="json") for message in speech_prompt(sample)]
+        told = conversation_content(speech_prompt(sample), sample.id)
         return ["speech", self._fingerprint, sample.id, told, asdict(self._sampling)]
 
     def _missing(self, sample: Sample) -> list[int]:

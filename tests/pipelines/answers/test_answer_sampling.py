@@ -105,6 +105,24 @@ def test_a_killed_stage_asks_for_what_is_missing(place: Path, monkeypatch: pytes
     assert sampled(place, "whole", answers=2)[1] == found
 
 
+def test_another_recording_in_the_same_file_is_asked_about_anew(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def sample(self: TransformersSampler, sample: Sample, numbers: Any, *_: Any) -> list[str]:
+        asked.append(sample.id)
+        return ["high"] * len(numbers)
+
+    monkeypatch.setattr(TransformersSampler, "sample", sample)
+    sampled(place, "again", answers=2)
+    tone(place / "1.wav", 900.0)
+    samples, _ = read_samples(place / "samples.jsonl")
+    write_samples(place / "samples.jsonl", samples)  # the stage before has run again, into the same files
+    sampled(place, "again", answers=2, score={"exact": 1.0})
+    assert asked == ["t3", "t0", "t1", "t2", "t1"]
+
+
 def test_bad_prompts_are_set_aside(place: Path) -> None:
     rows = [json.loads(line) for line in (place / "samples.jsonl").open()]
     rows[0]["messages"][0]["content"][0]["path"] = "absent.wav"
@@ -113,7 +131,7 @@ def test_bad_prompts_are_set_aside(place: Path) -> None:
     figures, found = sampled(place, "bad", score={"exact": 1.0})
     assert figures["set_aside"] == 2 and [sample.id for sample in found] == ["t3", "t2"]
     kinds = [json.loads(line)["kind"] for line in (place / "runs/bad/sample_answers/set_aside.jsonl").open()]
-    assert sorted(kinds) == ["no right answer", "refused by model"]
+    assert sorted(kinds) == ["no right answer", "unreadable file"]
     with pytest.raises(ConfigError, match="no sample has a right answer"):
         rows = [{**row, "messages": row["messages"][:1]} for row in rows]
         (place / "unlabelled.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")

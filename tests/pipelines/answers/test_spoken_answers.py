@@ -199,7 +199,7 @@ def test_bad_prompts_of_speech_are_set_aside(place: Path) -> None:
     figures, found = found_in(run(place, "bad", sampling(place)) / "sample_answers")
     assert figures["set_aside"] == 2 and [sample.id for sample in found] == ["s2", "s1"]
     kinds = [json.loads(line)["kind"] for line in (place / "runs/bad/sample_answers/set_aside.jsonl").open()]
-    assert sorted(kinds) == ["asks for words", "refused by model"]
+    assert sorted(kinds) == ["asks for words", "unreadable file"]
     with pytest.raises(StageError, match="s0"):
         run(place, "strict", sampling(place, strict=True))
 
