@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -307,6 +308,17 @@ def test_a_reward_that_hangs_ends_at_its_time_out() -> None:
         "hangs: no value after 0.2 s",
         "not scored: hangs: no value after 0.2 s",
     ]
+
+
+def test_ctrl_c_ends_the_wait_for_a_reward() -> None:
+    def interrupted(batch: RewardBatch) -> list[float | None]:
+        time.sleep(0.2)
+        signal.raise_signal(signal.SIGINT)  # the main thread, which waits, takes it
+        time.sleep(0.2)
+        return [1.0] * len(batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        suite({"slow": interrupted}).score(batch_of(1))
 
 
 def test_a_run_stops_by_option() -> None:
