@@ -236,6 +236,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         _told(lambda: self.policy_term if self.fresh_objective is None else None)
         self._check_fresh_objective()
         self._check_steps()
+        self._check_kl_place()
         self._check_overlong_and_refill()
         self._check_critic()
         self._check_placement()
@@ -338,8 +339,13 @@ class PolicyTrainingConfig(ModelTrainingConfig):
                 f"advantage: {self.advantage.name} reads rewards of steps: add `steps`, `step_model` or a function "
                 "that returns ScoredSteps to rewards"
             )
-        if self.advantage.name == "grpo_process" and self.kl is not None and self.kl.place == "reward":
-            raise ValueError("kl.place: reward is not read by advantage: grpo_process: set kl.place: loss")
+
+    def _check_kl_place(self) -> None:
+        is_penalty = self.kl is not None and self.kl.place == "reward"
+        if is_penalty and not {"reward_A", "reward_T"} & set(self.advantage_term.reads):
+            raise ValueError(
+                f"kl.place: reward is not read by advantage: {self.advantage.name}: set kl.place: loss"
+            )
 
     def _check_overlong_and_refill(self) -> None:
         if self.overlong is not None and "overlong" in self.rewards:

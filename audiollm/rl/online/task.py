@@ -358,7 +358,7 @@ class PolicyTask:
             torch.tensor([own[int(numbers[place])] for place in places], dtype=torch.long),
             len(plan),
             made.reward_A[places],
-            made.reward_AF[places],
+            made.kept_reward_AF[places],
             None if greedy is None else greedy[list(plan)],
             torch.cat([none, *(_behaviour(each) for each in rollouts)]),
             made.truncated_A[places],

@@ -226,6 +226,9 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
     assert "set kl.place: loss" in error_of(
         folder, advantage="grpo_process", rewards={"steps": 1.0}, kl={"place": "reward"}
     )
+    assert "not read by advantage: gdpo: set kl.place: loss" in error_of(
+        folder, advantage="gdpo", kl={"place": "reward"}
+    )
     assert "online_dpo does not read kl" in error_of(folder, objective="online_dpo", kl={})
     assert "online_dpo does not read advantage" in error_of(folder, objective="online_dpo", advantage="rloo")
     assert "online_dpo makes pairs, and kto takes singles" in error_of(
