@@ -509,6 +509,7 @@ class PolicyTask:
                 kept_T=each.kept_T.to(self.device),
                 correction=_on(each.correction, self.device) if self._config.correction else None,
                 is_code_T=answers.is_code_T if self._config.answer != "text" else None,
+                old_entropy_T=each.entropy_T.to(self.device),
             )
             regularizers = Regularizers(
                 self._kl, self._kl_weight(answers.is_code_T), self._config.entropy_weight
