@@ -146,7 +146,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
     the training ranks."""
     codec: InputPath | None = None
-    """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run."""
+    """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run. Where
+    functions of one's own are the only rewards, they get recordings if it is set."""
     kl: KLChoice | None = None
     """The KL from the reference; None: there is no reference."""
     reference: InputPath | None = None
@@ -248,7 +249,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
             raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
-        if self.codec is not None and not speech:
+        may_hear = self.answer != "text" and any(term.is_plug_in for term in self.reward_terms)
+        if self.codec is not None and not speech and not may_hear:
             raise ValueError("codec is set, but no reward hears speech: leave it out")
         if self.reference is not None and not self.needs_reference:
             raise ValueError("reference is set, but kl is not, and the objective reads none: leave it out")
