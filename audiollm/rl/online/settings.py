@@ -249,7 +249,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
             raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
-        may_hear = self.answer != "text" and any(term.is_plug_in for term in self.reward_terms)
+        may_hear = self.answer != "text" and any(map(is_import_path, self.rewards))
         if self.codec is not None and not speech and not may_hear:
             raise ValueError("codec is set, but no reward hears speech: leave it out")
         if self.reference is not None and not self.needs_reference:
