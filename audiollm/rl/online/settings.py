@@ -254,7 +254,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             raise ValueError("codec is set, but no reward hears speech: leave it out")
         if self.reference is not None and not self.needs_reference:
             raise ValueError("reference is set, but kl is not, and the objective reads none: leave it out")
-        if self.group_size == 1 and "group_A" in self.advantage_term.reads and self.advantage.name != "remax":
+        if self.group_size == 1 and self.fresh_objective is None and self.compares_answers:
             raise ValueError(
                 f"advantage: {self.advantage.name} compares the answers of a group: group_size is 1"
             )
@@ -352,9 +352,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     def _check_overlong_and_refill(self) -> None:
         if self.overlong is not None and "overlong" in self.rewards:
             raise ValueError("overlong is given twice, beside rewards and among them: leave one out")
-        reads = self.advantage_term.reads
-        compares = "group_A" in reads and "greedy_reward_G" not in reads
-        if self.refill is not None and self.fresh_objective is None and not compares:
+        if self.refill is not None and self.fresh_objective is None and not self.compares_answers:
             raise ValueError(
                 f"refill: {self.advantage.name} does not compare the answers of a group: leave refill out"
             )
@@ -385,6 +383,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if self.objective.name not in SELECTIONS:
             return None
         return fresh_objective(self.objective.name, self.objective.values)
+
+    @property
+    def compares_answers(self) -> bool:
+        """Whether the advantage of an answer depends on the other answers of its group."""
+        reads = self.advantage_term.reads
+        return "group_A" in reads and "greedy_reward_G" not in reads
 
     @property
     def reads_values(self) -> bool:
