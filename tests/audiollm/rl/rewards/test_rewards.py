@@ -182,6 +182,9 @@ def test_languages_by_script() -> None:
         {"language": 1}, answer("是女人", sample), answer("woman", sample), answer("", sample)
     ) == [1, 0, 0]
     assert values_of({"language": {"language": "en"}}, answer("woman", sample)) == [1]
+    german, regional = prompt(language="de"), prompt(language="zh-CN")
+    assert values_of({"language": 1}, answer("eine Frau", german), answer("是女人", german)) == [1, 0]
+    assert values_of({"language": 1}, answer("是女人", regional), answer("woman", regional)) == [1, 0]
 
 
 def test_steps_that_name_what_is_heard_count_once() -> None:
