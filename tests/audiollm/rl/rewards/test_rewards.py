@@ -320,8 +320,12 @@ def test_ctrl_c_ends_the_wait_for_a_reward() -> None:
         time.sleep(0.2)
         return [1.0] * len(batch)
 
-    with pytest.raises(KeyboardInterrupt):
-        suite({"slow": interrupted}).score(batch_of(1))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            suite({"slow": interrupted}).score(batch_of(1))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_stops_by_option() -> None:
