@@ -149,6 +149,9 @@ class Budget(NamedTuple):
 
     Args:
         run: name of the run; what a run has spent is kept with the answers.
+        calls: replies, whether they can be used or not. A request that nobody replies to (no connection, a time-out,
+            an error of the server) takes nothing from the budget.
+        tokens: tokens of requests and replies, as they are told.
     """
 
     run: str

@@ -45,6 +45,10 @@ class ChatUnavailable(ChatError, TransientError):
     """There is no answer now, and there may be one later."""
 
 
+class EmptyReply(ChatError):
+    """The model replied, which may have to be paid for, and there is no answer in its reply."""
+
+
 class ChatReply(NamedTuple):
     """A reply, and the tokens that the request and the reply took; None: the endpoint does not tell."""
 
@@ -172,6 +176,7 @@ class EndpointChat:
 
         Raises:
             ChatUnavailable: there is no answer now.
+            EmptyReply: there is no answer in the reply.
             ChatError: there is no answer.
         """
         body = {
@@ -185,11 +190,15 @@ class EndpointChat:
         }
         client = EndpointClient(self.base_url, self.key_variable, self.timeout_s, self.attempts, self.pause_s)
         try:
-            return _read_reply(client.post_json("chat/completions", body), client)
+            reply = client.post_json("chat/completions", body)
         except EndpointUnavailable as error:
             raise ChatUnavailable(f"{self.model}: {error}") from None
         except EndpointError as error:
             raise ChatError(f"{self.model}: {error}") from None
+        try:
+            return _read_reply(reply, client)
+        except EndpointError as error:
+            raise EmptyReply(f"{self.model}: {error}") from None
 
 
 def _content(part: TurnPart) -> list[dict[str, Any]]:
