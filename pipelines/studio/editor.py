@@ -245,7 +245,8 @@ class SoundEditor:
         if not project.has_pictures:
             raise StudioRefusal("The project has no pictures: export the sound alone.")
         wav = self.store.sound(project, version)
-        check_room(path.parent, wav.stat().st_size + self.store.source(project).stat().st_size, self._limits)
+        sounds = 3 * wav.stat().st_size  # in the file, and beside it as numbers of 32 bits
+        check_room(path.parent, sounds + self.store.source(project).stat().st_size, self._limits)
         sound = load(wav)
         if sound.num_channels > 2 and path.suffix == ".mp4":
             sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
