@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from audiollm.errors import ConfigError
@@ -121,7 +121,10 @@ def _answers(
     seeds = [_seed(sampling.seed, inquiry.id, number) for inquiry, number, _, _ in work]
     try:
         return [Reply(text) for text in model.answer_many(waves, questions, seeds, sampling.temperature)]
-    except Exception as error:  # whatever a model raises is its result for these recordings
+    except Exception as error:  # whatever a model raises is its result for this recording
+        groups = [list(own) for _, own in groupby(work, key=lambda each: each[0].id)]
+        if len(groups) > 1:  # and no result for the others of its batch
+            return [reply for own in groups for reply in _answers(model, own, sampling)]
         said = " ".join(str(error).split())[:300]
         return [Reply(problem=f"the model failed: {type(error).__name__}: {said}")] * len(work)
 

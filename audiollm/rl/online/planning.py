@@ -67,7 +67,7 @@ def _planned(
 ) -> planning.PlannedTraining:
     is_own = _is_own(config.model)
     is_adapter = config.trained == "adapter"
-    own_reference = config.needs_reference and not is_adapter
+    own_reference = config.needs_reference and (not is_adapter or config.refresh_reference is not None)
     sizes = {
         term.name: _parameters(term.settings.folder, plans) if isinstance(term.settings, ModelSettings) else 0
         for term in config.reward_terms

@@ -151,7 +151,7 @@ def with_variance(made: RolloutStep) -> Tensor:
 def with_variance_of_any(made: RolloutStep) -> Tensor:
     """Return bool `[G]`: groups whose answers differ in any of the rewards (GDPO)."""
     numbers, count = group_numbers(made), len(made.groups)
-    flat = [groups_without_variance(own_A, numbers, count) for own_A in made.reward_AF.unbind(1)]
+    flat = [groups_without_variance(own_A, numbers, count) for own_A in made.kept_reward_AF.unbind(1)]
     return ~torch.stack(flat).all(0)
 
 

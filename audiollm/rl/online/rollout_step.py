@@ -70,6 +70,11 @@ class RolloutStep:
         return torch.tensor(columns, dtype=torch.float64).reshape(len(columns), -1).T
 
     @property
+    def kept_reward_AF(self) -> Tensor:
+        """`reward_AF`, NaN by every function for an answer that lacks one: it has a part in no baseline."""
+        return self.reward_AF.masked_fill(self.reward_A.isnan()[:, None], nan)
+
+    @property
     def reward_A(self) -> Tensor:
         """float64: the weighted sums, NaN where one of the rewards is missing."""
         return total_rewards(self.scores)

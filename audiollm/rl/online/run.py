@@ -224,9 +224,9 @@ def _by_rewards(
     else:
         functions = placed_rewards(joined, *place)
     rewards = RewardSuite(terms, functions, config.reward_timeout_s, config.on_error)
-    codec = (
-        Generator.from_pretrained(config.model, config.codec).codec if any(t.speech for t in terms) else None
-    )
+    codec = None
+    if config.codec is not None or any(term.speech for term in terms):
+        codec = Generator.from_pretrained(config.model, config.codec).codec
 
     def make(engine: RolloutEngine[Any], parts: SamplingParts) -> SamplesSteps:
         return maker_of(

@@ -146,7 +146,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     """Rollouts, rewards and reference in Ray actors (`{rollout: {actors: 2, gpus: 0.5}}`); None: everything runs with
     the training ranks."""
     codec: InputPath | None = None
-    """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run."""
+    """Codec that decodes speech for the rewards that hear it; None: the `train_tokenizer` of the model's run. Where
+    functions of one's own are the only rewards, they get recordings if it is set."""
     kl: KLChoice | None = None
     """The KL from the reference; None: there is no reference."""
     reference: InputPath | None = None
@@ -236,6 +237,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         _told(lambda: self.policy_term if self.fresh_objective is None else None)
         self._check_fresh_objective()
         self._check_steps()
+        self._check_kl_place()
         self._check_overlong_and_refill()
         self._check_critic()
         self._check_placement()
@@ -247,11 +249,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
             raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
-        if self.codec is not None and not speech:
+        may_hear = self.answer != "text" and any(map(is_import_path, self.rewards))
+        if self.codec is not None and not speech and not may_hear:
             raise ValueError("codec is set, but no reward hears speech: leave it out")
         if self.reference is not None and not self.needs_reference:
             raise ValueError("reference is set, but kl is not, and the objective reads none: leave it out")
-        if self.group_size == 1 and "group_A" in self.advantage_term.reads and self.advantage.name != "remax":
+        if self.group_size == 1 and self.fresh_objective is None and self.compares_answers:
             raise ValueError(
                 f"advantage: {self.advantage.name} compares the answers of a group: group_size is 1"
             )
@@ -338,15 +341,18 @@ class PolicyTrainingConfig(ModelTrainingConfig):
                 f"advantage: {self.advantage.name} reads rewards of steps: add `steps`, `step_model` or a function "
                 "that returns ScoredSteps to rewards"
             )
-        if self.advantage.name == "grpo_process" and self.kl is not None and self.kl.place == "reward":
-            raise ValueError("kl.place: reward is not read by advantage: grpo_process: set kl.place: loss")
+
+    def _check_kl_place(self) -> None:
+        is_penalty = self.kl is not None and self.kl.place == "reward"
+        if is_penalty and not {"reward_A", "reward_T"} & set(self.advantage_term.reads):
+            raise ValueError(
+                f"kl.place: reward is not read by advantage: {self.advantage.name}: set kl.place: loss"
+            )
 
     def _check_overlong_and_refill(self) -> None:
         if self.overlong is not None and "overlong" in self.rewards:
             raise ValueError("overlong is given twice, beside rewards and among them: leave one out")
-        reads = self.advantage_term.reads
-        compares = "group_A" in reads and "greedy_reward_G" not in reads
-        if self.refill is not None and self.fresh_objective is None and not compares:
+        if self.refill is not None and self.fresh_objective is None and not self.compares_answers:
             raise ValueError(
                 f"refill: {self.advantage.name} does not compare the answers of a group: leave refill out"
             )
@@ -377,6 +383,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if self.objective.name not in SELECTIONS:
             return None
         return fresh_objective(self.objective.name, self.objective.values)
+
+    @property
+    def compares_answers(self) -> bool:
+        """Whether the advantage of an answer depends on the other answers of its group."""
+        reads = self.advantage_term.reads
+        return "group_A" in reads and "greedy_reward_G" not in reads
 
     @property
     def reads_values(self) -> bool:

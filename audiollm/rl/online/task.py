@@ -264,8 +264,7 @@ class PolicyTask:
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
         """Tell of steps that teach nothing, and of answers that are sampled from another distribution."""
         found = {}
-        compares = "group_A" in self._advantage.reads
-        if compares and figures.get("groups_without_variance", 0.0) >= 1.0:
+        if self._learns_from_differences and figures.get("groups_without_variance", 0.0) >= 1.0:
             found["no variance"] = (
                 "in every group all answers have the same reward, so the step changes nothing: take harder or easier "
                 "prompts, a higher temperature, or larger groups"
@@ -283,6 +282,14 @@ class PolicyTask:
         if figures.get("truncated", 0.0) > 0.5:
             found["truncated"] = "more than half of the answers are cut by a limit: raise max_answer_tokens"
         return found
+
+    @property
+    def _learns_from_differences(self) -> bool:
+        """Whether a group whose answers have equal rewards teaches nothing."""
+        fresh = self._config.fresh_objective
+        if fresh is not None:
+            return fresh.kind == "pairs"
+        return self._config.compares_answers and "reward_A" in self._advantage.reads
 
     def _update_controllers(self, found: Mapping[str, float | Tensor], answers: int) -> None:
         """Let the controllers follow the KL of the step: of all tokens, or of text and of speech."""
@@ -358,7 +365,7 @@ class PolicyTask:
             torch.tensor([own[int(numbers[place])] for place in places], dtype=torch.long),
             len(plan),
             made.reward_A[places],
-            made.reward_AF[places],
+            made.kept_reward_AF[places],
             None if greedy is None else greedy[list(plan)],
             torch.cat([none, *(_behaviour(each) for each in rollouts)]),
             made.truncated_A[places],
@@ -509,6 +516,7 @@ class PolicyTask:
                 kept_T=each.kept_T.to(self.device),
                 correction=_on(each.correction, self.device) if self._config.correction else None,
                 is_code_T=answers.is_code_T if self._config.answer != "text" else None,
+                old_entropy_T=each.entropy_T.to(self.device),
             )
             regularizers = Regularizers(
                 self._kl, self._kl_weight(answers.is_code_T), self._config.entropy_weight

@@ -127,10 +127,11 @@ def policy_loss(
 
 
 def _acting_tokens(tokens: RolloutLogprobs, counts: StepCounts) -> Tensor:
-    """Return bool `[T]`: tokens that count and whose entropy reaches the step's threshold."""
+    """Return bool `[T]`: tokens that count and whose entropy before the updates reaches the step's threshold."""
     if counts.entropy_threshold is None:
         return tokens.mask_T
-    return tokens.mask_T & (tokens.required("entropy_T").detach() >= counts.entropy_threshold)
+    entropy_T = tokens.required("entropy_T") if tokens.old_entropy_T is None else tokens.old_entropy_T
+    return tokens.mask_T & (entropy_T.detach() >= counts.entropy_threshold)
 
 
 def _corrected(losses: SurrogateLosses, tokens: RolloutLogprobs) -> Tensor:

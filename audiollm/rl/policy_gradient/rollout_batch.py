@@ -95,9 +95,13 @@ class RolloutLogprobs:
     """Weights for tokens that were sampled under another distribution than old; None: all 1."""
     is_code_T: Tensor | None = None
     """bool: tokens that are codes of speech, whose KL is told apart; None: it is not."""
+    old_entropy_T: Tensor | None = None
+    """Entropy before the updates, by which top-entropy tokens are chosen; None: `entropy_T`."""
 
     def __post_init__(self) -> None:
-        for name in ("answer_T", "advantage_T", "old_T", "reference_T", "entropy_T", "is_code_T", "kept_T"):
+        for name in (
+            "answer_T", "advantage_T", "old_T", "reference_T", "entropy_T", "is_code_T", "kept_T", "old_entropy_T",
+        ):  # fmt: skip
             _check_shape(name, getattr(self, name), self.policy_T.shape)
 
     def required(self, name: str) -> Tensor:

@@ -177,14 +177,13 @@ class _Call:
     def outcome(self, count: int, timeout_s: float) -> list[Outcome] | str:
         """The values, or the reason why there are none."""
         try:
-            values = self._future.result(max(0.0, self._start_s + timeout_s - time.monotonic()))
+            error = self._future.exception(max(0.0, self._start_s + timeout_s - time.monotonic()))
         except TimeoutError:
-            if self._future.done():  # the function itself raised it
-                return "raised TimeoutError"
             self.is_hanging = True
             return f"hangs: no value after {timeout_s:g} s"
-        except BaseException as error:
+        if error is not None:
             return f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        values = self._future.result()
         try:
             values = list(values)
         except TypeError:

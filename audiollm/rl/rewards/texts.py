@@ -63,11 +63,13 @@ def repetition(answer: SampledAnswer, settings: s.RepetitionSettings) -> float:
 def language(answer: SampledAnswer, settings: s.LanguageSettings) -> float:
     """1 where thought and answer are in the script of the language asked for, else 0.
 
-    Kana is Japanese, Han without kana is Chinese, all else is English: languages of one script are not told apart.
+    Kana is Japanese, Han without kana is Chinese, all else is English: languages of one script are not told apart, nor
+    are regions (`zh-CN`).
     """
     parts = answer.parts
     asked = settings.language or answer.sample.metadata.get("language")
-    wanted = asked or language_of(" ".join(answer.sample.texts("user")))
+    named = str(asked or language_of(" ".join(answer.sample.texts("user")))).lower().partition("-")[0]
+    wanted = named if named in ("zh", "ja") else "en"
     said = f"{parts.thought} {parts.answer}".strip()
     return float(bool(said) and language_of(said) == wanted)
 

@@ -9,10 +9,12 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
+from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -178,9 +180,11 @@ def _serve(
     except Exception as error:
         failure = StageError(f"the model that samples cannot be loaded: {error_line(error)}")
     seen = None
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            version, prompts, numbers, settings = connection.recv()
+    requests = SimpleQueue[Any]()
+    threading.Thread(target=_read_requests, args=(connection, requests), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while (request := requests.get()) is not None:
+            version, prompts, numbers, settings = request
             found: Any = failure
             if failure is None:
                 if version != seen:
@@ -189,6 +193,16 @@ def _serve(
                     seen = version
                 found = _sampled(engine, prompts, numbers, settings)
             connection.send_bytes(pickle.dumps(found))
+
+
+def _read_requests(connection: Connection, requests: SimpleQueue[Any]) -> None:
+    """Take in requests as they come, and None at the end: whoever sends one waits for no answer to an earlier one."""
+    try:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                requests.put(connection.recv())
+    finally:
+        requests.put(None)
 
 
 def _sampled(engine: RolloutEngine[Any], *asked: Any) -> list[list[Rollout]] | Exception:

@@ -98,6 +98,38 @@ def test_a_recording_that_is_gone_is_a_problem_of_its_question(tmp_path: Path) -
     assert (result["questions"], result["left_out"]) == (3, 1)
 
 
+class Refuses(Drawer):
+    """Fails where the recording of question 1 is in the batch."""
+
+    def answer_many(
+        self,
+        recordings: Sequence[Waveform],
+        questions: Sequence[str],
+        seeds: Sequence[int],
+        temperature: float,
+    ) -> list[str]:
+        if any(0.05 < float(wave.samples_CN.max()) < 0.15 for wave in recordings):
+            raise RuntimeError("too long")
+        return super().answer_many(recordings, questions, seeds, temperature)
+
+
+def test_a_failure_is_that_of_its_question_whatever_the_batch(tmp_path: Path) -> None:
+    inquiries = [question.inquiry(tmp_path) for question in questions_in(tmp_path)]
+    found = [
+        sample_all(
+            Subject("m", "1", Refuses()),
+            inquiries,
+            ReplySampling(2, 1.0, together),
+            RowStore(None),
+            lambda _: None,
+        )
+        for together in (1, 3)
+    ]
+    assert found[0] == found[1]
+    assert {reply.problem for reply in found[1]["q1"]} == {"the model failed: RuntimeError: too long"}
+    assert all(reply.text and not reply.problem for id in ("q0", "q2") for reply in found[1][id])
+
+
 def test_samplings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature 0"):
         check_sampling(ReplySampling(samples=2), Drawer())

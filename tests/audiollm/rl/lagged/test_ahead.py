@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,6 +48,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def no_model() -> Any:
     raise OSError("no such folder")
+
+
+@dataclass(frozen=True)
+class LargePrompt:
+    """More than what a connection takes in before it is read."""
+
+    id: str
+    sound: torch.Tensor = field(default_factory=lambda: torch.zeros(1_000_000))
+
+
+class Repeats:
+    """An engine whose answers are as large as its prompts."""
+
+    def sample(self, prompts: Any, numbers: Any, settings: Any) -> Any:
+        return [[prompt] for prompt in prompts]
+
+    def weights_changed(self) -> None: ...
+
+
+def load_repeats() -> Any:
+    return torch.nn.Linear(1, 1), Repeats()
 
 
 def test_another_process_samples_as_this_one_does(folder: Path) -> None:
@@ -99,6 +122,27 @@ def test_a_model_that_does_not_load_is_told() -> None:
             engine.sample([], [], SETTINGS)
     finally:
         engine.close()
+
+
+def test_calls_larger_than_the_connection_are_begun_without_waiting() -> None:
+    """As ReMax begins two for a step: its groups, and their greedy answers."""
+    engine = ProcessRollouts[Any](load_repeats, unmerged_tensors(torch.nn.Linear(1, 1)), 1)
+    engine.sample([LargePrompt("first")], [[0]], SETTINGS)  # waits until it is loaded
+    found = []
+
+    def work() -> None:
+        prompts = [LargePrompt("a"), LargePrompt("b")]
+        for prompt in prompts:
+            engine.start([prompt], [[0]], SETTINGS)
+        found.extend(engine.sample([prompt], [[0]], SETTINGS) for prompt in prompts)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(30)
+    is_stuck = worker.is_alive()
+    engine.close()
+    assert not is_stuck
+    assert [answer.id for ((answer,),) in found] == ["a", "b"]
 
 
 class Remembers(PolicyTask):

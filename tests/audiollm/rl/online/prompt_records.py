@@ -44,3 +44,8 @@ def broken_for_one(batch: RewardBatch) -> list[float | None]:
     if any(answer.sample.id == "tone1" and answer.number == 0 for answer in batch):
         raise RuntimeError("cannot judge this")
     return [-float(answer.num_tokens) for answer in batch]
+
+
+def duration(batch: RewardBatch) -> list[float | None]:
+    """Seconds of the speech of each answer; none where it is not decoded."""
+    return [None if answer.recording is None else answer.recording.duration_s for answer in batch]

@@ -74,6 +74,15 @@ def test_every_failure_of_a_reward_is_named_and_left_out(folder: Path) -> None:
     assert left_out > 5 and len(figures_of(out)) == 10
 
 
+def test_an_answer_that_lacks_one_of_several_rewards_is_left_out_of_each(folder: Path) -> None:
+    """GDPO, which has a baseline for each reward."""
+    rewards = {f"{PLACE}none": 1.0, f"{OWN}evenness": 1.0}
+    rows = rows_of(run(folder, rewards=rewards, advantage="gdpo", **SHORT))
+    lacking = [row for row in rows if row["reward"] is None]
+    assert lacking and all(row["rewards"][f"{OWN}evenness"] is not None for row in lacking)
+    assert not any(any(row["advantages"]) for row in lacking)
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_a_failure_stops_the_run_where_that_is_asked_for(folder: Path, name: str) -> None:
     sample, reason = REASONS[name]

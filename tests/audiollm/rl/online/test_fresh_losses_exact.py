@@ -303,6 +303,40 @@ def test_top_entropy_by_hand(folder: Path) -> None:
     assert 0 < float(update.figures["entropy"]) < 10
 
 
+def test_top_entropy_tokens_are_those_of_before_the_updates(folder: Path) -> None:
+    """The second update has the tokens of the first, whatever their entropies have become."""
+    task, policy = make_task(folder, "llm", {**CASES["top-entropy"], "updates": 2})
+    batch = task.batch(1, torch.Generator())
+    before = plain_answers(batch.made, policy, task)
+    updates = task.updates(batch, 1, 2)
+    for _ in next(updates).loss:
+        pass
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.root.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    loss = math.fsum(float(part.detach()) for part in next(updates).loss)
+    now = plain_answers(batch.made, policy, task)
+
+    entropies = sorted(value for each in before for value in each.entropy)
+    place = 0.7 * (len(entropies) - 1)
+    low, high = entropies[math.floor(place)], entropies[math.ceil(place)]
+    threshold = low + (place - math.floor(place)) * (high - low)
+    acting = sum(entropy >= threshold for entropy in entropies)
+    value, moved = 0.0, 0
+    for each, then in zip(now, before, strict=True):
+        rewards = [other.reward for other in before if other.group == each.group]
+        advantage = (each.reward - mean_of(rewards)) / (deviation_of(rewards) + 1e-4)
+        for token, entropy in enumerate(then.entropy):
+            moved += (entropy >= threshold) != (each.entropy[token] >= threshold)
+            if entropy >= threshold:
+                ratio = math.exp(float((each.policy_N[token] - then.policy_N[token]).detach()))
+                gain = min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+                value -= gain / len(entropies) + 0.02 * each.entropy[token] / acting
+    assert moved, "the weights moved too little for the test to tell"
+    assert loss == pytest.approx(value, rel=1e-9)
+
+
 def test_steps_in_returns_by_hand(folder: Path) -> None:
     """REINFORCE++ with the rewards of steps at the tokens that end them, and the KL at every token."""
 

@@ -27,12 +27,13 @@ from audiollm.rl.rewards.catalog import reward_terms
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
 from audiollm.rl.rollouts.protocol import Rollout
-from tests.audiollm.rl.online.fresh_tasks import PLUG_INS, load_policy, make_task
+from tests.audiollm.rl.online.fresh_tasks import PLUG_INS, gradient_of_step, load_policy, make_task
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
 from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.train.two_ranks import on_two_ranks
 
+STEPS = {f"{PLUG_INS}thirds": 1.0}
 REFILL = {"rewards": {f"{PLUG_INS}now_and_then": 1.0}, "refill": {"most": 3}, "batch_size": 4, "seed": 4}
 
 
@@ -226,6 +227,9 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
     assert "set kl.place: loss" in error_of(
         folder, advantage="grpo_process", rewards={"steps": 1.0}, kl={"place": "reward"}
     )
+    assert "not read by advantage: gdpo: set kl.place: loss" in error_of(
+        folder, advantage="gdpo", kl={"place": "reward"}
+    )
     assert "online_dpo does not read kl" in error_of(folder, objective="online_dpo", kl={})
     assert "online_dpo does not read advantage" in error_of(folder, objective="online_dpo", advantage="rloo")
     assert "online_dpo makes pairs, and kto takes singles" in error_of(
@@ -248,6 +252,24 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
 
 def lengths_of(out: Path) -> list[float]:
     return [row["answer_length"] for row in read_jsonl(out / "metrics.jsonl") if "answer_length" in row]
+
+
+def test_online_rft_takes_single_answers(folder: Path) -> None:
+    settings = {"objective": {"name": "online_rft", "least": -100.0}, "group_size": 1}
+    task, _ = make_task(folder, "dual", {"rewards": {f"{OWN}brevity": 1.0}, **settings})
+    assert gradient_of_step(task)[2].figures["items"] == 4
+
+
+def test_equal_rewards_are_an_alarm_only_where_nothing_is_learned_from_them(folder: Path) -> None:
+    def is_told(**settings: Any) -> bool:
+        task, _ = make_task(folder, "dual", {"rewards": STEPS, **settings})
+        return "no variance" in task.alarms({"groups_without_variance": 1.0}, 3)
+
+    assert is_told() and is_told(advantage="rloo") and is_told(objective="online_dpo")
+    assert not is_told(advantage="remax", group_size=1), "greedy answers are the baseline"
+    assert not is_told(objective="online_rft"), "right answers are learned, however many there are"
+    assert not is_told(advantage="grpo_process"), "steps differ where their means are equal"
+    assert not is_told(advantage="gdpo"), "functions differ where their sums are equal"
 
 
 @pytest.mark.parametrize(

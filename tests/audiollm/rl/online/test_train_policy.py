@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
+from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.rl.rollouts.records import RolloutRecords
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
@@ -73,6 +76,26 @@ def test_speech_of_answers_is_kept_as_codes(folder: Path) -> None:
     assert (out / "answers" / "000010.safetensors").exists() and (
         out / "answers" / "000000.safetensors"
     ).exists()
+
+
+class Beeps:
+    """A codec of half a second a frame."""
+
+    sample_rate = 16_000
+
+    def decode(self, codes_KT: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(1, 8_000 * codes_KT.shape[1])
+
+
+def test_a_reward_of_ones_own_hears_the_speech(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "codec").mkdir()
+    monkeypatch.setattr(Generator, "from_pretrained", lambda model, codec: SimpleNamespace(codec=Beeps()))
+    settings = {"rewards": {f"{OWN}duration": 1.0}, "codec": "codec"}
+    out = run(folder, answer="audio", max_frames=3, steps=10, evaluations=1, **settings)
+    rows = [row for path in sorted((out / "rollouts").glob("*.jsonl")) for row in read_jsonl(path)]
+    found = {row["reward"] for row in rows}
+    assert len(found) > 1 and found <= {0.0, 0.5, 1.0, 1.5}
+    assert "no reward hears speech" in error_of(folder, **settings)
 
 
 def test_a_kill_changes_nothing(folder: Path) -> None:

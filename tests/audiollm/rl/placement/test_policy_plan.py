@@ -101,3 +101,18 @@ def test_plan_reads_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "train_policy: 2 rollout actors, each 1 CPU" in result.output
     assert f"not in it: the time of {OWN}brevity" in result.output
     assert "3 prompts of 290 positions (assumed), 4 answers to each at their longest (12)" in result.output
+
+
+def test_an_adapter_whose_reference_is_refreshed_has_a_second_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "llm", "features")
+    write_prompts(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    settings = {"trained": "adapter", "lora": {"rank": 4}, "kl": {}}
+    told = []
+    for more in ({}, {"refresh_reference": {"every": 4}}):
+        path = write_recipe(tmp_path, **settings, **more)
+        told.append(CliRunner().invoke(build_app(), ["plan", str(path)]).output)
+    assert "the policy with its adapter off" in told[0]
+    assert "policy, rollouts, reference, rewards" in told[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -181,6 +182,9 @@ def test_languages_by_script() -> None:
         {"language": 1}, answer("是女人", sample), answer("woman", sample), answer("", sample)
     ) == [1, 0, 0]
     assert values_of({"language": {"language": "en"}}, answer("woman", sample)) == [1]
+    german, regional = prompt(language="de"), prompt(language="zh-CN")
+    assert values_of({"language": 1}, answer("eine Frau", german), answer("是女人", german)) == [1, 0]
+    assert values_of({"language": 1}, answer("是女人", regional), answer("woman", regional)) == [1, 0]
 
 
 def test_steps_that_name_what_is_heard_count_once() -> None:
@@ -307,6 +311,21 @@ def test_a_reward_that_hangs_ends_at_its_time_out() -> None:
         "hangs: no value after 0.2 s",
         "not scored: hangs: no value after 0.2 s",
     ]
+
+
+def test_ctrl_c_ends_the_wait_for_a_reward() -> None:
+    def interrupted(batch: RewardBatch) -> list[float | None]:
+        time.sleep(0.2)
+        signal.raise_signal(signal.SIGINT)  # the main thread, which waits, takes it
+        time.sleep(0.2)
+        return [1.0] * len(batch)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            suite({"slow": interrupted}).score(batch_of(1))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_stops_by_option() -> None:
