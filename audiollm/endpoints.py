@@ -9,9 +9,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -27,6 +30,8 @@ TRANSIENT_STATUS = (408, 409, 425, 429)
 ACCOUNT_STATUS = (401, 402)
 """The key or the account is refused: no request is answered until a person has mended it."""
 REDACTED = "[key]"
+_CHECK_EVERY_S = 0.1
+"""Seconds between two looks at whether a caller still wants the reply."""
 
 
 class EndpointError(Exception):
@@ -61,15 +66,21 @@ class EndpointClient:
     def __post_init__(self) -> None:
         check_address(self.base_url)
 
-    def post_json(self, path: str, values: dict[str, Any]) -> bytes:
+    def post_json(
+        self, path: str, values: dict[str, Any], check_stop: Callable[[], None] | None = None
+    ) -> bytes:
         """The reply to a JSON request; see `post`."""
-        return self.post(path, json.dumps(values).encode(), "application/json")
+        return self.post(path, json.dumps(values).encode(), "application/json", check_stop)
 
-    def post(self, path: str, body: bytes, content_type: str) -> bytes:
+    def post(
+        self, path: str, body: bytes, content_type: str, check_stop: Callable[[], None] | None = None
+    ) -> bytes:
         """The body of the reply, at most 4 MB of it.
 
         Args:
             path: below the base address, for example `chat/completions`.
+            check_stop: called while the reply is waited for; what it raises ends the wait, and the request ends by
+                itself. None: wait to the end.
 
         Raises:
             EndpointUnavailable: the last attempt failed, and a later one may succeed; or the key is refused.
@@ -77,7 +88,9 @@ class EndpointClient:
         """
         for attempt in range(1, self.attempts + 1):
             try:
-                return self._send(path, body, content_type)
+                if check_stop is None:
+                    return self._send(path, body, content_type)
+                return self._sent_beside(path, body, content_type, check_stop)
             except urllib.error.HTTPError as error:
                 reason = f"HTTP {error.code}: {self._said(error)}"
                 transient = error.code in TRANSIENT_STATUS or error.code >= 500
@@ -89,7 +102,7 @@ class EndpointClient:
                 raise EndpointUnavailable(reason)
             if not transient:
                 raise EndpointError(reason)
-            time.sleep(self.pause_s * 2 ** (attempt - 1))
+            self._pause(self.pause_s * 2 ** (attempt - 1), check_stop)
         raise AssertionError("the last attempt returns or raises")
 
     def excerpt(self, said: bytes) -> str:
@@ -122,6 +135,31 @@ class EndpointClient:
         with opener.open(request, timeout=self.timeout_s) as reply:
             return self._read(reply)
 
+    def _sent_beside(
+        self, path: str, body: bytes, content_type: str, check_stop: Callable[[], None]
+    ) -> bytes:
+        """Send in a thread of its own: a wait for the first byte of a reply cannot be interrupted."""
+        reply: Future[bytes] = Future()
+
+        def send() -> None:
+            try:
+                reply.set_result(self._send(path, body, content_type))
+            except Exception as error:
+                reply.set_exception(error)
+
+        threading.Thread(target=send, name="endpoint request", daemon=True).start()
+        while not wait([reply], _CHECK_EVERY_S).done:
+            check_stop()
+        return reply.result()
+
+    @staticmethod
+    def _pause(seconds: float, check_stop: Callable[[], None] | None) -> None:
+        end = time.monotonic() + seconds
+        while check_stop is not None and time.monotonic() + _CHECK_EVERY_S < end:
+            check_stop()
+            time.sleep(_CHECK_EVERY_S)
+        time.sleep(max(0.0, end - time.monotonic()))
+
     def _read(self, reply: http.client.HTTPResponse) -> bytes:
         """The body of a reply; a server that sends it drop by drop is cut off after `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
@@ -149,6 +187,9 @@ class Budget(NamedTuple):
 
     Args:
         run: name of the run; what a run has spent is kept with the answers.
+        calls: replies, whether they can be used or not. A request that nobody replies to (no connection, a time-out,
+            an error of the server) takes nothing from the budget.
+        tokens: tokens of requests and replies, as they are told.
     """
 
     run: str

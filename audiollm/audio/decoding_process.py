@@ -99,14 +99,17 @@ def contained_info(request: DecodeRequest) -> AudioInfo:
     return info
 
 
-def contained_results(function: str, request: FileRequest) -> Iterator[Any]:
+def contained_results(function: str, request: FileRequest, remember: bool = True) -> Iterator[Any]:
     """Results of a generator function, given by its import path (`module:function`), in another process.
+
+    Args:
+        remember: refuse a file on which it crashed without another process, until the file changes.
 
     Raises:
         DecoderCrash: the function crashes or hangs on the file.
         Exception: what it raises.
     """
-    return _results((function, request))
+    return _results((function, request), remember)
 
 
 # Private: the side that asks
@@ -210,9 +213,9 @@ _crashes: dict[Any, str] = {}
 """Error of each file that crashed or hung the decoder, so that drawing it again costs no further process or wait."""
 
 
-def _results(task: Task) -> Iterator[Any]:
+def _results(task: Task, remember: bool = True) -> Iterator[Any]:
     source, name = task[1].source, task[1].name
-    if _crashes and (reason := _crashes.get(_identity(source))):
+    if remember and _crashes and (reason := _crashes.get(_identity(source))):
         raise DecoderCrash(name, reason)
     done = 0
     for again in (False, True):
@@ -225,9 +228,10 @@ def _results(task: Task) -> Iterator[Any]:
             return
         except _DeadError:
             if again or was_new:
-                raise _crash(task[1], f"crashes its decoder ({helper.death})") from None
+                raise _crash(task[1], f"crashes its decoder ({helper.death})", remember) from None
         except TimeoutError:
-            raise _crash(task[1], f"its decoder has given nothing for {LONGEST_SILENCE_S:g} s") from None
+            what = f"its decoder has given nothing for {LONGEST_SILENCE_S:g} s"
+            raise _crash(task[1], what, remember) from None
         finally:
             if helper.is_ready:
                 _idle.append(helper)
@@ -235,9 +239,10 @@ def _results(task: Task) -> Iterator[Any]:
                 helper.end()
 
 
-def _crash(request: FileRequest, what: str) -> DecoderCrash:
+def _crash(request: FileRequest, what: str, remember: bool) -> DecoderCrash:
     reason = f"{what}: convert it with another program, or leave it out"
-    _crashes[_identity(request.source)] = reason
+    if remember:
+        _crashes[_identity(request.source)] = reason
     return DecoderCrash(request.name, reason)
 
 

@@ -38,25 +38,28 @@ CLIPS_REMEMBERED = 16
 _MOST_FINISHED = 200
 
 
-class JobStopped(Exception):
-    """The request was stopped by the person who made it."""
+class JobStopped(BaseException):
+    """The request was stopped by the person who made it; no `except Exception` on its way takes it for an error."""
 
 
 class Job:
     """One request: its place in the queue, its progress, and its end."""
 
-    def __init__(self, number: int, owner: str, title: str, work: Callable[[Job], Any]) -> None:
-        self.number, self.owner, self.title = number, owner, title
+    def __init__(
+        self, number: int, owner: str, title: str, work: Callable[[Job], Any], subject: str = ""
+    ) -> None:
+        self.number, self.owner, self.title, self.subject = number, owner, title, subject
         self.state: JobState = "waiting"
         self.step, self.steps = 0, 0
         """Steps of the sampler that are done, and how many a window takes; 0: none is counted."""
         self.result: Any = None
-        self.problem: Exception | None = None
+        self.problem: Exception | JobStopped | None = None
         self._work: Callable[[Job], Any] | None = work
         self._stop, self._ended = threading.Event(), threading.Event()
 
     def stop(self) -> None:
-        """Ask for the end: a running request ends after the present sampling step."""
+        """Ask for the end: a running request ends where it checks for it next, after a step of the sampler, a token of
+        an answer, or a picture of a film."""
         self._stop.set()
 
     def took_step(self, done: int) -> None:
@@ -90,7 +93,7 @@ class Job:
 
         Raises:
             JobStopped: the request was stopped.
-            Exception: whatever the work raised.
+            Exception: the error of the work.
         """
         self._ended.wait()
         if self.problem is not None:
@@ -161,11 +164,13 @@ class SoundService:
             )
         return self._generator
 
-    def submit(self, work: Callable[[Job], Any], owner: str = "", title: str = "") -> Job:
+    def submit(self, work: Callable[[Job], Any], owner: str = "", title: str = "", subject: str = "") -> Job:
         """Put a request at the end of the queue.
 
         Args:
-            work: called in the service's thread with its job; `Job.watched` gives settings that report steps.
+            work: called in the service's thread with its job; `Job.watched` gives settings that report steps, and
+                `Job.check_stop` is for work without them.
+            subject: what the request works on; see `stop_all_on`.
 
         Raises:
             StageError: the service was closed.
@@ -174,7 +179,7 @@ class SoundService:
             if self._is_closed:
                 raise StageError("the service of sounds was closed", "start it anew")
             self._count += 1
-            job = Job(self._count, owner, title, work)
+            job = Job(self._count, owner, title, work, subject)
             self._waiting.append(job)
             self._changed.notify_all()
         return job
@@ -188,18 +193,21 @@ class SoundService:
 
     def jobs(self, owner: str) -> list[Job]:
         """The requests of an owner, in their order; of finished ones the last."""
-        with self._changed:
-            running = [self._running] if self._running is not None else []
-            known = [*self._finished, *running, *self._waiting]
-        return [job for job in known if job.owner == owner]
+        return [job for job in self._known() if job.owner == owner]
 
     def stop(self, owner: str) -> None:
         """Stop all requests of an owner."""
         for job in self.jobs(owner):
             self.stop_job(job)
 
+    def stop_all_on(self, subject: str) -> None:
+        """Stop all requests that work on a subject, whoever made them."""
+        for job in self._known():
+            if job.subject == subject:
+                self.stop_job(job)
+
     def stop_job(self, job: Job) -> None:
-        """Stop a request: one that waits ends now, one that runs after the present sampling step."""
+        """Stop a request: one that waits ends now, one that runs at its next step; see `Job.check_stop`."""
         with self._changed:
             job.stop()
             if job in self._waiting:
@@ -215,6 +223,11 @@ class SoundService:
                 job.stop()
             self._changed.notify_all()
         self._thread.join()
+
+    def _known(self) -> list[Job]:
+        with self._changed:
+            running = [self._running] if self._running is not None else []
+            return [*self._finished, *running, *self._waiting]
 
     def _work(self) -> None:
         while True:

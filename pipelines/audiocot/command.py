@@ -48,9 +48,22 @@ def audiocot(
     writer: Annotated[
         str | None, typer.Option(help=f"Who joins both: {_ANSWERER_HELP}", show_default="measured")
     ] = None,
-    max_calls: Annotated[int | None, typer.Option(min=0, help="Budget of new answers of models.")] = None,
+    max_calls: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Budget of new answers of models, over all runs into OUT. A request that nobody answers "
+            "(no connection, a time-out, an error of the server) does not count.",
+            show_default="no limit",
+        ),
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Budget of tokens, as endpoints count them.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Budget of tokens, as endpoints count them, over all runs into OUT.",
+            show_default="no limit",
+        ),
     ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="A YAML file with any settings of the stage audiocot.")

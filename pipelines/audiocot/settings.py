@@ -23,11 +23,13 @@ _NEARLY_WHOLE = 0.995
 
 
 class AnswerBudget(BaseModel):
-    """Limits to the new answers of endpoints and models; null: no limit."""
+    """Limits to the new answers of endpoints and models, over all runs in one folder; null: no limit."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     calls: int | None = Field(None, ge=0)
+    """New answers, those that are refused included. A request that nobody answers (no connection, a time-out, an error
+    of the server) does not count."""
     tokens: int | None = Field(None, ge=0)
     """Tokens of requests and replies, as endpoints and models count them."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from audiollm.audio.discovery import AudioError
@@ -25,6 +27,9 @@ from audiollm.video.frames import VideoError
 from pipelines.audiocot.clip import SoundClip, SoundFile, Told
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
 from pipelines.steps.step import Listener, Value
+
+if TYPE_CHECKING:
+    from audiollm.audio import Waveform
 
 Answer = TypeVar("Answer")
 _MAX_TOKENS = 1024
@@ -56,6 +61,8 @@ class ThoughtRequest:
         region: a box around an object; none: the whole picture.
         instruction: what is to be done with the sound, in everyday words.
         pictures: how the pictures of a video are shown; None: as the model was trained, else 2 per second.
+        check_stop: called between the steps of the work, after each picture and each token; what it raises ends the
+            work. It must be no `Exception`, which would be taken for an error of the model. None: work to the end.
     """
 
     source: Path
@@ -64,6 +71,7 @@ class ThoughtRequest:
     region: Sequence[Region] = ()
     instruction: str | None = None
     pictures: PictureSettings | None = None
+    check_stop: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,7 @@ class ModelThinker:
                 path=clip.video, start_s=clip.start_s, end_s=clip.end_s, region=list(asked.region)
             )
             try:
-                shown = PictureReader(asked.pictures or self._pictures).read(part)
+                shown = PictureReader(asked.pictures or self._pictures).read(part, asked.check_stop)
             except (VideoError, ValueError) as error:
                 raise ConfigError(
                     str(error), str(asked.source), "give another span, rate or region"
@@ -188,7 +196,9 @@ class ModelThinker:
             parts.append(Pictures(shown.frames, shown.times_s))
         parts += [clip.waveform().mono(), prompt]
         try:
-            return ask_checked(self._chat.go_on, parts, check, self._asks)[0]
+            return ask_checked(
+                lambda turns: str(self._chat.go_on(turns, asked.check_stop)), parts, check, self._asks
+            )[0]
         except (ChatError, RefusedAnswer) as error:
             raise StageError(
                 f"think: {error}", "train the model longer (recipes/audiocot_writer), or raise --asks"
@@ -244,4 +254,30 @@ def open_clip(asked: ThoughtRequest) -> SoundClip:
             "give seconds from its beginning",
         )
     end_s = min(end_s, probe["duration_s"])
-    return SoundClip(str(asked.source), asked.start_s, end_s, Told(), {"probe": probe}, listener)
+    place = (str(asked.source), asked.start_s, end_s, Told(), {"probe": probe}, listener)
+    return SoundClip(*place) if asked.check_stop is None else _WatchedClip(*place, asked.check_stop)
+
+
+# Private
+
+
+@dataclass(frozen=True)
+class _WatchedClip(SoundClip):
+    """A clip whose reading checks whether it is still wanted: steps that measure it read it as they go on."""
+
+    check_stop: Callable[[], None]
+
+    def waveform(self) -> Waveform:
+        self.check_stop()
+        return super().waveform()
+
+    def samples(self, sample_rate: int) -> NDArray[np.float32]:
+        self.check_stop()
+        return super().samples(sample_rate)
+
+    def pictures(
+        self, frame_rate: float, side: int | None, region: Sequence[Region] = ()
+    ) -> Iterator[tuple[float, NDArray[np.uint8]]]:
+        for shown in super().pictures(frame_rate, side, region):
+            self.check_stop()
+            yield shown

@@ -5,7 +5,7 @@ Shapes: C channels, N samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,7 +110,8 @@ class SoundEditor:
         known = self.store.thought(project)  # a person may go on writing while this waits
 
         def work(job: Job) -> dict[str, Any]:
-            answer = self._thinker.think(ThoughtRequest(source, region=tuple(region)))
+            asked = ThoughtRequest(source, region=tuple(region), check_stop=job.check_stop)
+            answer = self._thinker.think(asked)
             job.check_stop()
             if not region:
                 self.store.keep_thought(project, answer.record, known)
@@ -120,7 +121,7 @@ class SoundEditor:
                 "of_object": bool(region),
             }
 
-        return self.service.submit(work, owner, "writing the chain of thought")
+        return self._submit(project, work, owner, "writing the chain of thought")
 
     def understand(self, project: StoredProject, owner: str, version: SoundVersion, instruction: str) -> Job:
         """Ask the model that writes which operation on a version an instruction is."""
@@ -128,7 +129,8 @@ class SoundEditor:
         source = self.store.source(project) if project.has_pictures else heard
 
         def work(job: Job) -> dict[str, Any]:
-            answer = self._thinker.think(ThoughtRequest(source, instruction=instruction))
+            asked = ThoughtRequest(source, instruction=instruction, check_stop=job.check_stop)
+            answer = self._thinker.think(asked)
             job.check_stop()
             start_s, end_s = answer.span or (None, None)
             caption = caption_of_record(answer.record)
@@ -136,7 +138,7 @@ class SoundEditor:
                 "plan": {"kind": answer.operation, "caption": caption, "start_s": start_s, "end_s": end_s}
             }
 
-        return self.service.submit(work, owner, "understanding the instruction")
+        return self._submit(project, work, owner, "understanding the instruction")
 
     def generate(self, project: StoredProject, owner: str, asked: MakeRequest) -> Job:
         """Make a sound for the project's pictures, words and chain of thought: a new root of the tree.
@@ -171,7 +173,7 @@ class SoundEditor:
                 self.store.finish(project, number, None, "generate", title, None, facts)
             return {"version": number}
 
-        return self.service.submit(work, owner, "generating")
+        return self._submit(project, work, owner, "generating")
 
     def edit(
         self, project: StoredProject, owner: str, version: SoundVersion, kind: EditKind, asked: MakeRequest
@@ -190,7 +192,8 @@ class SoundEditor:
         self._check_length(span_s[1] - span_s[0], "span", "select less of the waveform")
         settings, sound = self._settings(asked.steps), self.store.sound(project, version)
         if kind == "extract":
-            return self.service.submit(
+            return self._submit(
+                project,
                 lambda job: self._extract(job, project, version, asked, caption, settings, span_s),
                 owner,
                 "extracting",
@@ -226,7 +229,12 @@ class SoundEditor:
                 self.store.finish(project, number, version, kind, title, whole, facts)
             return {"version": number}
 
-        return self.service.submit(work, owner, f"{kind}ing" if kind != "remove" else "removing")
+        return self._submit(project, work, owner, f"{kind}ing" if kind != "remove" else "removing")
+
+    def delete(self, project: StoredProject) -> None:
+        """Delete a project, and stop all requests on it, whichever window made them."""
+        self.store.delete(project)
+        self.service.stop_all_on(project.id)
 
     def export_video(self, project: StoredProject, version: SoundVersion, path: Path) -> None:
         """Write the video with a version as its sound; its pictures are copied.
@@ -237,7 +245,8 @@ class SoundEditor:
         if not project.has_pictures:
             raise StudioRefusal("The project has no pictures: export the sound alone.")
         wav = self.store.sound(project, version)
-        check_room(path.parent, wav.stat().st_size + self.store.source(project).stat().st_size, self._limits)
+        sounds = 3 * wav.stat().st_size  # in the file, and beside it as numbers of 32 bits
+        check_room(path.parent, sounds + self.store.source(project).stat().st_size, self._limits)
         sound = load(wav)
         if sound.num_channels > 2 and path.suffix == ".mp4":
             sound = Waveform(set_channels(sound.samples_CN, 1), sound.sample_rate)
@@ -250,6 +259,17 @@ class SoundEditor:
             ) from None
 
     # Private
+
+    def _submit(
+        self, project: StoredProject, work: Callable[[Job], dict[str, Any]], owner: str, title: str
+    ) -> Job:
+        """Put a request on a project at the end of the queue."""
+
+        def checked(job: Job) -> dict[str, Any]:
+            self.store.check_there(project)  # a deletion stops what is in the queue, not what comes after it
+            return work(job)
+
+        return self.service.submit(checked, owner, title, project.id)
 
     def _extract(
         self,

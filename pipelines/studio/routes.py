@@ -234,7 +234,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.delete("/api/projects/{id}")
     def delete_project(project: Project) -> dict[str, Any]:
-        store.delete(project)
+        editor.delete(project)
         return {}
 
     @router.get("/api/projects/{id}/export")
@@ -469,12 +469,13 @@ def _job(run: str, job: Job, editor: SoundEditor) -> dict[str, Any]:
         "number": job.number,
         "key": f"{run}-{job.number}",
         "title": job.title,
+        "project": job.subject,
         "state": job.state,
         "place": editor.service.place(job),
         "step": job.step,
         "steps": job.steps,
         "result": job.result,
-        "sentence": _failure(problem) if problem is not None and job.state == "failed" else "",
+        "sentence": _failure(problem) if isinstance(problem, Exception) else "",
     }
 
 

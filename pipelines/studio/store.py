@@ -222,9 +222,16 @@ class ProjectStore:
         with self._guard:
             lock = self._locks.setdefault(project.id, threading.RLock())
         with lock:
-            if not (self.place(project) / "project.json").is_file():
-                raise StudioRefusal("The project was deleted meanwhile: nothing was kept.", 404)
+            self.check_there(project)
             yield
+
+    def check_there(self, project: StoredProject) -> None:
+        """
+        Raises:
+            StudioRefusal: it was deleted.
+        """
+        if not (self.place(project) / "project.json").is_file():
+            raise StudioRefusal("The project was deleted meanwhile: nothing was kept.", 404)
 
     # the chain of thought
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,11 @@ class PictureReader:
         self._kept: OrderedDict[str, TimedPictures] = OrderedDict()
         self._bytes = 0
 
-    def read(self, part: VideoPart) -> TimedPictures:
+    def read(self, part: VideoPart, check_stop: Callable[[], None] | None = None) -> TimedPictures:
         """Read the pictures of a part, cut to its region where it has one.
+
+        Args:
+            check_stop: called after every picture; what it raises ends the reading.
 
         Raises:
             VideoError: it cannot be read, or its region lies outside of the picture.
@@ -84,7 +87,7 @@ class PictureReader:
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        found = _read(part, self.settings)
+        found = _read(part, self.settings, check_stop)
         self._kept[key] = found
         self._bytes += _bytes_of(found.frames)
         while self._bytes > _KEPT_BYTES:
@@ -96,7 +99,7 @@ class PictureReader:
 # Private
 
 
-def _read(part: VideoPart, settings: PictureSettings) -> TimedPictures:
+def _read(part: VideoPart, settings: PictureSettings, check_stop: Callable[[], None] | None) -> TimedPictures:
     end_s = probe_video(part.path).duration_s if part.end_s is None else part.end_s
     if end_s is None:
         raise ValueError(f"{part.path}: its length is not known: give the part an end_s")
@@ -104,7 +107,11 @@ def _read(part: VideoPart, settings: PictureSettings) -> TimedPictures:
     if len(times) > MAX_PICTURES:
         raise ValueError(f"{part.path}: {len(times)} pictures, and at most {MAX_PICTURES} are shown")
     boxes = [(box.at_s, box.x, box.y, box.width, box.height) for box in part.region]
-    frames = list(read_frames(part.path, times, settings.side, boxes))
+    frames = []
+    for frame in read_frames(part.path, times, settings.side, boxes):
+        frames.append(frame)
+        if check_stop is not None:
+            check_stop()
     if part.region and settings.side is None:
         frames = _of_one_size(frames)
     return TimedPictures(tuple(frames), tuple(time - part.start_s for time in times))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -43,6 +43,10 @@ class ChatError(Exception):
 
 class ChatUnavailable(ChatError, TransientError):
     """There is no answer now, and there may be one later."""
+
+
+class EmptyReply(ChatError):
+    """The model replied, which may have to be paid for, and there is no answer in its reply."""
 
 
 class ChatReply(NamedTuple):
@@ -164,14 +168,18 @@ class EndpointChat:
     def ask(self, parts: Parts) -> str:
         return self.go_on([("user", parts)])
 
-    def go_on(self, turns: Sequence[Turn]) -> str:
-        return self.reply_counted(turns).text
+    def go_on(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> str:
+        return self.reply_counted(turns, check_stop).text
 
-    def reply_counted(self, turns: Sequence[Turn]) -> ChatReply:
+    def reply_counted(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> ChatReply:
         """The assistant's next turn, and its cost.
+
+        Args:
+            check_stop: see `EndpointClient.post`.
 
         Raises:
             ChatUnavailable: there is no answer now.
+            EmptyReply: there is no answer in the reply.
             ChatError: there is no answer.
         """
         body = {
@@ -185,11 +193,15 @@ class EndpointChat:
         }
         client = EndpointClient(self.base_url, self.key_variable, self.timeout_s, self.attempts, self.pause_s)
         try:
-            return _read_reply(client.post_json("chat/completions", body), client)
+            reply = client.post_json("chat/completions", body, check_stop)
         except EndpointUnavailable as error:
             raise ChatUnavailable(f"{self.model}: {error}") from None
         except EndpointError as error:
             raise ChatError(f"{self.model}: {error}") from None
+        try:
+            return _read_reply(reply, client)
+        except EndpointError as error:
+            raise EmptyReply(f"{self.model}: {error}") from None
 
 
 def _content(part: TurnPart) -> list[dict[str, Any]]:
@@ -252,16 +264,19 @@ class PretrainedChat:
     def ask(self, parts: Parts) -> str:
         return self.go_on([("user", parts)])
 
-    def go_on(self, turns: Sequence[Turn]) -> str:
-        return self.reply_counted(turns).text
+    def go_on(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> str:
+        return self.reply_counted(turns, check_stop).text
 
-    def reply_counted(self, turns: Sequence[Turn]) -> ChatReply:
+    def reply_counted(self, turns: Sequence[Turn], check_stop: Callable[[], None] | None = None) -> ChatReply:
         """The assistant's next turn, and the tokens of the conversation with it.
+
+        Args:
+            check_stop: called after every token; what it raises ends the answer, where it is no `Exception`.
 
         Raises:
             ChatError: there is no answer.
         """
-        return self._generated(turns, do_sample=False)
+        return self._generated(turns, check_stop, do_sample=False)
 
     def sample(self, parts: Parts, seed: int, temperature: float) -> str:
         """An answer at a temperature, from the whole distribution; at 0 it is that of `ask`."""
@@ -270,11 +285,13 @@ class PretrainedChat:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self._generated(
-                [("user", parts)], do_sample=True, temperature=temperature, top_p=1.0, top_k=0
+                [("user", parts)], None, do_sample=True, temperature=temperature, top_p=1.0, top_k=0
             ).text
 
     @torch.inference_mode()
-    def _generated(self, turns: Sequence[Turn], **sampling: Any) -> ChatReply:
+    def _generated(
+        self, turns: Sequence[Turn], check_stop: Callable[[], None] | None, **sampling: Any
+    ) -> ChatReply:
         try:
             inputs = processor_inputs(self._processor, turns, generation_prompt=True)
         except InputsError as error:
@@ -283,6 +300,7 @@ class PretrainedChat:
             made = self._model.generate(
                 **{key: self._moved(value) for key, value in inputs.items()},
                 max_new_tokens=self._max_tokens,
+                stopping_criteria=[] if check_stop is None else [_after_each_token(check_stop)],
                 **sampling,
             )
         except Exception as error:
@@ -295,3 +313,13 @@ class PretrainedChat:
     def _moved(self, value: Tensor) -> Tensor:
         moved = value.to(self._model.device)
         return moved.to(self._model.dtype) if torch.is_floating_point(moved) else moved
+
+
+def _after_each_token(check_stop: Callable[[], None]) -> Callable[..., Tensor]:
+    """A criterion of transformers' `generate` that stops nothing by itself."""
+
+    def check(ids_BT: Tensor, scores: Any, **more: Any) -> Tensor:
+        check_stop()
+        return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
+
+    return check

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from audiollm.audio import Waveform
 from audiollm.endpoints import Budget
 from audiollm.errors import TransientError
-from audiollm.evaluate.subjects.chat import ChatReply
+from audiollm.evaluate.subjects.chat import ChatError, ChatReply, EmptyReply
 from audiollm.models.audio_llms.inputs import Parts, Pictures, Turn
 
 Checked = TypeVar("Checked")
@@ -87,7 +87,13 @@ class StoredAnswers:
             if known is not None:
                 return known
             self._begin_call()
-            reply = chat.reply_counted(turns)
+            try:
+                reply = chat.reply_counted(turns)
+            except EmptyReply:
+                raise  # it is paid for as an answer is
+            except ChatError:
+                self._take_back_call()
+                raise
             with self._transaction() as database:
                 database.execute(
                     "insert or ignore into answers values (?, ?, ?)", (key, reply.text, reply.tokens)
@@ -98,7 +104,7 @@ class StoredAnswers:
             return reply.text
 
     def spent(self) -> tuple[int, int]:
-        """Calls and tokens of this run."""
+        """Calls that were replied to, and the tokens of this run."""
         row = self._database.execute(
             "select calls, tokens from spent where run = ?", (self.budget.run,)
         ).fetchone()
@@ -119,7 +125,10 @@ class StoredAnswers:
             yield
 
     def _begin_call(self) -> None:
-        """Count a call before it is made, so that several processes together keep to the budget."""
+        """Count a call before it is made, so that several processes together keep to the budget.
+
+        A call during which its process is killed stays counted: it may have been paid for.
+        """
         budget = self.budget
         with self._transaction() as database:
             database.execute("insert or ignore into spent values (?, 0, 0)", (budget.run,))
@@ -129,6 +138,11 @@ class StoredAnswers:
             if budget.tokens is not None and tokens >= budget.tokens:
                 raise BudgetSpent(f"the budget of {budget.tokens} tokens is spent: {tokens} were used")
             database.execute("update spent set calls = calls + 1 where run = ?", (budget.run,))
+
+    def _take_back_call(self) -> None:
+        """Count a call no more that nobody replied to."""
+        with self._transaction() as database:
+            database.execute("update spent set calls = calls - 1 where run = ?", (self.budget.run,))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -24,62 +24,40 @@ from audiollm.files.set_aside import SetAside
 from audiollm.recipe.ranks import ALONE, Ranks
 from audiollm.rl.lagged.ahead import SamplesAhead
 from audiollm.rl.lagged.refresh import ReferenceRefresh
-from audiollm.rl.objectives.answers import AnswerLogprobs, sum_by_index
+from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.online.entropies import mean_entropy, step_threshold
-from audiollm.rl.online.fresh_losses import CriticTargets, FreshAnswers, PackLogprobs, StepLoss, fresh_loss
+from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
 from audiollm.rl.online.rollout_step import RolloutStep, group_numbers, selected_answers
+from audiollm.rl.online.scored_packs import (
+    AdvantageMaker,
+    RolloutPack,
+    ScoredPack,
+    counted_tokens,
+    fresh_answers,
+    sum_of,
+)
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.skips import SkippedSteps
-from audiollm.rl.online.steps import StepReward, placed_steps
 from audiollm.rl.placement.reference_actors import ReferenceActors
 from audiollm.rl.policy.critic import ActorCritic, Critic
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.policy.token_figures import TokenRequest
-from audiollm.rl.policy_gradient.advantages import RawAdvantages, raw_advantages, scaled_advantages
 from audiollm.rl.policy_gradient.controllers import KLController
-from audiollm.rl.policy_gradient.corrections import ImportanceWeights, MismatchFigures, importance_weights
-from audiollm.rl.policy_gradient.kl import kl_estimates
+from audiollm.rl.policy_gradient.corrections import ImportanceWeights
 from audiollm.rl.policy_gradient.losses import Regularizers, StepCounts
-from audiollm.rl.policy_gradient.moments import Moments
 from audiollm.rl.policy_gradient.reward_shaping import (
     groups_without_variance,
-    penalized_rewards,
-    token_rewards,
 )
-from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs, RolloutRewards
+from audiollm.rl.policy_gradient.rollout_batch import RolloutLogprobs
 from audiollm.rl.policy_gradient.settings import (
-    CorrectionSettings,
     KLSettings,
-    ReinforceSettings,
-    TokenRewardSettings,
 )
 from audiollm.rl.preference.ptx import SupervisedMaker, SupervisedPacks
 from audiollm.rl.rollouts.weights import SampledWeights
 from audiollm.train.loop.task import PHASE_PREFIX, Update
-
-MEASURED_ONLY = CorrectionSettings(level="token", mode="truncate", cap=None)
-"""Weights that are looked at and not used: the mismatch is told in every run."""
-
-
-@dataclass(frozen=True)
-class RolloutPack:
-    """Whole groups of answers that go through the model together; none in an idle one."""
-
-    batch: Any
-    places: list[int]
-    """Numbers of its answers among those of this rank."""
-    group_A: Tensor
-    num_groups: int
-    reward_A: Tensor
-    reward_AF: Tensor
-    greedy_reward_G: Tensor | None
-    behaviour_T: Tensor
-    truncated_A: Tensor
-    steps: list[list[StepReward]]
-    """Rewards of the steps of each answer, where the advantage reads them."""
 
 
 class PackedStep(NamedTuple):
@@ -88,22 +66,6 @@ class PackedStep(NamedTuple):
     made: RolloutStep
     packs: list[RolloutPack]
     supervised: SupervisedPacks | None = None
-
-
-@dataclass(frozen=True)
-class ScoredPack:
-    """A pack with what stays the same over the updates of a step."""
-
-    pack: RolloutPack
-    answer_T: Tensor
-    old_T: Tensor
-    reference_T: Tensor | None
-    kept_T: Tensor
-    correction: ImportanceWeights
-    advantage_T: Tensor
-    entropy_T: Tensor
-    values: CriticTargets | None
-    """Of the critic, where there is one."""
 
 
 class PolicyTask:
@@ -157,6 +119,7 @@ class PolicyTask:
         self._root = self._trained
         self._advantage = config.advantage_term
         self._kl: KLSettings | None = config.kl
+        self._make_advantages = AdvantageMaker(config, ranks, self._kl_weight)
         self._loss = fresh_loss(config, ranks)
         self._skips = SkippedSteps(config.max_skipped_steps)
         self.device = next(policy.root.parameters()).device
@@ -217,12 +180,12 @@ class PolicyTask:
         kept = len(packs) == 1 and self._ranks.world == 1 and self._config.fresh_objective is None
         with torch.set_grad_enabled(kept):
             passes = self._first_passes(packs)
-        scored, figures = self._scored(packs, [_without_gradient(each) for each in passes])
+        scored, figures = self._make_advantages(packs, [_without_gradient(each) for each in passes])
         first = passes if kept else []
         del passes
         self._files.write(step, made, self._per_answer(scored, len(made.rollouts)))
         counts = self._counts(scored)
-        loss = self._loss.of_step([_fresh_answers(each) for each in scored], counts)
+        loss = self._loss.of_step([fresh_answers(each) for each in scored], counts)
         figures |= {**self._figures_of(made.sampled), **made.figures, "skipped": float(not loss.is_trained)}
         figures["entropy"] = mean_entropy(self._entropies(scored), self._ranks)
         spent = {**made.seconds, "score": time.monotonic() - began}
@@ -232,10 +195,19 @@ class PolicyTask:
         if not loss.is_trained:
             yield Update((), figures, losses=0)
             return
+        began = time.monotonic()
         for number in range(self._config.updates):
             found: dict[str, float | Tensor] = {}
             losses = self._losses(
-                scored, supervised, counts, loss, found, figures if not number else {}, not number, first
+                scored,
+                supervised,
+                counts,
+                loss,
+                found,
+                figures if not number else {},
+                not number,
+                first,
+                began,
             )
             first = []
             yield Update(losses, found, losses=len(beside) + len(scored))
@@ -393,90 +365,27 @@ class PolicyTask:
         )
         return self._policy.answer_logprobs(self._root, pack.batch, request)
 
-    def _scored(
-        self, packs: Sequence[RolloutPack], first: Sequence[AnswerLogprobs]
-    ) -> tuple[list[ScoredPack], dict[str, float | Tensor]]:
-        raws = [self._raw(pack, answers) for pack, answers in zip(packs, first, strict=True)]
-        moments = Moments(self._ranks.sum(sum_of([Moments.of(raw.measured_N).sums for raw in raws])))
-        scored, mismatch = [], []
-        for pack, answers, raw in zip(packs, first, raws, strict=True):
-            kept_A = raw.kept_A
-            if self._config.truncated == "leave_out":
-                kept_A = kept_A & ~pack.truncated_A
-            answer_T = answers.answer_T.cpu()
-            kept_T = kept_A[answer_T]
-            old_T, behaviour_T = answers.policy_T.cpu(), _in_order(pack.behaviour_T, answer_T)
-            settings = self._config.correction or MEASURED_ONLY
-            weights = importance_weights(behaviour_T, old_T, answer_T, len(pack.places), settings, kept_T)
-            mismatch.append(weights.figures)
-            advantage_T = scaled_advantages(self._advantage, raw, moments).to(old_T)
-            reference_T = None if answers.reference_T is None else answers.reference_T.cpu()
-            assert answers.entropy_T is not None
-            entropy_T = answers.entropy_T.cpu()
-            values = None
-            if answers.value_T is not None and raw.return_T is not None:
-                values = CriticTargets(answers.value_T.cpu(), raw.return_T.to(old_T))
-            scored.append(
-                ScoredPack(
-                    pack, answer_T, old_T, reference_T, kept_T, weights, advantage_T, entropy_T, values
-                )
-            )
-        total = sum(mismatch[1:], mismatch[0])
-        largest = max(self._ranks.gather(float(total.largest_log_ratio)))
-        every = MismatchFigures(self._ranks.sum(total.sums), torch.tensor(largest, dtype=torch.float64))
-        return scored, dict(every.values())
-
-    def _raw(self, pack: RolloutPack, answers: AnswerLogprobs) -> RawAdvantages:
-        """The advantages of a pack's own groups, from rewards with the KL in them where it is asked for."""
-        answer_T, count = answers.answer_T.cpu(), len(pack.places)
-        kl_T = None
-        if self._kl is not None and self._kl.place == "reward":
-            assert answers.reference_T is not None
-            kl_T = kl_estimates(answers.policy_T, answers.reference_T, self._kl.estimator).cpu().double()
-            kl_T = kl_T * self._kl_weight(None if answers.is_code_T is None else answers.is_code_T.cpu())
-        reward_A = pack.reward_A
-        reads = self._advantage.reads
-        reward_T = None
-        step_S = end_S = None
-        if self._config.reads_steps:
-            step_S, end_S = placed_steps(pack.steps, answer_T, count)
-        if "reward_T" in reads:
-            assert isinstance(self._advantage.settings, ReinforceSettings)  # GAE's are, too
-            settings = TokenRewardSettings(score_clip=self._advantage.settings.score_clip)
-            score_A = reward_A if step_S is None else 0 * reward_A
-            reward_T = token_rewards(score_A, kl_T, answer_T, 1.0, settings)
-            if step_S is not None and end_S is not None:
-                reward_T = reward_T + sum_by_index(step_S, end_S, len(answer_T))
-        elif kl_T is not None:
-            reward_A = penalized_rewards(reward_A, kl_T, answer_T, 1.0)
-        value_T = None if answers.value_T is None else answers.value_T.cpu().double()
-        rewards = RolloutRewards(
-            answer_T, count, pack.group_A, pack.num_groups, reward_A, pack.reward_AF,
-            self._weight_F, pack.greedy_reward_G, reward_T, value_T, step_S, end_S,
-        )  # fmt: skip
-        return raw_advantages(self._advantage, rewards)
-
-    @property
-    def _weight_F(self) -> Tensor:
-        return torch.tensor(list(self._rewards.values()), dtype=torch.float64)
-
     def _counts(self, scored: Sequence[ScoredPack]) -> StepCounts:
         threshold = None
         if self._config.top_entropy < 1:
             threshold = step_threshold(self._entropies(scored), self._config.top_entropy, self._ranks)
         parts = [
             StepCounts.of(
-                _mask(each, self._config.correction), each.answer_T, len(each.pack.places), None, each.entropy_T,
+                counted_tokens(each, self._config.correction),
+                each.answer_T,
+                len(each.pack.places),
+                None,
+                each.entropy_T,
                 threshold,
             ).sums
             for each in scored
-        ]  # fmt: skip
+        ]
         most = self._config.max_frames if self._config.answer == "audio" else self._config.max_answer_tokens
         return StepCounts(self._ranks.sum(sum_of(parts)), most, threshold)
 
     def _entropies(self, scored: Sequence[ScoredPack]) -> list[Tensor]:
         """The entropies of the tokens that count, of each pack."""
-        return [each.entropy_T[_mask(each, self._config.correction)] for each in scored]
+        return [each.entropy_T[counted_tokens(each, self._config.correction)] for each in scored]
 
     def _losses(
         self,
@@ -488,14 +397,15 @@ class PolicyTask:
         figures: Mapping[str, float | Tensor],
         is_first: bool,
         first: list[AnswerLogprobs],
+        began: float,
     ) -> Iterator[Tensor]:
         """The loss of each pack; when the last is drawn, `found` has the figures of the whole step.
 
         In the first update, old is current: its ratios are exactly 1. `first` are the packs' log-probabilities where
-        their gradient is at hand, which the call takes out. Supervised packs come first: a critic has no
-        part in their loss, and ranks meet in the last backward pass, which must reach every trained weight.
+        their gradient is at hand, which the call takes out. `began` is the time at which the step's first update began.
+        Supervised packs come first: a critic has no part in their loss, and ranks meet in the last backward pass, which
+        must reach every trained weight.
         """
-        began = time.monotonic()
         if supervised is not None:
             yield from supervised.losses(self._policy, self._root, self._ranks, found)
         request = self._loss.request(self._config.temperature)
@@ -588,40 +498,10 @@ class PolicyTask:
         return float(sum(self._ranks.gather(value)))
 
 
-def sum_of(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape."""
-    return torch.stack(list(parts)).sum(0)
-
-
 def _behaviour(rollout: Any) -> Tensor:
     assert rollout.tokens.logprob_A is not None  # temperature is above 0
     found: Tensor = rollout.tokens.logprob_A
     return found
-
-
-def _in_order(values_T: Tensor, answer_T: Tensor) -> Tensor:
-    """Put values that stand answer after answer where the tokens of a batch are, which may be interleaved.
-
-    Raises:
-        ValueError: there are not as many values as tokens: what was sampled is not what is trained on.
-    """
-    if len(values_T) != len(answer_T):
-        raise ValueError(f"{len(values_T)} sampled tokens, and {len(answer_T)} in the batch")
-    found_T = torch.empty_like(values_T)
-    found_T[torch.argsort(answer_T, stable=True)] = values_T
-    return found_T
-
-
-def _fresh_answers(each: ScoredPack) -> FreshAnswers:
-    """The answers of a pack as losses take them; those that are not kept have no reward."""
-    count = len(each.pack.places)
-    kept_A = torch.bincount(each.answer_T[each.kept_T], minlength=count) > 0
-    return FreshAnswers(
-        AnswerLogprobs(each.old_T, each.answer_T, count, each.reference_T),
-        each.pack.reward_A.masked_fill(~kept_A, torch.nan),
-        each.pack.group_A,
-        each.advantage_T.masked_fill(~each.kept_T, 0.0),
-    )
 
 
 def _without_gradient(answers: AnswerLogprobs) -> AnswerLogprobs:
@@ -636,10 +516,6 @@ def _without_gradient(answers: AnswerLogprobs) -> AnswerLogprobs:
         value_T=None if value_T is None else value_T.detach(),
         is_code_T=answers.is_code_T,
     )
-
-
-def _mask(each: ScoredPack, correction: CorrectionSettings | None) -> Tensor:
-    return each.kept_T & each.correction.kept_T if correction else each.kept_T
 
 
 def _on(weights: ImportanceWeights, device: torch.device) -> ImportanceWeights:

@@ -24,7 +24,7 @@
     } catch {
       throw new Error("The studio does not answer: was it ended? Versions that were finished are kept.");
     }
-    if (options.raw && answer.ok) return answer.arrayBuffer();
+    if (options.as && answer.ok) return answer[options.as]();
     let content = {};
     try { content = await answer.json(); } catch { /* an error without a sentence */ }
     if (!answer.ok) throw new Error(content.sentence || `The studio refused it (${answer.status}).`);
@@ -32,12 +32,15 @@
   }
 
   const here = (rest = "") => `/projects/${state.project.id}${rest}`;
+  // an answer may come after another project was opened, and is not that one's
+  const isOpen = (id) => state.project !== null && state.project.id === id;
   const versionPath = (id, rest) => here(`/versions/${id}${rest}`);
 
   function tell(sentence) { el.status.textContent = sentence; }
   function complain(error) {
     el.problem.textContent = error.message || String(error);
     el.problem.hidden = false;
+    el.problem.scrollIntoView({ block: "nearest" });
   }
   function guarded(work) {
     return async (...given) => {
@@ -62,21 +65,24 @@
 
   async function openFile(file) {
     tell(`Opening ${file.name} …`);
-    const found = await ask(`/projects?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
-    tell("");
+    let found;
+    try {
+      found = await ask(`/projects?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
+    } finally { tell(""); }
     show(found);
     await refreshState();
-    if (found.thinks) await post("/think", { region: [] });
+    if (found.thinks) await post("/think", { region: [] }, found.id);
   }
 
   async function openProject(id) {
     if (!id) { show(null); return; }
-    show(await ask(`/projects/${id}`));
-    el.projects.value = id;
+    const found = await ask(`/projects/${id}`);
+    if (el.projects.value === id) show(found);
   }
 
-  async function reload(select) {
-    const found = await ask(here());
+  async function reload(id, select) {
+    const found = await ask(`/projects/${id}`);
+    if (!isOpen(id)) return;
     state.project = found;
     const wanted = found.versions.find((each) => each.id === select)
       || found.versions.find((each) => state.version && each.id === state.version.id) || found.versions.at(-1) || null;
@@ -95,6 +101,7 @@
     el.save.href = `/studio/api${here("/export")}`;
     el.stage.hidden = el.strip.hidden = !project.has_pictures;
     state.view = [0, Math.max(project.duration_s, 0.1)];
+    for (const field of [el.background, el.avoid]) field.value = field.defaultValue;
     showThought(project.thought, project.prose);
     showTree();
     showRegion();
@@ -104,7 +111,7 @@
       el.video.hidden = false;
       el.video.src = `/studio/api${here("/source")}`;
       const strip = new Image();
-      strip.onload = () => { state.strip = strip; drawStrip(); };
+      strip.onload = () => { if (isOpen(project.id)) { state.strip = strip; drawStrip(); } };
       strip.src = `/studio/api${here("/strip")}`;
     } else {
       el.video.removeAttribute("src");
@@ -181,8 +188,20 @@
       a.setAttribute("download", "");
       box.append(a);
     };
+    // a link saves nothing and says nothing where pictures do not go into such a file
+    const film = (format, text) => {
+      const button = make("button", { className: "st-button" }, text);
+      button.onclick = guarded(async () => {
+        const name = `${state.project.name.replace(/\.[^.]*$/, "")}-${version.id}.${format}`;
+        tell(`Writing ${name} …`);
+        try {
+          saveAs(name, await ask(versionPath(version.id, `/export?format=${format}`), { as: "blob" }));
+        } finally { tell(""); }
+      });
+      box.append(button);
+    };
     link("wav", "Export WAV");
-    if (state.project.has_pictures) { link("mp4", "Export MP4"); link("mkv", "Export MKV (lossless sound)"); }
+    if (state.project.has_pictures) { film("mp4", "Export MP4"); film("mkv", "Export MKV (lossless sound)"); }
     for (const other of state.project.versions.filter((each) => each.id !== version.id)) {
       if (other.id === version.parent || state.project.versions.length <= 4) {
         const button = make("button", { className: "st-button" }, `Compare with ${other.id}`);
@@ -199,12 +218,20 @@
     }
     const remove = make("button", { className: "st-button" }, "Delete");
     remove.onclick = guarded(async () => {
+      const { id } = state.project;
       await ask(versionPath(version.id, ""), { method: "DELETE" });
+      if (!isOpen(id)) return;
       state.version = null;
-      await reload(version.parent);
+      await reload(id, version.parent);
     });
     box.append(remove);
     return box;
+  }
+
+  function saveAs(name, content) {
+    const a = make("a", { href: URL.createObjectURL(content), download: name });
+    a.click();
+    setTimeout(() => URL.revokeObjectURL(a.href), 60_000);
   }
 
   function compare(other) {
@@ -330,7 +357,7 @@
     const width = Math.max(100, Math.round(el.wave.clientWidth));
     const [start, end] = state.view;
     const part = async (id) => new Int16Array(await ask(
-      versionPath(id, `/waveform?start=${start}&end=${end}&width=${width}`), { raw: true }));
+      versionPath(id, `/waveform?start=${start}&end=${end}&width=${width}`), { as: "arrayBuffer" }));
     const parent = state.version.parent;
     const [wave, before] = await Promise.all([part(state.version.id), parent ? part(parent) : null]);
     if (number !== waveNumber) return;
@@ -484,6 +511,9 @@
         : "Samples outside of the span differ.");
   }
 
+  // Ctrl and + is the browser's zoom, Alt and an arrow its way back; AltGr is how some keyboards write [
+  const isBrowsers = (event) => (event.ctrlKey || event.metaKey || event.altKey) && !event.getModifierState("AltGraph");
+
   function bindWave() {
     let begun = null;
     const at = (event) => toTime(event.clientX - el.wave.getBoundingClientRect().left);
@@ -508,6 +538,7 @@
       }
     }, { passive: false });
     el.wave.addEventListener("keydown", (event) => {
+      if (isBrowsers(event)) return;
       const step = event.shiftKey ? 1 : 0.1;
       const work = {
         ArrowLeft: () => seek(state.cursor - step), ArrowRight: () => seek(state.cursor + step),
@@ -580,9 +611,11 @@
   const followObject = guarded(async (click) => {
     const at = Math.min(state.cursor, state.project.duration_s);
     const clicks = [...state.clicks.filter((each) => Math.abs(each.at_s - at) > 0.06), { at_s: at, ...click }];
+    const { id } = state.project;
     tell("Following the object …");
     try {
       const found = await ask(here("/region"), { method: "POST", json: { clicks } });
+      if (!isOpen(id)) return;
       state.clicks = clicks;
       state.region = found.region;
     } finally { tell(""); }
@@ -633,6 +666,7 @@
     });
     el.overlay.addEventListener("blur", () => drawOverlay());
     el.overlay.addEventListener("keydown", (event) => {
+      if (isBrowsers(event)) return;
       const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
       if (moves && state.cross) {
         event.preventDefault();
@@ -651,15 +685,25 @@
 
   function showThought(record, prose) {
     state.record = { background: [], follows: [], avoid: [], events: [], ...record };
-    el.background.value = state.record.background.join(", ");
-    el.avoid.value = state.record.avoid.join(", ");
+    for (const [field, words] of [[el.background, state.record.background], [el.avoid, state.record.avoid]]) {
+      const isTyped = field.value !== field.defaultValue;  // by a person who has not left the field yet
+      field.defaultValue = words.join(", ");
+      if (!isTyped) field.value = field.defaultValue;
+    }
     el.prose.textContent = prose;
+    saved = saved.catch(() => {});  // what was refused is no longer in the table
     showEvents();
   }
 
+  const eventOfRow = new WeakMap();
   function showEvents() {
+    const focused = el.events.contains(document.activeElement) ? document.activeElement : null;
+    const controls = (row) => [...row.querySelectorAll("input, button")];
+    const before = focused && focused.closest("tr");
+    const place = focused && [eventOfRow.get(before), controls(before).indexOf(focused)];
     el.events.replaceChildren(...state.record.events.map((event, number) => {
       const row = make("tr");
+      eventOfRow.set(row, event);
       const field = (type, value, label, change) => {
         const input = make("input", { type, value, ariaLabel: `${label} ${number + 1}` });
         if (type === "number") { input.step = "0.01"; input.min = "0"; }
@@ -674,22 +718,30 @@
       const cell = make("td");
       const remove = make("button", { className: "st-button", ariaLabel: `Remove sound ${number + 1}` }, "×");
       remove.onclick = () => {
+        const number = state.record.events.indexOf(event);
         state.record.follows = state.record.follows.filter((link) => link.event !== number && link.after !== number)
           .map((link) => ({ ...link, event: link.event - (link.event > number), after: link.after - (link.after > number) }));
         state.record.events.splice(number, 1);
         showEvents();
         keepThought();
+        el.eventAdd.focus();
       };
       cell.append(remove);
       row.append(cell);
       return row;
     }));
+    if (focused) {
+      const after = [...el.events.children].find((row) => eventOfRow.get(row) === place[0]);
+      if (after) controls(after)[place[1]].focus();
+    }
     draw();
   }
 
   const phrases = (text) => text.split(",").map((each) => each.trim()).filter(Boolean);
 
-  const keepThought = guarded(async () => {
+  // saves follow each other, and requests that read the chain of thought follow them
+  let saved = Promise.resolve();
+  function keepThought() {
     const order = state.record.events.map((event, number) => [event, number]).sort((a, b) => a[0].start_s - b[0].start_s);
     const places = new Map(order.map(([, number], place) => [number, place]));
     state.record.follows = state.record.follows.map((link) => ({ ...link, event: places.get(link.event), after: places.get(link.after) }))
@@ -698,21 +750,39 @@
     state.record.events = order.map(([event]) => event);
     state.record.background = phrases(el.background.value);
     state.record.avoid = phrases(el.avoid.value);
-    if (moved) showEvents(); else draw();
-    const kept = await ask(here("/thought"), { method: "PUT", json: { record: state.record } });
-    el.prose.textContent = kept.prose;
-  });
+    for (const field of [el.background, el.avoid]) field.defaultValue = field.value;
+    if (moved) setTimeout(showEvents);  // when the next field has the focus, which then stays in it
+    else draw();
+    const [path, { id }, record] = [here("/thought"), state.project, structuredClone(state.record)];
+    saved = saved.catch(() => {}).then(async () => {
+      const kept = await ask(path, { method: "PUT", json: { record } });
+      if (isOpen(id)) el.prose.textContent = kept.prose;
+    });
+    const saving = saved;
+    guarded(() => saving)();
+  }
 
   // requests to the models
 
-  const post = async (path, body) => {
-    takeJobs([...state.jobs.filter((each) => each.state === "waiting" || each.state === "running"),
-      await ask(here(path), { method: "POST", json: { page, ...body } })]);
+  const isActive = (job) => job.state === "waiting" || job.state === "running";
+  const post = async (path, body, id = state.project.id) => {
+    const job = await ask(`/projects/${id}${path}`, { method: "POST", json: { page, ...body } });
+    takeJobs([...state.jobs.filter(isActive), job]);
   };
   const sampler = () => ({ seed: Number(el.seed.value) || 0, steps: Number(el.steps.value) || 24 });
 
-  const generate = guarded(() => post("/generate", { caption: el.caption.value,
-    region: el.only.checked ? state.region : [], ...sampler() }));
+  const generate = guarded(async () => {
+    const { id } = state.project;
+    const asked = { caption: el.caption.value, region: el.only.checked ? state.region : [], ...sampler() };
+    await saved;
+    await post("/generate", asked, id);
+  });
+
+  const think = guarded(async (region) => {
+    const { id } = state.project;
+    await saved.catch(() => {});
+    await post("/think", { region }, id);
+  });
 
   const apply = guarded(async (kind, caption, withRegion) => {
     if (!state.version) throw new Error("There is no sound to edit yet: generate one first.");
@@ -724,11 +794,13 @@
 
   const plan = guarded(async () => {
     if (!state.version) throw new Error("There is no sound to edit yet: generate one first.");
+    const { id } = state.project;
     const span = state.span ? { start_s: state.span[0], end_s: state.span[1] } : {};
-    const found = await ask(here("/plan"), { method: "POST",
-      json: { page, version: state.version.id, instruction: el.words.value, ...span } });
+    const asked = { page, version: state.version.id, instruction: el.words.value, ...span };
+    await saved;
+    const found = await ask(`/projects/${id}/plan`, { method: "POST", json: asked });
     if (found.job) takeJobs([...state.jobs, found.job]);
-    else showPlan(found.plan);
+    else if (isOpen(id)) showPlan(found.plan);
   });
 
   function showPlan(found) {
@@ -742,24 +814,33 @@
     el.apply.focus();
   }
 
+  // a job's line is one element from its beginning to its end: a button that is exchanged with every step cannot be
+  // pressed, and loses the focus
+  const jobLines = new Map();
+  function jobLine(job) {
+    const line = { item: make("li"), said: make("span"), bar: make("progress", { ariaLabel: job.title }) };
+    const stop = make("button", { className: "st-button" }, "Stop");
+    stop.onclick = guarded(() => ask(`/jobs/${job.number}/stop?page=${page}`, { method: "POST" }));
+    line.item.append(line.said, stop, line.bar);
+    el.jobs.append(line.item);
+    jobLines.set(job.key, line);
+    return line;
+  }
+
   function takeJobs(jobs) {
     state.jobs = jobs;
-    const shown = jobs.filter((job) => job.state === "waiting" || job.state === "running");
-    el.jobs.replaceChildren(...shown.map((job) => {
-      const item = make("li");
-      item.append(make("span", {}, job.state === "waiting"
-        ? `${job.title}: ${job.place} before it`
-        : job.step ? `${job.title}: step ${job.step} of ${job.steps}` : `${job.title} …`));
-      const stop = make("button", { className: "st-button" }, "Stop");
-      stop.onclick = guarded(() => ask(`/jobs/${job.number}/stop?page=${page}`, { method: "POST" }));
-      item.append(stop);
-      const bar = make("progress", { ariaLabel: job.title });
+    const shown = jobs.filter(isActive);
+    for (const [key, line] of jobLines) {
+      if (!shown.some((job) => job.key === key)) { line.item.remove(); jobLines.delete(key); }
+    }
+    for (const job of shown) {
+      const { said, bar } = jobLines.get(job.key) || jobLine(job);
+      said.textContent = job.state === "waiting" ? `${job.title}: ${job.place} before it`
+        : job.step ? `${job.title}: step ${job.step} of ${job.steps}` : `${job.title} …`;
       if (job.steps) { bar.max = job.steps; bar.value = job.step; }
-      item.append(bar);
-      return item;
-    }));
+    }
     for (const job of jobs) {
-      if (seen.has(job.key) || job.state === "waiting" || job.state === "running") continue;
+      if (seen.has(job.key) || isActive(job)) continue;
       seen.add(job.key);
       finished(job).catch(complain);
     }
@@ -768,10 +849,15 @@
   async function finished(job) {
     if (job.state === "failed") complain(new Error(job.sentence));
     else if (job.state === "stopped") tell(`Stopped: ${job.title}.`);
-    else if (job.result && job.result.version && state.project) { tell(""); await reload(job.result.version); }
-    else if (job.result && job.result.of_object) { el.sound.value = job.result.caption; el.sound.focus(); }
-    else if (job.result && job.result.record && state.project) { const d = await ask(here()); showThought(d.thought, d.prose); }
-    else if (job.result && job.result.plan) showPlan(job.result.plan);
+    else if (!isOpen(job.project)) {
+      const project = [...el.projects.options].find((each) => each.value === job.project);
+      if (project) tell(`Done in ${project.text}: ${job.title}.`);
+    } else if (job.result.version) { tell(""); await reload(job.project, job.result.version); }
+    else if (job.result.of_object) { el.sound.value = job.result.caption; el.sound.focus(); }
+    else if (job.result.record) {
+      const found = await ask(`/projects/${job.project}`);
+      if (isOpen(job.project)) showThought(found.thought, found.prose);
+    } else if (job.result.plan) showPlan(job.result.plan);
     root.dataset.finished = String(Number(root.dataset.finished || 0) + 1);
   }
 
@@ -813,8 +899,9 @@
     el.projects.onchange = guarded(() => openProject(el.projects.value));
     el.remove.onclick = guarded(async () => {
       if (!confirm(`Delete ${state.project.name} with all its versions?`)) return;
+      const { id } = state.project;
       await ask(here(), { method: "DELETE" });
-      show(null);
+      if (isOpen(id)) show(null);
       await refreshState();
     });
     el.play.onclick = play;
@@ -832,13 +919,13 @@
       el.events.lastElementChild.querySelector("input").focus();
     };
     el.background.onchange = el.avoid.onchange = keepThought;
-    el.think.onclick = guarded(() => post("/think", { region: [] }));
+    el.think.onclick = () => think([]);
     el.generate.onclick = generate;
     el.plan.onclick = plan;
     el.words.onkeydown = (event) => { if (event.key === "Enter") plan(); };
     el.apply.onclick = () => apply(el.kind.value, el.sound.value, state.region.length > 0 && !el.sound.value.trim());
     el.objectAdd.onclick = () => apply("add", el.sound.value, true);
-    el.objectThink.onclick = guarded(() => post("/think", { region: state.region }));
+    el.objectThink.onclick = () => think(state.region);
     el.objectClear.onclick = () => { state.clicks = []; state.region = []; showRegion(); };
     el.boxSet.onclick = () => followObject({ x: Number(el.boxX.value), y: Number(el.boxY.value),
       width: Number(el.boxW.value), height: Number(el.boxH.value) });

@@ -21,6 +21,8 @@ _open, _is_damaged = av.open, False
 
 def _open_or_die(file, *args, **settings):
     global _is_damaged
+    if isinstance(file, str):  # it is written
+        return _open(file, *args, **settings)
     start = file.read(8)
     file.seek(0)
     if _is_damaged or start == b"CRASHES!":

@@ -12,10 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from audiollm.audio import decoding_process
 from audiollm.audio.files import load, save
 from audiollm.audio.samples import Waveform
 from audiollm.video.frames import VideoError, frame_times, pictures_end_s, probe_video, read_frames
 from audiollm.video.writing import replace_sound, write_video
+from tests.audiollm.audio.crashing_decoder import CRASHES, install
 
 RATE = 10.0
 TONE = Waveform(0.3 * torch.sin(torch.arange(24_000) * 0.05)[None], 8_000)
@@ -158,3 +160,21 @@ def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -
     assert (heard.samples_CN - long.samples_CN).abs().max() < 2**-23, "in blocks"
     with pytest.raises(VideoError, match=r"ends with .mp4"):
         replace_sound(clip, other, tmp_path / "new.avi")
+
+
+def test_a_film_that_crashes_ffmpeg_costs_its_own_call(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "hook", monkeypatch)
+    try:
+        film = tmp_path / "film.mp4"
+        film.write_bytes(CRASHES + clip.read_bytes()[8:])
+        before = sorted(path.name for path in tmp_path.iterdir())
+        for _ in "ab":
+            with pytest.raises(VideoError, match=r"crashes its decoder \(SIGSEGV\)"):
+                replace_sound(film, TONE, tmp_path / "new.mkv")
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        replace_sound(clip, TONE, tmp_path / "new.mkv")
+        assert load(tmp_path / "new.mkv").num_samples == 24_000
+    finally:
+        decoding_process.end_all()

@@ -6,6 +6,8 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,42 @@ def test_a_budget_is_kept_by_its_run(tmp_path: Path) -> None:
     second.reply(Free(), "m", [("user", ["b"])])
     with pytest.raises(BudgetSpent, match="7 tokens"):
         second.reply(Free(), "m", [("user", ["c"])])
+
+
+@pytest.mark.parametrize(
+    ("reply", "counted"),
+    [(None, 0), (500, 0), (429, 0), (401, 0), (400, 0), ("", 1), ("no JSON", 1)],
+    ids=str,
+)
+def test_a_request_that_nobody_answers_takes_nothing_from_the_budget(
+    server: ChatServer, replies: Replies, tmp_path: Path, reply: str | int | None, counted: int
+) -> None:
+    chat = EndpointChat(server.url, "m", "A_KEY", attempts=1, pause_s=0.0)
+    stored = StoredAnswers(tmp_path / "a.sqlite", Budget("one", calls=counted + 1))
+    replies.reply = reply
+    if reply is None:  # the connection is refused
+        chat = replace(chat, base_url="http://127.0.0.1:9/v1")
+    for _ in range(2 if counted == 0 else 1):
+        with pytest.raises(ChatError) if isinstance(reply, int | None) else nullcontext():
+            stored.reply(chat, "m", [("user", ["a"])])
+    assert stored.spent()[0] == counted
+    replies.reply = json.dumps(HEARD)
+    chat = replace(chat, base_url=server.url)
+    assert stored.reply(chat, "m", [("user", ["b"])]) == json.dumps(HEARD)
+    with pytest.raises(BudgetSpent):
+        stored.reply(chat, "m", [("user", ["c"])])
+    stored.close()
+
+
+def test_a_reply_without_an_answer_counts_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from audiollm.endpoints import EndpointClient
+
+    monkeypatch.setattr(EndpointClient, "post_json", lambda self, path, values: b'{"choices": []}')
+    stored = StoredAnswers(tmp_path / "a.sqlite", Budget("one", calls=1))
+    for error in (ChatError, BudgetSpent):
+        with pytest.raises(error):
+            stored.reply(EndpointChat("http://localhost:1/v1", "m"), "m", [("user", ["a"])])
+    stored.close()
 
 
 class SlowChat:

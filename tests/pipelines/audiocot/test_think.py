@@ -13,6 +13,8 @@ import pytest
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
 from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.subjects.chat import PretrainedChat
+from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.video.writing import write_video
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_THE_OBJECT_SOUNDS, WHAT_TO_DO
 from pipelines.audiocot.think_command import read_region, think_about
@@ -90,6 +92,30 @@ def test_answers_that_are_no_record_are_a_sentence(server: ChatServer, script: S
     script.replies = ["no idea"] * 2
     with pytest.raises(StageError, match="2 answers could not be used"):
         model_thinker(f"endpoint=m@{server.url}", 2).think(ThoughtRequest(clip))
+
+
+class Stopped(BaseException):
+    """The work is not wanted any more."""
+
+
+def test_a_model_in_a_folder_is_stopped_between_two_tokens(tmp_path: Path) -> None:
+    small = {"vocabulary": 320, "width": 32, "layers": 1, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1,
+             "mel_bins": 16, "window_s": 1, "min_pixels": 784, "max_pixels": 3136}  # fmt: skip
+    (tmp_path / "texts.jsonl").touch()
+    config = NewThinkerConfig.model_validate({"samples": tmp_path / "texts.jsonl", **small})
+    write_thinker(tmp_path / "model", config, ["a bell and a dog"])
+    chat, checked = PretrainedChat(tmp_path / "model", 40), []
+
+    def stop_after_three() -> None:
+        checked.append(None)
+        if len(checked) == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        chat.go_on([("user", ["what is heard?"])], stop_after_three)
+    assert len(checked) == 3
+    said = chat.go_on([("user", ["what is heard?"])])
+    assert chat.go_on([("user", ["what is heard?"])], lambda: checked.append(None)) == said
 
 
 def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -358,6 +358,30 @@ def test_a_closed_window_stops_its_requests_and_no_others(served: Any, tmp_path:
     assert closed.state == "stopped" and closed.step <= step + 2 and other.state == "done"
 
 
+def test_a_deleted_project_stops_its_requests_and_no_others(served: Any, tmp_path: Path) -> None:
+    _, app = served
+    client = browser(app)
+    sound = write_recording(tmp_path / "a.wav")
+    gone, kept = (f"/studio/api/projects/{upload(client, sound).json()['id']}" for _ in "ab")
+    windows = ("0123456789-one", "0123456789-two")
+    asked = {"version": 1, "kind": "add", "caption": "rain", "steps": 500}
+    for page in windows:
+        assert client.post(f"{gone}/edit", json={**asked, "page": page}, headers=CHANGES).status_code == 200
+    client.post(f"{kept}/edit", json={**asked, "page": PAGE + "k", "steps": 1}, headers=CHANGES)
+
+    def job_of(page: str) -> Any:
+        return client.get(f"/studio/api/jobs?page={page}").json()["jobs"][0]
+
+    while job_of(windows[0])["step"] < 2:
+        time.sleep(0.02)
+    assert client.delete(gone, headers=CHANGES).status_code == 200
+    while job_of(PAGE + "k")["state"] not in ("done", "failed"):
+        time.sleep(0.02)
+    ended = [job_of(page) for page in windows]
+    assert [job["state"] for job in ended] == ["stopped"] * 2 and ended[0]["step"] < 400
+    assert job_of(PAGE + "k")["state"] == "done"
+
+
 def test_the_stream_of_events_ends_with_its_window(served: Any) -> None:
     """The server itself notices a closed connection, and stops the requests."""
     editor, _ = served

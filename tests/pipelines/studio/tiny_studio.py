@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from audiollm.audio import Waveform, save
+from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.mmdit import MMDiTConfig
 from audiollm.flow.service import SoundService
 from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_facts
 from audiollm.video.writing import write_video
-from pipelines.audiocot.thinking import MeasuredThinker
+from pipelines.audiocot.thinking import MeasuredThinker, ThoughtAnswer, ThoughtRequest
 from pipelines.studio.editor import SoundEditor
 from pipelines.studio.limits import StudioLimits
 from pipelines.studio.regions import RegionFinder
-from pipelines.studio.store import ProjectStore, owner_of
+from pipelines.studio.store import ProjectStore, SoundVersion, StoredProject, owner_of
 from tests.audiollm.flow.toy import AUTOENCODER, DIM, HOP, RATE, tone
 
 ALICE, BOB = owner_of("alice"), owner_of("bob")
@@ -118,5 +119,20 @@ def opened(editor: SoundEditor, path: Path, owner: str = ALICE, name: str = ""):
     return editor.store.create(owner, name or path.name, upload)
 
 
-def needs_gradio() -> None:
-    pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+def copied_version(store: ProjectStore, project: StoredProject, parent: SoundVersion) -> SoundVersion:
+    """A version with the sound of its parent, made without a model."""
+    with store.new_version(project, parent) as (number, path):
+        shutil.copy(store.sound(project, parent), path)
+        return store.finish(project, number, parent, "add", "the same", (0, 100), {})
+
+
+class ScriptedWriter:
+    """Answers as a model that writes does, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[ThoughtRequest] = []
+
+    def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
+        self.asked.append(asked)
+        record = ThoughtRecord(events=[ThoughtEvent(sound="bell", start_s=0.5, end_s=1.0)])
+        return ThoughtAnswer(record, "add", (0.5, 1.0)) if asked.instruction else ThoughtAnswer(record)

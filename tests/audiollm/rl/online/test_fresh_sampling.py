@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
+from audiollm.rl.online import task as online_task
 from audiollm.rl.online.run import train_policy
 from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.online.skips import SkippedSteps
@@ -245,6 +248,18 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
     assert "leave one out" in error_of(folder, overlong={}, rewards={"overlong": {"max_tokens": 20}})
     assert "at most the limit of an answer, 12" in error_of(folder, overlong={"buffer": 13})
     assert not (folder / "bad").exists()
+
+
+def test_the_time_of_all_updates_of_a_step_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _ = make_task(folder, "dual", {"rewards": {f"{OWN}evenness": 1.0}, "updates": 3})
+    batch = task.batch(1, torch.Generator())
+    clock = count()
+    monkeypatch.setattr(online_task, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    seconds = []
+    for update in task.updates(batch, 1, 2):
+        assert len(list(update.loss)) == update.losses
+        seconds.append(update.figures["seconds/update"])
+    assert 0 < seconds[0] < seconds[1] < seconds[2], "the last one's figures are those of the step"
 
 
 # ------------------------------------------------------------------------------------------------------ learning

@@ -1,0 +1,212 @@
+"""The studio in a process of its own and a person in a real Chromium, for tests of the page.
+
+It needs gradio, playwright and Debian's chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audiollm.audio import save
+from tests.audiollm.flow.toy import tone
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
+pytest.importorskip("gradio", reason="the extra `studio` is not installed")
+if CHROMIUM is None:
+    pytest.skip("no chromium: apt-get install chromium", allow_module_level=True)
+CUT = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+"""Cuts Chromium off from all but this machine."""
+PATIENCE_MS = 300_000
+"""Longest wait for anything: on a busy machine a request takes a minute."""
+SCREENS = os.environ.get("STUDIO_SCREENS")
+AXE = os.environ.get("STUDIO_AXE")
+"""The file axe.min.js of npm's axe-core."""
+
+
+CUT_OFF = """
+import os, socket
+connect = socket.socket.connect
+def connect_here(self, address):
+    if self.family != socket.AF_UNIX and str(address[0]) not in ("127.0.0.1", "::1", "localhost"):
+        open(os.environ["STUDIO_TRIED"], "a").write(f"{address}\\n")
+        raise OSError("the network is cut")
+    return connect(self, address)
+socket.socket.connect = connect_here
+"""
+"""Cuts a server off from all but this machine, and notes what it tried to reach."""
+
+
+class Server:
+    """The command in a process of its own."""
+
+    data: Path
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self._options = folder, options
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        code = (
+            CUT_OFF + "import sys; from audiollm.commands.cli import main; sys.argv[0] = 'audiollm'; main()"
+        )
+        options = ["--folder", str(self.folder), "--port", str(self.port), *self._options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "studio", *options],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+                "STUDIO_TRIED": str(self.folder.parent / "tried.txt"),
+            },
+        )
+        for _ in range(3000):
+            try:
+                urllib.request.urlopen(self.url, timeout=2).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, "the server ended"
+                time.sleep(0.1)
+        raise AssertionError("the server does not answer")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+class Person:
+    """A browser of its own, in which every request is watched."""
+
+    def __init__(self, chromium: Any, url: str, width: int = 1440) -> None:
+        self.context = chromium.new_context(
+            viewport={"width": width, "height": 900}, accept_downloads=True, reduced_motion="reduce"
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.foreign: list[str] = []
+        self.problems: list[str] = []
+        self.page.on("request", lambda request: self._watch(request.url, url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_selector("#studio[data-ready=yes]", timeout=PATIENCE_MS)
+
+    def _watch(self, asked: str, url: str) -> None:
+        if not asked.startswith((url, "data:", f"blob:{url}")):
+            self.foreign.append(asked)
+
+    def open(self, path: Path, versions: int = 1) -> None:
+        before = self.finished()
+        self.page.set_input_files("#st-open", str(path))
+        self.page.wait_for_selector("#st-work:not([hidden])", timeout=PATIENCE_MS)
+        if versions:
+            self.page.wait_for_selector(f".st-version >> nth={versions - 1}", timeout=PATIENCE_MS)
+            self.wait_finished(before + 1)
+
+    def finished(self) -> int:
+        return int(self.page.evaluate("document.getElementById('studio').dataset.finished || 0"))
+
+    def wait_finished(self, count: int) -> None:
+        self.page.wait_for_function(
+            f"Number(document.getElementById('studio').dataset.finished || 0) >= {count}", timeout=PATIENCE_MS
+        )
+
+    def click_and_wait(self, selector: str) -> None:
+        before = self.finished()
+        self.page.click(selector)
+        self.wait_finished(before + 1)
+        assert self.problem() == "", self.problem()
+
+    def problem(self) -> str:
+        found = self.page.locator("#st-problem")
+        return str(found.inner_text()) if found.is_visible() else ""
+
+    def versions(self) -> list[str]:
+        return [str(text) for text in self.page.locator(".st-version").all_inner_texts()]
+
+    def say(self, words: str) -> None:
+        self.page.fill("#st-words", words)
+        before = self.page.inner_text("#st-plan-said")
+        self.page.click("#st-plan")
+        self.page.wait_for_function(
+            "before => document.getElementById('st-plan-said').textContent !== before",
+            arg=before,
+            timeout=10_000,
+        )
+
+    def download(self, selector: str, path: Path) -> Path:
+        with self.page.expect_download() as waiting:
+            self.page.click(selector)
+        waiting.value.save_as(path)
+        return path
+
+    def screen(self, name: str) -> None:
+        if SCREENS:
+            Path(SCREENS).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
+
+    def check(self) -> None:
+        """Nothing was asked of another machine, and no script failed."""
+        assert self.foreign == [] and self.problems == []
+
+
+def write_run(runs: Path) -> Path:
+    """A run with a report, whose script tries to reach the page, and curves."""
+    folder = runs / "tiny"
+    (folder / "train_flow").mkdir(parents=True)
+    script = "try { parent.document.title = 'taken' } catch (e) { document.body.dataset.kept = 'yes' }"
+    (folder / "report.html").write_text(f"<h1>Report of tiny</h1><script>{script}</script>")
+    rows = [
+        json.dumps({"step": step, "loss": 3.0 - step / 100, "learning_rate": 1e-3}) for step in range(1, 60)
+    ]
+    (folder / "train_flow" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    return runs
+
+
+def write_data(folder: Path) -> Path:
+    """The output of `audiocot` on two clips, one of which was dropped."""
+    folder.mkdir(parents=True)
+    save(folder / "bell.wav", tone(440.0, 1.0), 8000)
+    save(folder / "hiss.wav", tone(900.0, 1.0, 0.001), 8000)
+    bell = {
+        "id": "bell-0",
+        "path": str(folder / "bell.wav"),
+        "start_s": 0.0,
+        "end_s": 1.0,
+        "thought": "First, a bell.",
+    }
+    hiss = {"id": "hiss-0", "path": str(folder / "hiss.wav"), "start_s": 0.0, "end_s": 1.0}
+    dropped = {"kind": "silent", "reason": "-60 dBFS, the limit is -50 dBFS"}
+    rows = (
+        ("clips.jsonl", bell),
+        ("filtered.jsonl", {**hiss, "dropped": dropped}),
+        ("review.jsonl", {**bell, "verdict": None, "note": ""}),
+    )
+    for name, row in rows:
+        (folder / name).write_text(json.dumps(row) + "\n")
+    return folder

@@ -1,0 +1,349 @@
+"""Requests to the studio's models, without a browser: what is made, edited, refused and stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from audiollm.audio import Waveform, load
+from audiollm.data.records.sample import Region
+from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
+from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.service import JobStopped, SoundService
+from audiollm.video import frames
+from audiollm.video.writing import write_video
+from pipelines.audiocot.thinking import model_thinker
+from pipelines.studio.editor import MakeRequest, SoundEditor
+from pipelines.studio.instructions import read_instruction
+from pipelines.studio.limits import StudioLimits, StudioRefusal
+from pipelines.studio.regions import PictureClick, RegionFinder
+from pipelines.studio.store import ProjectStore
+from tests.audiollm.flow.toy import RATE, tone
+from tests.pipelines.audiocot.cot_run import ChatServer
+from tests.pipelines.studio.tiny_studio import (
+    ScriptedWriter,
+    closing,
+    made_editor,
+    moving_pictures,
+    opened,
+    write_film,
+    write_recording,
+)
+
+# versions that are made
+
+
+def test_an_edit_is_a_new_version_that_differs_in_its_span_alone(editor: SoundEditor, tmp_path: Path) -> None:
+    source = write_recording(tmp_path / "sound.wav")
+    project = opened(editor, source)
+    (first,) = editor.store.versions(project)
+    assert np.array_equal(
+        soundfile.read(editor.store.sound(project, first), dtype="int16")[0],
+        soundfile.read(source, dtype="int16")[0],
+    )
+    asked = MakeRequest("a bell", start_s=0.5, end_s=1.0, steps=3)
+    for kind in ("add", "remove", "inpaint"):
+        editor.edit(project, "alice/w", first, kind, asked).value()  # type: ignore[arg-type]
+    editor.edit(project, "alice/w", first, "extend", MakeRequest("rain", end_s=3.0, steps=2)).value()
+    editor.edit(project, "alice/w", first, "extract", MakeRequest("rain", steps=2)).value()
+    versions = editor.store.versions(project)
+    assert [each.kind for each in versions[1:]] == ["add", "remove", "inpaint", "extend", "extract"]
+    before = soundfile.read(source, dtype="int16")[0]
+    for version in versions[1:4]:
+        after = soundfile.read(editor.store.sound(project, version), dtype="int16")[0]
+        same = (before == after).all(axis=1)
+        assert same[: RATE // 2].all() and same[RATE:].all() and not same[RATE // 2 : RATE].all()
+        assert version.parent == 1 and version.is_same_outside and version.checked_samples == 3 * RATE // 2
+        assert all(0.5 <= begin < end <= 1.0 for begin, end in version.changed)
+    extended = versions[4]
+    assert extended.duration_s == 3.0 and extended.is_same_outside and extended.changed[0][0] >= 2.0
+
+
+def test_a_sound_is_generated_for_a_film_without_sound_and_exported_with_its_picturescopied_version(
+    editor: SoundEditor, tmp_path: Path
+) -> None:
+    film = write_film(tmp_path / "film.mp4", with_sound=False)
+    project = opened(editor, film)
+    assert editor.store.versions(project) == [] and project.has_pictures
+    editor.store.keep_thought(
+        project, ThoughtRecord(events=[ThoughtEvent(sound="bell", start_s=1.0, end_s=2.0)])
+    )
+    result = editor.generate(project, "alice/w", MakeRequest(steps=2)).value()
+    version = editor.store.version(project, result["version"])
+    assert version.kind == "generate" and abs(version.duration_s - 3.0) < 0.01 and "bell" in version.cot
+    editor.export_video(project, version, tmp_path / "out.mkv")
+    assert _packets(tmp_path / "out.mkv") == _packets(film)
+    heard, made = load(tmp_path / "out.mkv"), load(editor.store.sound(project, version))
+    assert np.array_equal(heard.samples_CN.numpy(), made.samples_CN.numpy())
+
+
+def test_a_sound_is_extracted_from_its_span_and_the_rest_is_silent(
+    generator: SoundGenerator, tmp_path: Path
+) -> None:
+    with closing(made_editor(tmp_path / "s", generator, StudioLimits(made_s=1.0))) as editor:
+        project = opened(editor, write_recording(tmp_path / "sound.wav"))
+        first = editor.store.version(project, 1)
+        with pytest.raises(StudioRefusal, match="are the most at once"):
+            editor.edit(project, "w", first, "extract", MakeRequest("rain"))
+        asked = MakeRequest("rain", start_s=0.5, end_s=1.0, steps=1)
+        made = editor.edit(project, "w", first, "extract", asked).value()
+        heard, _ = soundfile.read(editor.store.sound(project, editor.store.version(project, made["version"])))
+        assert len(heard) == 2 * RATE and heard[RATE // 2 : RATE].any()
+        assert not heard[: RATE // 2].any() and not heard[RATE:].any()
+
+
+def test_a_long_chain_of_thought_loses_no_sound_that_was_made(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    events = [
+        ThoughtEvent(
+            sound=f"{n} {'bell ' * 31}", start_s=0.0, end_s=1.0, source="s" * 160, place="p" * 160, manner="m" * 160
+        )
+        for n in range(32)
+    ]  # fmt: skip
+    editor.store.keep_thought(project, ThoughtRecord(events=events))
+    made = editor.generate(project, "w", MakeRequest(steps=1)).value()
+    version = editor.store.version(project, made["version"])
+    assert (len(version.caption), len(version.cot)) == (2000, 20_000)
+
+
+def test_a_film_whose_sound_goes_on_after_its_pictures(editor: SoundEditor, tmp_path: Path) -> None:
+    write_video(tmp_path / "film.mp4", moving_pictures(), 8, Waveform(tone(100.0, 4.0), RATE))
+    project = opened(editor, tmp_path / "film.mp4")
+    assert abs(project.pictures_s - 3.0) < 0.01 and project.duration_s >= 4.0
+    source = editor.store.source(project)
+    assert editor.regions.follow(source, project.shown_s, [PictureClick(3.0, 87, 48)])
+    assert editor.think(project, "w").value()["of_object"] is False
+    made = editor.generate(project, "w", MakeRequest("a bell", steps=1)).value()
+    assert abs(editor.store.version(project, made["version"]).duration_s - 3.0) < 0.01
+    first = editor.store.version(project, 1)
+    for start_s, end_s in ((2.0, 2.5), (2.5, 3.5), (3.2, 3.8)):
+        asked = MakeRequest("rain", start_s=start_s, end_s=end_s, steps=1)
+        edited = editor.store.version(
+            project, editor.edit(project, "w", first, "add", asked).value()["version"]
+        )
+        assert edited.is_same_outside and edited.span == (start_s, end_s)
+
+
+def test_a_clip_is_encoded_once(
+    generator: SoundGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(made_editor(tmp_path / "s", generator)) as editor:
+        project = opened(editor, write_film(tmp_path / "film.mp4"))
+        encoded = []
+        encode = generator.encoders._encode_pictures
+        monkeypatch.setattr(
+            generator.encoders, "_encode_pictures", lambda *given: encoded.append(given) or encode(*given)
+        )
+        for seed in (1, 2):
+            editor.generate(project, "w", MakeRequest("a bell", seed=seed, steps=1)).value()
+        assert len(encoded) == 1
+        different = [
+            load(editor.store.sound(project, v)).samples_CN for v in editor.store.versions(project)[1:]
+        ]
+        assert not np.array_equal(different[0], different[1])
+
+
+def test_requests_that_cannot_be_met(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    first = editor.store.version(project, 1)
+    for kind, asked, sentence in (
+        ("add", MakeRequest("", end_s=1.0), "Say which sound"),
+        ("add", MakeRequest("rain", start_s=1.5, end_s=2.5), "does not lie in the sound"),
+        ("inpaint", MakeRequest("rain"), "Select the seconds"),
+        ("extend", MakeRequest("rain", end_s=1.0), "an end after"),
+        ("add", MakeRequest("rain", steps=0), "1 to 500 steps"),
+    ):
+        with pytest.raises(StudioRefusal, match=sentence):
+            editor.edit(project, "w", first, kind, asked)  # type: ignore[arg-type]
+    editor.store.keep_thought(
+        project, ThoughtRecord(events=[ThoughtEvent(sound="bell", start_s=4.0, end_s=5.0)])
+    )
+    with pytest.raises(StudioRefusal, match="Change its times"):
+        editor.generate(project, "w", MakeRequest("a bell"))
+    with pytest.raises(StudioRefusal, match="no pictures"):
+        editor.export_video(project, first, tmp_path / "x.mp4")
+
+
+# requests that are stopped
+
+
+def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    first = editor.store.version(project, 1)
+    steps: list[int] = []
+    job = editor.edit(project, "alice/w", first, "add", MakeRequest("a bell", steps=400))
+    took = job.took_step
+
+    def watched(done: int) -> None:
+        steps.append(done)
+        if done == 3:
+            editor.service.stop("alice/w")
+        took(done)
+
+    job.took_step = watched  # type: ignore[method-assign]
+    other = editor.edit(project, "bob/w", first, "add", MakeRequest("rain", steps=2))
+    assert other.value() == {"version": 2}
+    assert job.state == "stopped" and len(steps) <= 5
+    with pytest.raises(JobStopped):
+        job.value()
+    assert [each.id for each in editor.store.versions(project)] == [1, 2]
+
+
+def test_a_chain_of_thought_is_stopped_while_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(made_editor(tmp_path / "s", None)) as editor:
+        project = opened(editor, write_film(tmp_path / "film.mp4"))
+        read, seen = frames.read_frames, []
+
+        def stopped_at_the_first(*given: Any) -> Iterator[Any]:
+            for picture in read(*given):
+                seen.append(picture)
+                editor.service.stop("w")
+                yield picture
+
+        monkeypatch.setattr(frames, "read_frames", stopped_at_the_first)
+        job = editor.think(project, "w")
+        with pytest.raises(JobStopped):
+            job.value()
+        assert job.state == "stopped" and len(seen) == 1
+        assert editor.store.thought(project) == ThoughtRecord()
+
+
+@pytest.mark.parametrize("what", ["think", "understand"])
+def test_a_wait_for_an_endpoint_is_stopped(tmp_path: Path, what: str) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def reply(request: dict[str, Any]) -> str:
+        asked.set()
+        assert may_answer.wait(60)
+        return "{}"
+
+    server, limits = ChatServer(reply), StudioLimits()
+    store, thinker = ProjectStore(tmp_path / "s", limits), model_thinker(f"endpoint=m@{server.url}", 3)
+    with closing(SoundEditor(SoundService(), store, RegionFinder(), thinker, True, limits)) as editor:
+        project = opened(editor, write_recording(tmp_path / "a.wav", 0.5))
+        job = (
+            editor.think(project, "w")
+            if what == "think"
+            else editor.understand(project, "w", store.version(project, 1), "let it rain")
+        )
+        try:
+            assert asked.wait(60)
+            editor.service.stop("w")
+            assert job.wait(20) and job.state == "stopped"
+        finally:
+            may_answer.set()
+    server.close()
+
+
+def test_a_request_on_a_project_that_was_deleted_does_not_begin(editor: SoundEditor, tmp_path: Path) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav"))
+    editor.delete(project)
+    with pytest.raises(StudioRefusal, match="project was deleted meanwhile"):
+        editor.think(project, "w").value()
+
+
+# objects and words
+
+
+def test_a_clicked_object_is_followed_and_corrected(tmp_path: Path) -> None:
+    with closing(made_editor(tmp_path / "s", None)) as editor:
+        project = opened(editor, write_film(tmp_path / "film.mp4"))
+        source = editor.store.source(project)
+        region = editor.regions.follow(source, project.duration_s, [PictureClick(1.0, 42, 48)])
+        assert len(region) > 20
+        for box in region:
+            picture = min(23, int(box.at_s * 8 + 1e-6))
+            assert (
+                abs(box.x + box.width / 2 - (18 + 3 * picture)) < 4 and abs(box.y + box.height / 2 - 48) < 3
+            )
+            assert 14 <= box.width <= 22
+        boxed = editor.regions.follow(
+            source, project.duration_s, [PictureClick(1.0, 42, 48), PictureClick(2.0, 50, 30, 30, 40)]
+        )
+        at_two = min(boxed, key=lambda box: abs(box.at_s - 2.0))
+        assert abs(at_two.width - 33) < 1.5 and abs(at_two.height - 44) < 1.5
+        for click, sentence in (
+            (PictureClick(1.0, 500, 5), "outside"),
+            (PictureClick(1.0, 100, 90), "Nothing stands out"),
+        ):
+            with pytest.raises(StudioRefusal, match=sentence):
+                editor.regions.follow(source, project.duration_s, [click])
+
+
+RECORD = ThoughtRecord(
+    events=[
+        ThoughtEvent(sound="dog bark", start_s=1.0, end_s=2.0, source="a dog"),
+        ThoughtEvent(sound="bell", start_s=3.0, end_s=4.0),
+    ],
+    background=["rain"],
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("add a bell at 2 s", ("add", "a bell", 2.0, 3.0)),
+        ("Please put in a rooster from 1.5 to 3 seconds.", ("add", "a rooster", 1.5, 3.0)),
+        ("take the dog out", ("remove", "dog", 1.0, 2.0)),
+        ("remove the barking", ("remove", "barking", 1.0, 2.0)),
+        ("get rid of the traffic between 2 and 4 s", ("remove", "traffic", 2.0, 4.0)),
+        ("let it rain on for three seconds", ("extend", "rain", 5.0, 8.0)),
+        ("extend by half a second", ("extend", "rain", 5.0, 5.5)),
+        ("make it two seconds longer", ("extend", "rain", 5.0, 7.0)),
+        ("fill 3-4 s with rain", ("inpaint", "rain", 3.0, 4.0)),
+        ("replace the bell with a drum", ("inpaint", "a drum", 3.0, 4.0)),
+        ("keep only the bell", ("extract", "bell", None, None)),
+        ("add thunder in the last two seconds", ("add", "thunder", 3.0, 5.0)),
+        ("add this", ("add", "", None, None)),
+    ],
+)
+def test_everyday_words_become_operations(words: str, wanted: tuple[object, ...]) -> None:
+    plan = read_instruction(words, RECORD, 5.0, None)
+    assert (plan.kind, plan.caption, plan.start_s, plan.end_s) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", "fit no operation"),
+        ("what a nice day", "fit no operation"),
+        ("add a bell at 9 s", "extend it first"),
+        ("add", "Say which sound"),
+        ("fill it", "which seconds"),
+        ("extend it", "by how much"),
+        ("extend it to", "by how much"),
+    ],
+)
+def test_words_that_fit_nothing_are_answered_with_a_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(StudioRefusal, match=sentence):
+        read_instruction(words, RECORD, 5.0, None)
+
+
+def test_a_model_that_writes_reads_instructions_and_objects(tmp_path: Path) -> None:
+    limits, writer = StudioLimits(), ScriptedWriter()
+    store = ProjectStore(tmp_path / "s", limits)
+    with closing(SoundEditor(SoundService(), store, RegionFinder(), writer, True, limits)) as editor:
+        film = opened(editor, write_film(tmp_path / "film.mp4"))
+        first, box = editor.store.version(film, 1), Region(x=1, y=2, width=8, height=8)
+        plan = editor.understand(film, "w", first, "let a bell ring").value()
+        assert plan == {"plan": {"kind": "add", "caption": "bell", "start_s": 0.5, "end_s": 1.0}}
+        named = editor.think(film, "w", [box]).value()
+        assert (named["caption"], named["of_object"]) == ("bell", True)
+        assert store.thought(film) == ThoughtRecord()  # an object's sounds are not the clip's
+        assert editor.think(film, "w").value()["of_object"] is False and len(store.thought(film).events) == 1
+        assert [asked.source for asked in writer.asked] == [store.source(film)] * 3
+        assert list(writer.asked[1].region) == [box]
+
+
+def _packets(path: Path) -> list[bytes]:
+    with av.open(str(path)) as container:
+        return [bytes(packet) for packet in container.demux(container.streams.video[0]) if packet.size]
