@@ -11,8 +11,8 @@ make_questions.py. For each of three seeds:
 - the same budget with chosen and rejected exchanged at random (`shuffled`), and, with one seed, with the recordings
   exchanged among the pairs (`exchanged`): both must gain nothing;
 - the first model trained on with the right answers alone, for the same CPU time (`further`);
-- a reward model from the model of `further`, as InstructGPT begins from its SFT model (`reward`), and one whose
-  labels are shuffled (`reward_shuffled`).
+- a reward model from the first model, which is a supervised one as InstructGPT's (`reward`), and one whose labels are
+  shuffled (`reward_shuffled`).
 
 Every model answers the held-out questions greedily, scored as `audiollm evaluate audio-qa` scores. The settings below
 were chosen with seed 0, which is not among the three. Bars: at least 0.90 of the held-out pairs are ordered right, and
@@ -188,13 +188,13 @@ def further_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def rewards_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Reward models on the pairs and on the shuffled ones, each from the model of further SFT."""
+    """Reward models on the pairs and on the shuffled ones, each from the first model."""
     stages = []
     for seed in seeds:
         for kind, data in (("reward", "pairs"), ("reward_shuffled", f"shuffled{seed}")):
             settings = {
                 "samples": data_sources(folder, data),
-                "model": str(folder / f"further_{seed}" / "model"),
+                "model": str(folder / f"first_{seed}" / "model"),
             }
             stages.append({"name": f"{kind}_{seed}", "train_reward": {**settings, **REWARD, "seed": seed}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}

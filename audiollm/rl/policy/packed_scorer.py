@@ -82,10 +82,10 @@ class PackedScorer(nn.Module):
             ]
             return _flat(batch, *found)
 
-    def last_hidden(self, batch: PackedAnswers) -> Tensor:
-        """Compute the hidden state `[A, C]` at the last position of each answer, which ends its turn."""
+    def hidden_before_end(self, batch: PackedAnswers) -> Tensor:
+        """Compute the hidden state `[A, C]` that the last token of each answer, which ends its turn, is chosen from."""
         ends_A = batch.pack.layout.cumulative_lengths[1 : batch.num_answers + 1].long() - 1
-        return self._hidden(batch, ends_A)
+        return self._hidden(batch, ends_A - 1)
 
     def hidden_at(self, batch: PackedAnswers, answer_S: Tensor, position_S: Tensor) -> Tensor:
         """Compute the hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""

@@ -19,13 +19,18 @@ from audiollm.files.tensors import load_tensors
 
 HEAD_FILE = "score_head.safetensors"
 FACTS_FILE = "reward.json"
+STATE_OF_ANSWERS = "before the end of the turn"
+"""The hidden state that an answer is scored by; told beside the head, which means nothing on another one."""
 
 
 class HiddenScorer(Protocol):
     """The root of a policy, as a reward model uses it."""
 
-    def last_hidden(self, batch: Any) -> Tensor:
-        """The hidden state `[A, C]` at the token that ends each answer."""
+    def hidden_before_end(self, batch: Any) -> Tensor:
+        """The hidden state `[A, C]` that the token which ends each answer is chosen from: it has seen all the rest.
+
+        Behind that token a supervised training has no target: what a trained model has heard and said is hardly there.
+        """
 
     def hidden_at(self, batch: Any, answer_S: Tensor, position_S: Tensor) -> Tensor:
         """The hidden state `[S, C]` at positions of answers, counted from the beginning of their prompts."""
@@ -80,7 +85,9 @@ def head_weights(place: Path, scored: Sequence[str]) -> dict[str, Tensor]:
 
 def save_head(place: Path, root: HeadedScorer, scored: str) -> None:
     """Write a head, and what it scores, beside the model that is in `place`."""
-    write_json(place / FACTS_FILE, {"scored": scored})
+    write_json(
+        place / FACTS_FILE, {"scored": scored, **({"state": STATE_OF_ANSWERS} if scored == "answers" else {})}
+    )
     with atomic_path(place / HEAD_FILE) as temporary:
         save_file({name: value.contiguous() for name, value in root.score.state_dict().items()}, temporary)
 
@@ -89,12 +96,18 @@ def head_facts(place: Path) -> dict[str, Any]:
     """What `reward.json` says.
 
     Raises:
-        ConfigError: it is missing, or names nothing that has a score.
+        ConfigError: it is missing, or names nothing that has a score, or another state than is read today.
     """
     path = place / FACTS_FILE
     facts = read_json(path) if path.exists() else {}
     if not isinstance(facts, dict) or facts.get("scored") not in ("answers", "steps", "tokens"):
         raise ConfigError(f"{FACTS_FILE} does not say what the model scores", str(path), "train it again")
+    if facts["scored"] == "answers" and facts.get("state") != STATE_OF_ANSWERS:
+        raise ConfigError(
+            f"its head scores another state than the one {STATE_OF_ANSWERS}, which is read now",
+            str(path),
+            "train it again",
+        )
     return facts
 
 

@@ -78,10 +78,10 @@ class AnswerScorer(nn.Module):
         forbidden = batch.forbidden(logits_TV.shape[1])
         return token_figures(logits_TV, batch.target_T, request, reference_TV, draw_T, forbidden)
 
-    def last_hidden(self, batch: PaddedAnswers) -> Tensor:
-        """Compute the hidden state `[A, D]` at the last token of each answer, which ends its turn."""
+    def hidden_before_end(self, batch: PaddedAnswers) -> Tensor:
+        """Compute the hidden state `[A, D]` that the last token of each answer, which ends its turn, is chosen from."""
         row_A = torch.zeros(batch.num_answers, dtype=torch.long, device=batch.row_T.device)
-        row_A = row_A.scatter_reduce(0, batch.answer_T, batch.row_T, "amax") + 1
+        row_A = row_A.scatter_reduce(0, batch.answer_T, batch.row_T, "amax")
         return self._hidden(batch, row_A)
 
     def hidden_at(self, batch: PaddedAnswers, answer_S: Tensor, position_S: Tensor) -> Tensor:

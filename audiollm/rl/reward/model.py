@@ -44,7 +44,7 @@ class RewardScorer(HeadedScorer):
         if isinstance(batch, SteppedBatch):
             hidden_XC = scorer.hidden_at(batch.batch, batch.answer_S, batch.position_S)
         else:
-            hidden_XC = scorer.last_hidden(batch)
+            hidden_XC = scorer.hidden_before_end(batch)
         return self.score_of(hidden_XC)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart
 from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.errors import ConfigError
+from audiollm.files.atomic import write_json
 from audiollm.rl.reward.model import RewardModel, Scored, load_reward_model
 from audiollm.train.options import LoRASettings, Trained
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -143,6 +145,34 @@ def test_answers_that_differ_in_their_last_token_have_other_scores(
         changed = replace(spoken, encodings=[[*spoken.encodings[0][:-1], last]])
         first, other = model.score(changed)
         assert abs(first - other) > 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_that_is_scored_is_the_one_from_which_the_end_is_chosen(
+    folders: dict[str, Path], kind: str
+) -> None:
+    """Behind the end supervised training has no target, and a trained model tells little there."""
+    model = begin(folders[kind])
+    scorer: Any = model.root.scorer
+    given = samples(folders[kind], kind)
+    encoded = [
+        each
+        for own in given
+        for each in model.policy.encode(model.policy.take(own, range(len(own.sample.answers))))
+    ]
+    batch = model.policy.batch(encoded)
+    counts = torch.tensor([model.policy.num_answer_tokens(each) for each in encoded])
+    with torch.no_grad():
+        before_TC = scorer.hidden_before(batch)
+        scores_A = model.root.score_of(before_TC[counts.cumsum(0) - 1])
+        torch.testing.assert_close(model.root(batch), scores_A, rtol=0, atol=1e-12)
+
+
+def test_a_head_on_another_state_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    begin(folders["codes"]).save(tmp_path)
+    write_json(tmp_path / "model" / "reward.json", {"scored": "answers"})
+    with pytest.raises(ConfigError, match="(?s)scores another state.*train it again"):
+        load_reward_model(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
