@@ -225,7 +225,7 @@ def test_a_reply_that_is_no_answer_is_an_error_of_its_own(
 ) -> None:
     from audiollm.endpoints import EndpointClient
 
-    monkeypatch.setattr(EndpointClient, "post_json", lambda self, path, values: body)
+    monkeypatch.setattr(EndpointClient, "post_json", lambda self, path, values, *_: body)
     with pytest.raises(ChatError):
         EndpointChat("http://localhost:1/v1", "m").ask(["hello"])
 
@@ -274,7 +274,7 @@ def test_a_request_that_nobody_answers_takes_nothing_from_the_budget(
 def test_a_reply_without_an_answer_counts_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from audiollm.endpoints import EndpointClient
 
-    monkeypatch.setattr(EndpointClient, "post_json", lambda self, path, values: b'{"choices": []}')
+    monkeypatch.setattr(EndpointClient, "post_json", lambda self, path, values, *_: b'{"choices": []}')
     stored = StoredAnswers(tmp_path / "a.sqlite", Budget("one", calls=1))
     for error in (ChatError, BudgetSpent):
         with pytest.raises(error):
