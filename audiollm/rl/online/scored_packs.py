@@ -62,7 +62,7 @@ class ScoredPack:
     advantage_T: Tensor
     entropy_T: Tensor
     values: CriticTargets | None
-    """Of the critic, where there is one."""
+    """What the critic is trained on; None: there is no critic."""
 
 
 class AdvantageMaker:

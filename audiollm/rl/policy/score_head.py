@@ -85,9 +85,10 @@ def head_weights(place: Path, scored: Sequence[str]) -> dict[str, Tensor]:
 
 def save_head(place: Path, root: HeadedScorer, scored: str) -> None:
     """Write a head, and what it scores, beside the model that is in `place`."""
-    write_json(
-        place / FACTS_FILE, {"scored": scored, **({"state": STATE_OF_ANSWERS} if scored == "answers" else {})}
-    )
+    facts = {"scored": scored}
+    if scored == "answers":
+        facts["state"] = STATE_OF_ANSWERS
+    write_json(place / FACTS_FILE, facts)
     with atomic_path(place / HEAD_FILE) as temporary:
         save_file({name: value.contiguous() for name, value in root.score.state_dict().items()}, temporary)
 

@@ -125,7 +125,7 @@ def test_a_model_that_does_not_load_is_told() -> None:
 
 
 def test_calls_larger_than_the_connection_are_begun_without_waiting() -> None:
-    """As ReMax begins two for a step: its groups, and their greedy answers."""
+    """A step of ReMax asks twice before it takes an answer: for groups, and for greedy answers."""
     engine = ProcessRollouts[Any](load_repeats, unmerged_tensors(torch.nn.Linear(1, 1)), 1)
     engine.sample([LargePrompt("first")], [[0]], SETTINGS)  # waits until it is loaded
     found = []
