@@ -17,7 +17,9 @@ from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
 from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, ConfigError
 
-_SPLIT = re.compile(r"(train|test|validation|valid|dev|eval)\b", re.IGNORECASE)
+_HELD_OUT = "test|validation|valid|val|dev|eval"
+_SPLIT = re.compile(rf"((?:train|{_HELD_OUT})(?:_[a-z]+)*)(?![a-z])", re.IGNORECASE)
+"""A split at the beginning of a file's name: `train-00000-of-00002`, `test_prefs-00000-of-00001`."""
 
 
 def huggingface(request: ConversionRequest) -> SourceRows:
@@ -56,6 +58,14 @@ def open_splits(source: Path) -> Mapping[str, Any]:
             if undecoded != feature:
                 opened[split] = opened[split].cast_column(name, undecoded)
     return opened
+
+
+def split_of(name: str) -> str:
+    """Return `test` for a split that its name holds out (`test_prefs`, `validation`, `dev-clean`), else the name.
+
+    Trainings leave out samples of the split `test`.
+    """
+    return "test" if re.match(rf"({_HELD_OUT})(?![a-z])", name.lower()) else name
 
 
 def row_label(source: Path, split: str, number: int) -> str:
@@ -109,7 +119,7 @@ def _sample(
 ) -> Sample | BadSample:
     id = str(values.get("id") or label)
     try:
-        fields: dict[str, FieldValue] = {"split": split} if split else {}
+        fields: dict[str, FieldValue] = {"split": split_of(split)} if split else {}
         for name, value in values.items():
             if name == "audio" or is_recording(value):
                 fields[name] = recording_part(request, label if name == "audio" else f"{label}-{name}", value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from audiollm.data.convert.huggingface import open_splits, row_label
+from audiollm.data.convert.huggingface import open_splits, row_label, split_of
 from audiollm.data.convert.implicit_prompt import split_prompt
 from audiollm.data.convert.objects import read_objects
 from audiollm.data.convert.preference_forms import (
@@ -67,7 +67,7 @@ def preferences(request: ConversionRequest) -> SourceRows:
                 given = {name: cell_value(name, cell) for name, cell in given.items()}
             fields = {name: value for name, value in given.items() if value is not None}
             if split:
-                fields.setdefault("split", split)
+                fields.setdefault("split", split_of(split))
             made = _converted(_Row(request, place, label, fields, columns))
             yield made if isinstance(made, BadSample) else _with_free_id(made, taken)
 

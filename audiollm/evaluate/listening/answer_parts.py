@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from audiollm.data.text.forms import words_of
+
 THINK = ("<think>", "</think>")
 ANSWER = ("<answer>", "</answer>")
 _TAG = re.compile(r"</?(?:think|answer)>")
@@ -32,8 +34,8 @@ class AnswerParts:
 
     @property
     def thought_words(self) -> int:
-        """Words of the thought: what stands between white space."""
-        return len(self.thought.split())
+        """Words of the thought, as `words_of` counts them."""
+        return len(words_of(self.thought))
 
     @property
     def is_tagged(self) -> bool:

@@ -109,28 +109,3 @@ class RunningMean:
         if momentum is None or not bool(self.count):
             return RunningMean(self.value + (values_N - self.value).sum() / count.clamp(min=1), count)
         return RunningMean(momentum * self.value + (1 - momentum) * values_N.mean(), count)
-
-
-def beta_dpo_selection(
-    margin_P: Tensor, center: Tensor, deviation: Tensor, share: float, generator: torch.Generator
-) -> Tensor:
-    """Draw the pairs that beta-DPO keeps: without replacement, with density N(margin; center, deviation).
-
-    Args:
-        margin_P: implicit margins of all pairs of the step at the base beta.
-        center: running mean of the margins.
-        deviation: running standard deviation of the margins.
-        share: kept share of the pairs, 0 < share <= 1 (the paper's rho, 0.8).
-        generator: on the CPU.
-
-    Returns:
-        bool `[P]`, at least one of them True.
-    """
-    distance_P = (margin_P.double().cpu() - center.double().cpu()) / deviation.double().cpu().clamp(min=1e-9)
-    log_density_P = -0.5 * distance_P.square()
-    uniform_P = torch.rand(len(margin_P), dtype=torch.float64, generator=generator).clamp(1e-300, 1 - 1e-16)
-    keys_P = log_density_P - torch.log(-torch.log(uniform_P))  # Gumbel: the largest keys are such a draw
-    kept = keys_P.topk(max(1, round(share * len(margin_P)))).indices
-    selected_P = torch.zeros(len(margin_P), dtype=torch.bool)
-    selected_P[kept] = True
-    return selected_P.to(margin_P.device)

@@ -256,8 +256,8 @@ def beta_dpo(
     """DPO with a beta that follows the margins: `-log s(B d)`, B = max(min_beta, b (1 + alpha (M - M0))).
 
     M is the mean of the implicit margins b d of the step (`level: batch`) or the pair's own (`level: pair`), and M0
-    their running mean; both are constants to the gradient. The paper also drops the pairs of unusual margin:
-    `figures.beta_dpo_selection`. Step figures: `margin_center` (M0), and `margin_mean` at the level of the batch
+    their running mean; both are constants to the gradient. The paper's filter of pairs with an unusual margin is
+    not part of it. Step figures: `margin_center` (M0), and `margin_mean` at the level of the batch
     (by default of this call's pairs).
 
     Defaults: b 0.1, alpha 0.6. Source: arXiv 2407.08639.

@@ -96,6 +96,7 @@ def _planned(
         ),
         value_bytes=4 if config.precision == "fp32" else 2,
         strategy=config.strategy,
+        samples_ahead=bool(config.ahead),
         placement=config.placement or PlacementChoice(),
     )
 

@@ -86,6 +86,8 @@ class PlannedTraining:
     value_bytes: int = 4
     """Bytes of an activation."""
     strategy: str = "auto"
+    samples_ahead: bool = False
+    """Whether a second process of each rank samples for the next step while the current one trains."""
     placement: PlacementChoice = field(default_factory=PlacementChoice)
 
     @property
@@ -106,6 +108,8 @@ def memory_mb(plan: PlannedTraining, devices: int) -> float:
     total += plan.max_tokens * layers * width * KEPT_VALUES * plan.value_bytes
     if "rollout" not in plan.placement.shares:
         total += _cache_bytes(plan, devices)
+        if plan.samples_ahead:
+            total += OWN_MB * 2**20 + WEIGHT_BYTES * plan.model.parameters  # the second process
         if devices > 1 and plan.strategy in (*SHARDED, "zero2"):
             total += WEIGHT_BYTES * plan.model.parameters  # the whole copy that samples
     return OWN_MB + total / 2**20
@@ -159,6 +163,9 @@ def step_seconds(plan: PlannedTraining, devices: int, tflops: float, rates: Devi
         sent += WEIGHT_BYTES * plan.model.parameters * (samplers / devices)
     if sent:
         found["weights"] = sent / rates.sent_bytes
+    if plan.samples_ahead:
+        beside = sum(found.values()) - found["rollout"]
+        found["rollout"] = max(0.0, found["rollout"] - beside)  # what a step still waits for it
     return found
 
 
@@ -168,7 +175,9 @@ def described(plan: PlannedTraining, devices: int, tflops: float, rates: DeviceR
     if plan.critic:
         with_ranks.append("critic")
     if "rollout" not in plan.placement.shares:
-        with_ranks.append("rollouts")
+        with_ranks.append(
+            "rollouts (a step ahead, in a second process)" if plan.samples_ahead else "rollouts"
+        )
     if plan.reads_reference and "reference" not in plan.placement.shares:
         with_ranks.append("reference" if plan.reference else "reference (the policy with its adapter off)")
     if "reward" not in plan.placement.shares:

@@ -108,7 +108,8 @@ class PolicyObjectiveSettings(ObjectiveSettings):
 
     average: Average = "token"
     """Average over the step: `token`: over its tokens; `answer`: over answers of the mean of their tokens;
-    `answer_sum`: over answers of the sum of their tokens; `fixed`: sum over tokens / (answers x `max_tokens`)."""
+    `answer_sum`: over answers of the sum of their tokens; `fixed`: sum over tokens / (answers x a constant), which is
+    `max_answer_tokens`, or where answers are speech alone `max_frames`."""
 
 
 class ClipSettings(PolicyObjectiveSettings):

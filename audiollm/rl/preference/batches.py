@@ -149,7 +149,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         ]
         bad: list[BadSample] = []
         own = range(self._rank, len(items), self._world)
-        records = [self._encoded(items[place], items[(place + 1) % len(items)], bad) for place in own]
+        records = [self._encoded(items[place], _after(items, place), bad) for place in own]
         micro = self._micro_batches([record for record in records if record], str(step))
         beside: list[Batch] = []
         if self._mismatched:
@@ -164,7 +164,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             places = range(first, min(first + self._batch_size, len(items)))
             bad: list[BadSample] = []
             found = [
-                self._encoded(items[place], items[(place + 1) % len(items)], bad)
+                self._encoded(items[place], _after(items, place), bad)
                 for place in places[self._rank :: self._world]
             ]
             records = [record for record in found if record]
@@ -209,9 +209,9 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
         return MicroBatch(self._policy.idle_batch(), groups, 0, none, draw_T, prompt_length_A=asked_A)
 
     def _encoded(
-        self, item: RecordPlace, other: RecordPlace, bad: list[BadSample]
+        self, item: RecordPlace, others: Sequence[RecordPlace], bad: list[BadSample]
     ) -> EncodedRecord[Encoded] | None:
-        """Encode a record; `other` is the one whose recordings it is heard with where they are altered."""
+        """Encode a record, and where recordings are altered its chosen answers with those of one of the others."""
         place = self.name_of(item)
         try:
             loaded, groups = self.read(item)
@@ -220,7 +220,7 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             numbered = [renumbered(group, used) for group in groups]
             if not self._altered:
                 return EncodedRecord(loaded.sample.id, item, used, answers, numbered)
-            heard = with_recordings_of(loaded, self.read(other)[0])
+            heard = with_recordings_of(loaded, self._heard_differently(loaded, others))
             chosen = [group.chosen for group in groups if isinstance(group, AnswerPair)]
             altered = self._policy.encode(self._policy.take(heard, chosen, place))
         except BadSample as error:
@@ -228,6 +228,23 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
             return None
         places = [len(answers) + n for n in range(len(altered))]
         return EncodedRecord(loaded.sample.id, item, used, [*answers, *altered], numbered, places)
+
+    def _heard_differently(self, loaded: LoadedSample, others: Sequence[RecordPlace]) -> LoadedSample:
+        """Return the first of the others that has other recordings: several questions may ask about one.
+
+        Raises:
+            BadSample: there is none.
+        """
+        for place in others:
+            try:
+                other, _ = self.read(place)
+            except BadSample:
+                continue  # named where it is met as a record of its own
+            if other.num_asked and not _same_recordings(loaded, other):
+                return other
+        raise BadSample(
+            "", loaded.sample.id, "no record beside it has another recording", "no other recording"
+        )
 
     def _beside(self, own: RecordPlace, other: RecordPlace) -> list[Encoded] | None:
         """The used answers of one record behind the messages of another; None where one of them is bad."""
@@ -324,6 +341,25 @@ def with_recordings_of(loaded: LoadedSample, other: LoadedSample) -> LoadedSampl
         for own, theirs in zip(loaded.encodings, other.encodings, strict=True)
     ]
     return replace(loaded, encodings=encodings, audio=tuple(audio))
+
+
+def _after(items: Sequence[RecordPlace], place: int) -> list[RecordPlace]:
+    """Return the other items, from the next one on, around the end."""
+    return [*items[place + 1 :], *items[:place]]
+
+
+def _same_recordings(one: LoadedSample, other: LoadedSample) -> bool:
+    if one.num_asked != other.num_asked:
+        return False
+    codes = zip(one.encodings[:1], other.encodings[:1], strict=False)
+    return all(
+        (a.content, a.start_s, a.end_s) == (b.content, b.start_s, b.end_s)
+        for a, b in list(zip(one.audio, other.audio, strict=False))[: one.num_asked]
+    ) and all(
+        torch.equal(a_KT, b_KT)
+        for own, theirs in codes
+        for a_KT, b_KT in list(zip(own, theirs, strict=False))[: one.num_asked]
+    )
 
 
 def join_groups(

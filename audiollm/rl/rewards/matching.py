@@ -100,7 +100,7 @@ def _value(text: str, probe: float) -> float | None:
 
 
 def _plain_formula(text: str) -> str:
-    """LaTeX's commonest forms and `2x` as Python writes them."""
+    """LaTeX's commonest forms and `2x` as Python writes them; `1e-6` is a number."""
     text = text.strip().strip("$").strip()
     text = re.sub(r"\\boxed\{(.*)\}", r"\1", text)
     text = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
@@ -108,7 +108,7 @@ def _plain_formula(text: str) -> str:
     for old, new in (("\\pi", "pi"), ("\\cdot", "*"), ("\\times", "*"), ("^", "**"), ("{", "("), ("}", ")")):
         text = text.replace(old, new)
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?=[A-Za-z(])", r"\1*", text)
+    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)(?![eE][-+]?\d)\s*(?=[A-Za-z(])", r"\1*", text)
 
 
 def _evaluated(node: ast.expr, probe: float) -> float:

@@ -7,6 +7,7 @@ from importlib import util
 from pathlib import Path
 
 from audiollm.audio import Waveform
+from audiollm.data.text.forms import words_of
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
 from audiollm.evaluate.judges.judging import load_clip
@@ -73,7 +74,7 @@ def voice_reward(settings: s.VoiceSettings) -> Callable[[SampledAnswer], float |
 
 def length_score(answer: SampledAnswer, settings: s.LengthSettings) -> float | None:
     """max(0, 1 - |d / wanted - 1| / tolerance) for a duration d; wanted = words of the text / words_per_second."""
-    words = len(text_to_say(answer).split())
+    words = len(words_of(text_to_say(answer)))
     if answer.recording is None or not words:
         return None
     wanted_s = words / settings.words_per_second

@@ -352,6 +352,22 @@ def test_datasets_of_hugging_face(tmp_path: Path, form: str) -> None:
     )
 
 
+def test_held_out_splits_of_hugging_face_are_not_trained_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_list([{"prompt": "q", "chosen": "a", "rejected": "b"}])
+    (tmp_path / "data").mkdir()
+    for name in ("train_prefs-00000-of-00001", "test_prefs-00000-of-00001", "validation-00000-of-00001"):
+        dataset.to_parquet(str(tmp_path / "data" / f"{name}.parquet"))
+    convert(tmp_path / "data", "-o", tmp_path / "out" / "s.jsonl")
+    source = open_source(tmp_path / "out" / "s.jsonl")
+    samples = [source[n].sample for n in range(len(source))]
+    assert {sample.id: sample.metadata["split"] for sample in samples} == {
+        "train_prefs-00000000": "train_prefs",
+        "test_prefs-00000000": "test",
+        "validation-00000000": "test",
+    }
+
+
 def test_decoded_sound_is_written(tmp_path: Path) -> None:
     array = {"array": [0.5, -0.5, 0.25, 0.0] * 100, "sampling_rate": 8000}
     two = {"array": [[0.5] * 100, [0.25] * 100], "sampling_rate": 16000}

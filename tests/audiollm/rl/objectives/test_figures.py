@@ -9,7 +9,6 @@ import torch
 from audiollm.rl.objectives.figures import (
     RunningMean,
     StepFigures,
-    beta_dpo_selection,
     mismatched_kl,
     transport_partners,
 )
@@ -48,29 +47,6 @@ def test_partners_have_the_same_rank() -> None:
     partners = transport_partners(first, second)
     torch.testing.assert_close(partners.of_first_P, torch.tensor([0.3, 0.1, 0.2]))
     torch.testing.assert_close(partners.of_second_P, torch.tensor([-1.0, 5.0, 2.0]))
-
-
-def test_beta_dpo_keeps_the_share_of_pairs_and_prefers_usual_margins() -> None:
-    margins = torch.linspace(-3, 3, 10)
-    counts = torch.zeros(10)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(400):
-        kept = beta_dpo_selection(margins, torch.tensor(0.0), torch.tensor(1.0), 0.5, generator)
-        assert kept.sum() == 5
-        counts += kept
-    assert counts[4] > 300 and counts[5] > 300
-    assert counts[0] < 60 and counts[9] < 60
-
-
-def test_beta_dpo_draws_pairs_in_proportion_to_their_density() -> None:
-    """One of two pairs: the odds are those of the two densities."""
-    margins, generator = torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(1)
-    first = sum(
-        bool(beta_dpo_selection(margins, torch.tensor(0.0), torch.tensor(1.0), 0.5, generator)[0])
-        for _ in range(4000)
-    )
-    expected = 1 / (1 + np.exp(-0.5))
-    assert first / 4000 == pytest.approx(expected, abs=0.03)  # 4 standard deviations
 
 
 def test_a_missing_figure_is_named() -> None:

@@ -52,6 +52,8 @@ def test_memory_follows_the_layout() -> None:
     assert (memory_mb(sharded, 8) - OWN_MB) * 2**20 / N == pytest.approx(2 + 0.4 + 4)
     rollout = replace(sharded, placement=placed(rollout={"actors": 8}))
     assert (memory_mb(rollout, 8) - OWN_MB) * 2**20 / N == pytest.approx(2 + 0.4)
+    ahead = replace(PLAN, samples_ahead=True)  # a second process with the weights
+    assert (memory_mb(ahead, 1) - 2 * OWN_MB) * 2**20 / N == pytest.approx(20)
     critic = replace(PLAN, critic=N)
     assert (memory_mb(critic, 1) - OWN_MB) * 2**20 / N == pytest.approx(32)
 
@@ -65,6 +67,8 @@ def test_time_follows_the_work() -> None:
         2 * N * 32 * 290 / 400e12 + 64 * (4 * N / GPU.read_bytes + GPU.step_s)
     )
     assert step_seconds(PLAN, 8, 400, GPU)["update"] == pytest.approx(seconds["update"] / 8)
+    waited = step_seconds(replace(PLAN, samples_ahead=True), 1, 400, GPU)
+    assert waited["rollout"] == pytest.approx(seconds["rollout"] - seconds["score"] - seconds["update"])
     actors = replace(PLAN, placement=placed(rollout={"actors": 4, "gpus": 1}))
     assert step_seconds(actors, 2, 400, GPU)["weights"] == pytest.approx(4 * N * 2 / GPU.sent_bytes)
     read = replace(PLAN, reads_reference=True, reference=N)

@@ -158,6 +158,29 @@ def test_a_held_out_record_that_is_alone_in_its_batch_is_altered_by_another_ones
     assert (answers.sums_A[chosen_P] - answers.sums_A[altered_P]).abs().min() > 1e-9
 
 
+def test_a_record_is_altered_by_a_recording_that_is_not_its_own(folder: Path, tmp_path: Path) -> None:
+    """Several questions may ask about one recording, one after the other."""
+    write_lists(tmp_path)
+    (tmp_path / "llm").symlink_to(folder / "llm")
+    records, _ = read_samples(tmp_path / "records.jsonl")
+    single = [record for record in records if len(record.audio_parts()) == 1]
+    heard = single[0].audio_parts()
+    same = [record.messages[0].model_copy(update={"content": [record.messages[0].content[0], *heard]})
+            for record in single[:3]]  # fmt: skip
+    asked = [record.model_copy(update={"messages": [m]}) for record, m in zip(single[:3], same, strict=True)]
+    write_samples(tmp_path / "records.jsonl", [*asked, single[3]])
+    task = make_task(tmp_path, "opa_dpo", 100_000, ALONE)
+    step = task._steps(0)
+    assert not step.bad
+    (micro,) = step.micro
+    answers = task._plain(micro.batch)
+    chosen_P, altered_P = micro.groups.chosen_P, micro.groups.altered_P  # type: ignore[union-attr]
+    assert (answers.sums_A[chosen_P] - answers.sums_A[altered_P]).abs().min() > 1e-9
+    write_samples(tmp_path / "records.jsonl", asked)
+    step = make_task(tmp_path, "opa_dpo", 100_000, ALONE)._steps(0)
+    assert {each.reason for each in step.bad} == {"no record beside it has another recording"}
+
+
 def test_cross_entropy_over_prompts_is_a_mean_over_all_their_tokens(folder: Path) -> None:
     gradients(folder, ALONE, "orpo", 64, "parts.json")
     task = make_task(folder, "orpo", 100_000, ALONE)

@@ -125,6 +125,8 @@ def test_rewards_and_evaluation_and_mmau_read_the_same_part() -> None:
         (r"$\boxed{2x+1}$", "1 + 2*x", "math", True),
         ("2x+1", "2x-1", "math", False),
         ("9**9**9**9", "1", "math", False),
+        ("1e-6", "0.000001", "math", True),
+        ("2e", r"2\cdot e", "math", True),
         ("__import__('os').getcwd()", "1", "math", False),
         (r"\sqrt{2}", "2^0.5", "math", True),
     ],
@@ -163,6 +165,12 @@ def test_the_longest_thought_counts_words_and_its_setting_is_used() -> None:
     exact, over = answer(f"<think>{long_words}</think>x"), answer(f"<think>{long_words} one</think>x")
     assert values_of({"think": 1}, exact, over, answer("x")) == [1.0, 0.0, 0.0]
     assert values_of({"think": {"max_words": 51}}, over) == [1.0]
+
+
+def test_signs_of_languages_without_spaces_are_words() -> None:
+    short, long = (f"<think>{'狗叫了。' * n}</think> <answer>狗</answer>" for n in (16, 17))
+    assert values_of({"think": 1}, answer(short), answer(long)) == [1, 0]  # 48 signs and 51
+    assert values_of({"repetition": {"ngram": 1}}, answer("狗，狗。狗！狗")) == [-0.75]
 
 
 def test_cosine_and_repetition_by_hand() -> None:
