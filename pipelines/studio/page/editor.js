@@ -97,6 +97,7 @@
     delete el.wave.dataset.drawn;
     el.work.hidden = el.save.hidden = el.remove.hidden = !project;
     el.empty.hidden = !!project;
+    sessionStorage.setItem("st-project", project ? project.id : "");  // of this tab, for when it is loaded again
     if (!project) return;
     el.save.href = `/studio/api${here("/export")}`;
     el.stage.hidden = el.strip.hidden = !project.has_pictures;
@@ -954,7 +955,12 @@
     events.onmessage = (event) => takeJobs(JSON.parse(event.data));
     guarded(async () => {
       const found = await refreshState();
-      if (found.projects.length) el.projects.options[0].textContent = "choose one to go on";
+      if (!found.projects.length) return;
+      el.projects.options[0].textContent = "choose one to go on";
+      const last = sessionStorage.getItem("st-project");
+      if (!found.projects.some((each) => each.id === last)) return;
+      el.projects.value = last;
+      await openProject(last);
     })();
     root.dataset.ready = "yes";
   }
