@@ -154,7 +154,7 @@ studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS=
 	@# make expands every line before it runs the first: only the shell sees what npm has just installed
 	@axe=build/axe/node_modules/axe-core/axe.min.js; test -f $$axe || axe=; \
 		STUDIO_SCREENS=$(or $(SCREENS),build/screens) STUDIO_AXE=$$axe \
-		$(BIN)/python -m pytest -m slow tests/pipelines/studio/test_studio_browser.py tests/pipelines/studio/test_studio_page.py
+		$(BIN)/python -m pytest -m slow tests/pipelines/studio/test_studio_browser.py tests/pipelines/studio/test_studio_page.py tests/pipelines/studio/test_studio_live_browser.py
 
 studio-speed: $(READY)  ## the studio: click to sound against a new process, the waveform of an hour, memory (10 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright

@@ -49,11 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")  # playwright's event loop must not be there when other modules run theirs
 def chromium() -> Iterator[Any]:
-    from tests.pipelines.studio.real_browser import CHROMIUM, CUT, playwright
+    from tests.pipelines.studio.real_browser import launched
 
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--autoplay-policy=no-user-gesture-required", CUT]
-        )
+    with launched() as found:
         yield found
-        found.close()

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,16 @@ def connect_here(self, address):
 socket.socket.connect = connect_here
 """
 """Cuts a server off from all but this machine, and notes what it tried to reach."""
+
+
+@contextmanager
+def launched(*arguments: str) -> Iterator[Any]:
+    """Chromium, cut off from all but this machine."""
+    usual = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required", CUT]
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=[*usual, *arguments])
+        yield found
+        found.close()
 
 
 class Server:
@@ -169,6 +181,16 @@ class Person:
         if SCREENS:
             Path(SCREENS).mkdir(parents=True, exist_ok=True)
             self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
+
+    def check_access(self) -> None:
+        """axe-core finds nothing serious in what is shown; without it nothing is looked at."""
+        if not AXE:
+            return
+        self.page.add_script_tag(path=AXE)
+        nodes = "v.nodes.map(n => n.html.slice(0, 160))"
+        found = self.page.evaluate(f"axe.run().then(r => r.violations.map(v => [v.impact, v.id, {nodes}]))")
+        serious = [each for each in found if each[0] in ("serious", "critical")]
+        assert serious == [], json.dumps(serious, indent=1)
 
     def check(self) -> None:
         """Nothing was asked of another machine, and no script failed."""
