@@ -14,9 +14,6 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _DIGIT = re.compile("[0-9]")
-_SIGNS = r"\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_SIGNS}]|[^\s{_SIGNS}\u3000-\u303f\uff00-\uff0f\uff1a-\uff20]+")
-"""A Han character or kana; or anything else between white space and the punctuation of East Asia."""
 _HAN_DIGITS = str.maketrans("0123456789", "零一二三四五六七八九")
 _LONGEST_NUMBER = 15
 """Digits; what is longer (an account, a telephone) is read digit by digit, as is what begins with a zero."""
@@ -55,15 +52,6 @@ def language_of(text: str) -> str:
     if re.search(r"[\u3041-\u30ff]", text):
         return "ja"
     return "zh" if re.search(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]", text) else "en"
-
-
-def words_of(text: str) -> list[str]:
-    """The words: what stands between white space, and each Han character and kana, whose languages write no spaces.
-
-    >>> words_of("A dog barks. 狗叫。")
-    ['A', 'dog', 'barks.', '狗', '叫']
-    """
-    return _WORD.findall(text)
 
 
 def recognition_form(text: str) -> str:

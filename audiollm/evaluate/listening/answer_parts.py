@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from audiollm.data.text.forms import words_of
+from audiollm.data.text.words import words_of
 
 THINK = ("<think>", "</think>")
 ANSWER = ("<answer>", "</answer>")

@@ -7,7 +7,7 @@ from importlib import util
 from pathlib import Path
 
 from audiollm.audio import Waveform
-from audiollm.data.text.forms import words_of
+from audiollm.data.text.words import words_of
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.choosing import choose_recognizer, choose_speaker_judge
 from audiollm.evaluate.judges.judging import load_clip

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from audiollm.data.text.forms import language_of, recognition_form, words_of
+from audiollm.data.text.forms import language_of, recognition_form
+from audiollm.data.text.words import words_of
 from audiollm.rl.rewards import settings as s
 from audiollm.rl.rewards.batch import SampledAnswer, ScoredStep
 from audiollm.rl.rewards.matching import is_right
@@ -52,7 +53,7 @@ def cosine_length(answer: SampledAnswer, settings: s.CosineSettings) -> float | 
 
 def repetition(answer: SampledAnswer, settings: s.RepetitionSettings) -> float:
     """max_penalty * (1 - distinct n-grams / n-grams) of the words (arXiv 2502.03373); 0 for fewer than n words."""
-    words = words_of(answer.text.lower())
+    words = words_of(answer.text)
     count = len(words) - settings.ngram + 1
     if count < 1:
         return 0.0

@@ -1,13 +1,10 @@
 """The step `repetition`: statistics of a text that reveal hallucinations and loops of a recognizer.
 
-A word is what white space separates, without punctuation around it; in scripts that do not separate words (Chinese,
-Japanese, Thai, Lao, Khmer, Burmese) it is one character.
+Words are those of `audiollm.data.text.words`.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,16 +12,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from audiollm.data.text.words import is_unspaced, words_of
 from pipelines.annotate.step import Segment
 from pipelines.steps.step import Resources, StepConfig, Value
 
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_WORD = re.compile(rf"([{_UNSPACED}][\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]*)")
-_SAME = str.maketrans({"\u0130": "i", "\u0131": "i", "\u2019": "'"})
-"""Turkish i, which lower case would take apart, and the curly apostrophe."""
 _LONGEST_PERIOD = 20
 PHRASES = {
     "en": (
@@ -185,7 +176,7 @@ class Repetition:
         """
         text = str((item.values.get("consensus") or {}).get("text") or item.given.text or "")
         words = words_of(text)
-        lengths = sorted((len(word) for word in words if not _WORD.match(word)), reverse=True)
+        lengths = sorted((len(word) for word in words if not is_unspaced(word)), reverse=True)
         characters = len("".join(text.split()))
         seconds = item.duration_s
         return {
@@ -230,13 +221,6 @@ class Phrases(NamedTuple):
         return self.anywhere[max(inside, key=len)] if inside else None
 
 
-def words_of(text: str) -> list[str]:
-    """Words in lower case (NFKC), without punctuation around them; see the module's docstring for what a word is."""
-    spaced = _WORD.sub(r" \1 ", unicodedata.normalize("NFKC", text).translate(_SAME).casefold())
-    bare = (_strip(part) for part in spaced.split())
-    return [word for word in bare if word]
-
-
 def max_ngram_count(words: Sequence[str], size: int) -> int:
     """How often the most frequent sequence of `size` words occurs; 0 of fewer words."""
     counts = Counter(tuple(words[start : start + size]) for start in range(len(words) - size + 1))
@@ -252,9 +236,3 @@ def longest_loop(words: Sequence[str]) -> int:
             same = same + 1 if words[place] == words[place + period] else 0
             longest = max(longest, same // period + 1)
     return longest
-
-
-def _strip(part: str) -> str:
-    """A part of a text without what is neither letter, mark nor number at its ends."""
-    kept = [place for place, letter in enumerate(part) if unicodedata.category(letter)[0] in "LMN"]
-    return part[kept[0] : kept[-1] + 1] if kept else ""

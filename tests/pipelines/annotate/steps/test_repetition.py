@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from audiollm.data.text.words import words_of
 from pipelines.annotate.step import Given, Segment
 from pipelines.annotate.steps.repetition import (
     PHRASES,
@@ -18,7 +19,6 @@ from pipelines.annotate.steps.repetition import (
     RepetitionConfig,
     longest_loop,
     max_ngram_count,
-    words_of,
 )
 from pipelines.steps.step import Listener
 

@@ -1,0 +1,36 @@
+"""Words of a text in any language.
+
+A word is what white space separates, without punctuation around it; in scripts that do not separate words (Chinese,
+Japanese, Thai, Lao, Khmer, Burmese) it is one character.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"([{_UNSPACED}][\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]*)")
+_SAME = str.maketrans({"\u0130": "i", "\u0131": "i", "\u2019": "'"})
+"""Turkish i, which lower case would take apart, and the curly apostrophe."""
+
+
+def words_of(text: str) -> list[str]:
+    """Words in lower case (NFKC), without punctuation around them."""
+    spaced = _WORD.sub(r" \1 ", unicodedata.normalize("NFKC", text).translate(_SAME).casefold())
+    bare = (_strip(part) for part in spaced.split())
+    return [word for word in bare if word]
+
+
+def is_unspaced(word: str) -> bool:
+    """Whether a word is a character of a script that does not separate words."""
+    return _WORD.match(word) is not None
+
+
+def _strip(part: str) -> str:
+    """A part of a text without what is neither letter, mark nor number at its ends."""
+    kept = [place for place, letter in enumerate(part) if unicodedata.category(letter)[0] in "LMN"]
+    return part[kept[0] : kept[-1] + 1] if kept else ""
