@@ -8,6 +8,8 @@ Shapes: N sounds, M other sounds, D embedding dimension, K classes, O offsets.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,7 +65,7 @@ def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> V
             sum over classes judged one by one (audioldm-eval), whose shares do not add up to 1.
 
     Raises:
-        MetricError: other numbers of sounds or classes.
+        MetricError: other numbers of sounds or classes, or scores that are not finite.
         ValueError: another kind.
     """
     if reference_NK.shape != generated_NK.shape:
@@ -72,30 +74,30 @@ def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> V
         raise ValueError(f"kind must be softmax or sigmoid, not {kind!r}")
     p_NK, q_NK = (probabilities(each, kind == "softmax") for each in (reference_NK, generated_NK))
     terms = p_NK * (np.log(np.maximum(p_NK, _SMALLEST)) - np.log(np.maximum(q_NK, _SMALLEST)))
-    return np.asarray(terms.sum(axis=1))
+    return _finite(terms.sum(axis=1))
 
 
 def inception_score(logits_NK: Values) -> float:
     """exp of the mean KL(p(class | sound) ‖ p(class)) (arXiv 1606.03498), in one split.
 
     Raises:
-        MetricError: fewer than two sounds.
+        MetricError: fewer than two sounds, or scores that are not finite.
     """
     if len(logits_NK) < 2:
         raise MetricError("fewer than two sounds")
     p_NK = probabilities(logits_NK, exclusive=True)
     logs = np.log(np.maximum(p_NK, _SMALLEST)) - np.log(np.maximum(p_NK.mean(axis=0), _SMALLEST))
-    return float(np.exp((p_NK * logs).sum(axis=1).mean()))
+    return float(_finite(np.exp((p_NK * logs).sum(axis=1).mean())))
 
 
 def cosines(first_ND: Values, second_ND: Values) -> Values:
     """Cosine of each pair of embeddings, `[N]`: of a sound and its text, the CLAP score.
 
     Raises:
-        MetricError: an embedding of length 0.
+        MetricError: an embedding of length 0, or one that is not finite.
     """
     lengths = np.linalg.norm(first_ND, axis=1) * np.linalg.norm(second_ND, axis=1)
-    if not (lengths > 0).all():
+    if not _finite(lengths).all():
         raise MetricError("an embedding of length 0")
     return np.asarray((first_ND * second_ND).sum(axis=1) / lengths)
 
@@ -107,11 +109,13 @@ def desync(first_NO: Values, last_NO: Values) -> Values:
         first_NO, last_NO: scores of the 21 offsets for the first and the last 4.8 s.
 
     Raises:
-        MetricError: another number of offsets.
+        MetricError: another number of offsets, or scores that are no numbers.
     """
     for scores in (first_NO, last_NO):
         if scores.shape[1] != len(OFFSETS_S):
             raise MetricError(f"scores of {scores.shape[1]} offsets, not {len(OFFSETS_S)}")
+        if np.isnan(scores).any():
+            raise MetricError("scores that are no numbers")
     sizes = [np.abs(OFFSETS_S[scores.argmax(axis=1)]) for scores in (first_NO, last_NO)]
     return np.asarray(np.mean(sizes, axis=0))
 
@@ -122,14 +126,14 @@ def nearest_distances(sounds_ND: Values, known_MD: Values) -> Values:
     Generated sounds that are nearer to the training data than real held-out ones are copies.
 
     Raises:
-        MetricError: nothing is known.
+        MetricError: nothing is known, or embeddings that are not finite.
     """
     if not len(known_MD):
         raise MetricError("no training sounds to compare with")
     sounds, known = (
         v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), _SMALLEST) for v in (sounds_ND, known_MD)
     )
-    return np.asarray(np.sqrt(np.maximum(0.0, 2 - 2 * (sounds @ known.T).max(axis=1))))
+    return _finite(np.sqrt(np.maximum(0.0, 2 - 2 * (sounds @ known.T).max(axis=1))))
 
 
 def match_onsets(heard_s: Values, wanted_s: Values, tolerance_s: float) -> Values:
@@ -179,3 +183,12 @@ def border_excess(samples_N: NDArray[np.float32], sample_rate: int, span_s: tupl
     if usual <= 0:
         raise MetricError("the track is silent outside of the span")
     return float(flux[near].max() / usual)
+
+
+# Private
+
+
+def _finite(values: Any) -> Values:
+    if not np.isfinite(values).all():
+        raise MetricError("embeddings or scores that are not finite")
+    return np.asarray(values, np.float64)

@@ -158,12 +158,8 @@ def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
         return heard
     if judges.classes is not None:
         heard.logits, heard.reference_logits = _both(judges.classes.logits, made, real)
-        if heard.logits is not None and heard.reference_logits is not None:
-            for kind in ("softmax", "sigmoid"):
-                name = f"KL {kind}"
-                heard.values[name] = float(
-                    class_divergence(heard.reference_logits[None], heard.logits[None], kind)[0]
-                )
+        for kind in ("softmax", "sigmoid"):
+            heard.values[f"KL {kind}"] = _divergence(heard, real is not None, kind)
         heard.recognized = _recognized(sound.events or (), made, judges.classes)
     if judges.space is not None:
         heard.place, heard.reference_place = _both(judges.space.embed, made, real)
@@ -187,6 +183,19 @@ def _both(
         except ValueError:
             found.append(None)
     return found[0], found[1]
+
+
+def _divergence(heard: _Heard, has_reference: bool, kind: str) -> PairMeasure:
+    if not has_reference:
+        return "no real sound"
+    if heard.logits is None:
+        return "the sound is silent"
+    if heard.reference_logits is None:
+        return "the real sound is silent"
+    try:
+        return float(class_divergence(heard.reference_logits[None], heard.logits[None], kind)[0])
+    except MetricError as error:
+        return error.reason
 
 
 def _recognized(

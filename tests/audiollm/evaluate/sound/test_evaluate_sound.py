@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,20 @@ def test_measures_without_judges_are_not_available_with_the_reason(listing: Path
     assert result["whole_reasons"]["Fréchet distance"] == "no space of sounds"
     few = evaluate_sounds(sounds, SuiteJudges(Bands(), ClassSpace(Bands()))).result
     assert "needs 4" in few["whole_reasons"]["Fréchet distance"]
+
+
+def test_classes_that_cannot_be_compared_have_the_reason(
+    listing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, alone, whole = read_generated(listing)[:3]
+    alone = replace(alone, reference=None)
+    reasons = evaluate_sounds([silent, alone, whole], SuiteJudges(Bands())).result["measures"]["KL softmax"][
+        "reasons"
+    ]
+    assert reasons == {"the sound is silent": 1, "no real sound": 1}
+    monkeypatch.setattr(Bands, "logits", lambda self, sound: np.full(3, np.nan))
+    result = evaluate_sounds([alone, whole], SuiteJudges(Bands())).result
+    assert result["measures"]["KL softmax"]["n"] == 0 and result["whole"]["inception score"] is None
 
 
 def test_onsets_of_tones_are_found() -> None:

@@ -56,6 +56,19 @@ def test_too_few_sounds_have_no_covariance(sounds: int) -> None:
         frechet_distance(np.full((9, 2), np.nan), DRAW.normal(size=(9, 2)))
 
 
+def test_no_measure_is_nan() -> None:
+    values, nan = DRAW.normal(size=(3, 21)), np.full((3, 21), np.nan)
+    for measure in (
+        lambda: class_divergence(values, nan, "softmax"),
+        lambda: inception_score(nan),
+        lambda: cosines(values, nan),
+        lambda: desync(values, nan),
+        lambda: nearest_distances(nan, values),
+    ):
+        with pytest.raises(MetricError, match="not finite|no numbers"):
+            measure()
+
+
 def test_divergence_of_classes() -> None:
     p, q = np.array([[0.7, 0.2, 0.1]]), np.array([[0.1, 0.3, 0.6]])
     wanted = sum(a * math.log(a / b) for a, b in zip(p[0], q[0], strict=True))
