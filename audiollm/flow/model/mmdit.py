@@ -296,7 +296,7 @@ class MMDiT(nn.Module):
 
     def _frames_summary(self, frames_RC: Tensor, frames: SampleRows, latents: SampleRows) -> Tensor:
         if not self.config.frames_dim:
-            return torch.zeros(1, device=latents.device)
+            return _no_summary(self, len(frames.lengths), latents)
         has_B1 = (frames.lengths_B > 0)[:, None]
         if not frames.total:
             return self.null_frames.expand(len(frames.lengths), -1)
@@ -329,7 +329,7 @@ class MMDiT(nn.Module):
         latents: SampleRows,
     ) -> Tensor:
         if not self.config.caption_dim:
-            return torch.zeros(1, device=latents.device)
+            return _no_summary(self, conditions.size, latents)
         null_BC = self.null_caption.expand(conditions.size, -1)
         if caption is None or caption_RC is None:
             return null_BC
@@ -410,6 +410,10 @@ def _no_rows(model: MMDiT, size: int, latents: SampleRows) -> tuple[Tensor, Samp
     device, dtype = latents.device, model.t_embed.dtype
     empty_RC = torch.zeros(0, model.config.hidden_size, device=device, dtype=dtype)
     return empty_RC, rows_of([0] * size, device), torch.zeros(0, device=device)
+
+
+def _no_summary(model: MMDiT, size: int, latents: SampleRows) -> Tensor:
+    return torch.zeros(size, model.config.hidden_size, device=latents.device, dtype=model.t_embed.dtype)
 
 
 def _between(

@@ -192,11 +192,8 @@ def guidance_branches(
         rest = [name for name in there if name not in settings.guidance_by]
         scales = [settings.guidance_by[name] for name in named]
         groups = [[name] for name in named]
-        if rest:  # they join the last one that is named
-            if groups:
-                groups[-1] = [*groups[-1], *rest]
-            else:
-                scales, groups = [list(settings.guidance_by.values())[-1]], [rest]
+        if rest or not named:
+            scales, groups = [*scales, list(settings.guidance_by.values())[-1]], [*groups, rest]
     if not there and not settings.guide_context:
         return [(1.0, bare, True)]
     branches = [(1.0 - scales[0] if scales else 1.0, bare, True)]

@@ -276,6 +276,16 @@ def test_times_between_frames() -> None:
     assert weight.tolist() == [0.0, 0.25, 0.5, 1.0]
 
 
+@pytest.mark.parametrize("kinds", [("cot",), ("sync",), ()])
+def test_a_model_without_frames_and_captions_has_no_summary(kinds: tuple[Modality, ...]) -> None:
+    widths = {f"{name}_dim": getattr(CONFIG, f"{name}_dim") if name in kinds else 0 for name in MODALITIES}
+    config = MMDiTConfig(**{**CONFIG.__dict__, **widths})
+    model, given = randomized(MMDiT(config)).double(), conditions_of(kinds, 0)
+    packed, latents = pack_conditions([given, {}], CPU), rows_of([3, 4], CPU)
+    out_LD = model(torch.randn(7, 8).double(), TIMES_B[:2], packed, latents)
+    assert bool(out_LD.isfinite().all())
+
+
 def test_what_the_model_does_not_take_is_refused() -> None:
     model = MMDiT(MMDiTConfig(**{**CONFIG.__dict__, "sync_dim": 0, "audio_context": False}))
     latents, x_LD, t_B = rows_of([4], CPU), torch.zeros(4, 8), torch.zeros(1)

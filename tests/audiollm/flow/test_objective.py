@@ -193,6 +193,17 @@ def test_guidance(guided: tuple[MMDiT, PackedConditions]) -> None:
     assert sum(weight for weight, _, _ in branches) == pytest.approx(1.0) and len(branches) == 3
 
 
+def test_modalities_without_a_scale_have_the_last_one(guided: tuple[MMDiT, PackedConditions]) -> None:
+    _, packed = guided
+    text = packed.without(("frames", "sync"))
+    by = SamplerSettings(guidance_by={"caption": 2.0, "frames": 5.0}, guide_context=True)
+    found = [(weight, list(kept.features)) for weight, kept, _ in guidance_branches(text, by)]
+    assert found == [(-1.0, []), (2.0 - 5.0, ["caption"]), (5.0, ["caption", "cot"])]
+    bare = packed.without(MODALITIES)
+    found_bare = [(weight, is_bare) for weight, _, is_bare in guidance_branches(bare, by)]
+    assert found_bare == [(-4.0, True), (5.0, False)], "the context alone is guided by the last scale"
+
+
 def test_a_bad_scale_is_refused() -> None:
     for settings in ({"guidance": math.nan}, {"guidance_by": {"caption": -1.0}}, {"steps": 0}):
         with pytest.raises(ValueError, match="must be"):
