@@ -22,7 +22,7 @@ from audiollm.evaluate.report.formats import with_interval
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound
-from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list
+from audiollm.evaluate.sound.generated_sounds import WantedEvent, beside_list, wanted_event
 from audiollm.evaluate.sound.sound_judges import SoundClasses
 from audiollm.evaluate.sound.sound_measures import border_excess
 from audiollm.files.atomic import read_jsonl
@@ -85,8 +85,8 @@ def read_edited(listing: Path) -> list[EditedSound]:
                 before=beside_list(row["before"], listing.parent),
                 reference=beside_list(row["reference"], listing.parent) if row.get("reference") else None,
                 span_s=(first, last),
-                event=_event(row["event"]),
-                others=tuple(_event(each) for each in row.get("others") or ()),
+                event=wanted_event(row["event"]),
+                others=tuple(wanted_event(each) for each in row.get("others") or ()),
                 caption=str(row.get("caption") or ""),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -131,10 +131,6 @@ def judge_edits(
 
 
 # Private
-
-
-def _event(given: Mapping[str, Any]) -> WantedEvent:
-    return WantedEvent(str(given["label"]), float(given["start_s"]), float(given["end_s"]))
 
 
 def _measured(edit: EditedSound, classes: SoundClasses | None) -> dict[str, Any]:

@@ -56,20 +56,30 @@ def beside_list(path: str, folder: Path) -> Path:
     return beside if beside.exists() else Path(path)
 
 
+def wanted_event(given: Mapping[str, Any]) -> WantedEvent:
+    """An event of a list; one without a label goes by its name.
+
+    Raises:
+        KeyError, TypeError, ValueError: it has neither, or no times.
+    """
+    label = given["label"] if "label" in given else given["name"]
+    return WantedEvent(str(label), float(given["start_s"]), float(given["end_s"]))
+
+
 # Private
 
 
 def _sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
-    facts = {**(row.get("metadata") or {}), **{key: value for key, value in row.items() if value is not None}}
+    metadata = row.get("metadata")
+    facts = metadata if isinstance(metadata, dict) else {}
+    facts = {**facts, **{key: value for key, value in row.items() if value is not None}}
     audio = facts.get("audio") or facts.get("path")
     if not isinstance(audio, str):
         raise ConfigError("no sound", where, "each row needs audio: the file of a generated sound")
     try:
         events = None
         if facts.get("events") is not None:
-            made = [
-                WantedEvent(str(e["label"]), float(e["start_s"]), float(e["end_s"])) for e in facts["events"]
-            ]
+            made = [wanted_event(each) for each in facts["events"]]
             events = tuple(sorted(made, key=lambda event: event.start_s))
     except (KeyError, TypeError, ValueError) as error:
         remedy = "events are a list of objects with label, start_s and end_s"

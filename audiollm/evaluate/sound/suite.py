@@ -46,6 +46,8 @@ _CONTEXT_S = 0.02
 
 PairMeasure = float | str
 """A value, or the reason why there is none."""
+Finding = Vector | str | None
+"""The numbers of a judge on one sound, or the reason why there are none; None: nobody judges."""
 
 
 @dataclass
@@ -71,10 +73,10 @@ class _Heard:
     """The findings of the judges on one sound and on its reference."""
 
     values: dict[str, PairMeasure] = field(default_factory=dict)
-    logits: Vector | None = None
-    reference_logits: Vector | None = None
-    place: Vector | None = None
-    reference_place: Vector | None = None
+    logits: Finding = None
+    reference_logits: Finding = None
+    place: Finding = None
+    reference_place: Finding = None
     recognized: list[tuple[str, str]] = field(default_factory=list)
     """Label asked for and label heard of each event."""
 
@@ -159,7 +161,7 @@ def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
     if judges.classes is not None:
         heard.logits, heard.reference_logits = _both(judges.classes.logits, made, real)
         for kind in ("softmax", "sigmoid"):
-            heard.values[f"KL {kind}"] = _divergence(heard, real is not None, kind)
+            heard.values[f"KL {kind}"] = _divergence(heard.reference_logits, heard.logits, kind)
         heard.recognized = _recognized(sound.events or (), made, judges.classes)
     if judges.space is not None:
         heard.place, heard.reference_place = _both(judges.space.embed, made, real)
@@ -174,26 +176,29 @@ def _judge(sound: GeneratedSound, judges: SuiteJudges) -> _Heard:
 
 def _both(
     judge: Callable[[Waveform], Vector], made: Waveform, real: Waveform | None
-) -> tuple[Vector | None, Vector | None]:
-    """The findings of a judge on both; None for silence."""
-    found: list[Vector | None] = []
-    for sound in (made, real):
-        try:
-            found.append(None if sound is None else judge(sound))
-        except ValueError:
-            found.append(None)
-    return found[0], found[1]
+) -> tuple[Finding, Finding]:
+    """The findings of a judge on both."""
+    if real is None:
+        return _finding(judge, made), "no real sound"
+    found = _finding(judge, real)
+    return _finding(judge, made), f"the real sound: {found}" if isinstance(found, str) else found
 
 
-def _divergence(heard: _Heard, has_reference: bool, kind: str) -> PairMeasure:
-    if not has_reference:
-        return "no real sound"
-    if heard.logits is None:
-        return "the sound is silent"
-    if heard.reference_logits is None:
-        return "the real sound is silent"
+def _finding(judge: Callable[[Waveform], Vector], sound: Waveform) -> Vector | str:
     try:
-        return float(class_divergence(heard.reference_logits[None], heard.logits[None], kind)[0])
+        return judge(sound)
+    except ValueError as error:
+        return str(error)
+
+
+def _divergence(real: Finding, made: Finding, kind: str) -> PairMeasure:
+    if isinstance(made, str):
+        return made
+    if isinstance(real, str):
+        return real
+    assert made is not None and real is not None
+    try:
+        return float(class_divergence(real[None], made[None], kind)[0])
     except MetricError as error:
         return error.reason
 
@@ -270,9 +275,9 @@ def _places(training: Sequence[Path], judges: SuiteJudges, advance: Callable[[st
 
 def _whole_measures(heard: Sequence[_Heard], known: Sequence[Vector]) -> dict[str, tuple[float | None, str]]:
     """Measure -> its value or None, and the reason why there is none."""
-    made = [each.place for each in heard if each.place is not None]
-    real = [each.reference_place for each in heard if each.reference_place is not None]
-    logits = [each.logits for each in heard if each.logits is not None]
+    made = _judged([each.place for each in heard])
+    real = _judged([each.reference_place for each in heard])
+    logits = _judged([each.logits for each in heard])
 
     def frechet() -> float:
         return frechet_distance(_stacked(made, "no space of sounds"), _stacked(real, "no real sounds"))
@@ -294,6 +299,10 @@ def _whole_measures(heard: Sequence[_Heard], known: Sequence[Vector]) -> dict[st
         except MetricError as error:
             found[name] = (None, error.reason)
     return found
+
+
+def _judged(findings: Sequence[Finding]) -> list[Vector]:
+    return [each for each in findings if each is not None and not isinstance(each, str)]
 
 
 def _stacked(values: Sequence[Vector], missing: str) -> Vector:

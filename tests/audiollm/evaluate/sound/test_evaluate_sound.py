@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from audiollm.audio import Waveform, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.sound.edited_sounds import read_edited
 from audiollm.evaluate.sound.event_judge import event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.evaluate.sound.sound_judges import ClassSpace, load_sound_classes, load_text_space
@@ -132,7 +133,7 @@ def test_classes_that_cannot_be_compared_have_the_reason(
     reasons = evaluate_sounds([silent, alone, whole], SuiteJudges(Bands())).result["measures"]["KL softmax"][
         "reasons"
     ]
-    assert reasons == {"the sound is silent": 1, "no real sound": 1}
+    assert reasons == {"silence": 1, "no real sound": 1}
     monkeypatch.setattr(Bands, "logits", lambda self, sound: np.full(3, np.nan))
     result = evaluate_sounds([alone, whole], SuiteJudges(Bands())).result
     assert result["measures"]["KL softmax"]["n"] == 0 and result["whole"]["inception score"] is None
@@ -175,6 +176,25 @@ def test_rows_that_are_no_sounds_are_named(tmp_path: Path, row: dict[str, Any], 
     with pytest.raises(ConfigError, match=reason) as told:
         read_generated(tmp_path / "l.jsonl")
     assert "l.jsonl:1" in told.value.where
+
+
+def test_events_without_a_label_go_by_their_name(tmp_path: Path) -> None:
+    event = {"name": "a bell", "start_s": 0.1, "end_s": 0.4}
+    row = {"id": "a", "audio": "a.wav", "metadata": {"events": [event]}}
+    edit = {
+        **row,
+        "operation": "add",
+        "by": "words",
+        "before": "b.wav",
+        "span": [0, 1],
+        "event": event,
+        "others": [event],
+    }
+    (tmp_path / "l.jsonl").write_text(json.dumps(edit))
+    (sound,), (edited,) = read_generated(tmp_path / "l.jsonl"), read_edited(tmp_path / "l.jsonl")
+    assert sound.events is not None and sound.events[0].label == edited.event.label == "a bell"
+    (tmp_path / "l.jsonl").write_text(json.dumps({**row, "metadata": "none"}))
+    assert read_generated(tmp_path / "l.jsonl")[0].events is None
 
 
 def test_a_clap_model_of_transformers_is_a_space_of_sounds_and_texts(tmp_path: Path) -> None:
