@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from audiollm.flow.service import Job
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".mkv")
-"""Endings of files that hold pictures beside the sound; FLAC in .mkv and PCM in .mov keep 16 bits of every sample."""
+"""Endings of files that hold pictures beside the sound; FLAC in .mkv keeps 24 bits of every sample, PCM in .mov 16."""
 Model = Annotated[
     Path, typer.Argument(help="A train_flow stage's folder, or its run's folder.", show_default=False)
 ]
@@ -76,11 +77,13 @@ def make_sound(
     from audiollm.flow.service import SoundOrder, load_generator, make_ordered
 
     console = Console()
-    _check_conditions(caption, cot, video, region)
+    _check_conditions(caption, cot, video)
+    _check_guidance(guidance)
     _check_out(out, video, SOUND_ENDINGS)
     pictured = _video_part(video, region)
     duration_s = duration_s or _video_length(video)
     generator = load_generator(model, autoencoder)
+    _check_taken(console, generator, caption, cot, video)
     settings = _settings(generator, steps, solver, guidance)
     order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
     made_CN = _with_progress(
@@ -137,7 +140,8 @@ def edit_sound(
     console = Console()
     wanted = find_operation(operation)
     if wanted in ("add", "remove"):
-        _check_conditions(caption, cot, video, region)
+        _check_conditions(caption, cot, video)
+    _check_guidance(guidance)
     try:
         before = read_track(track)
     except AudioError as error:
@@ -151,9 +155,13 @@ def edit_sound(
         before.check_name(out)
     if layer is not None and layer.suffix.lower() != ".wav":
         raise ConfigError(f"--layer: {layer.name} is written as WAV", "command line", "end the name in .wav")
-    if out.exists() and out.samefile(track):
-        raise ConfigError(f"--out: {out} is the input", "command line", "give another name")
+    for option, path in (("--out", out), ("--layer", layer)):
+        if path is not None and path.exists() and path.samefile(track):
+            raise ConfigError(f"{option}: {path} is the input", "command line", "give another name")
+    if layer is not None and layer.resolve() == out.resolve():
+        raise ConfigError(f"--layer: {layer} is --out", "command line", "give another name")
     generator = load_generator(model, autoencoder)
+    _check_taken(console, generator, caption, cot, video, wanted in ("add", "remove"))
     settings = _settings(generator, steps, solver, guidance)
     request = EditRequest(wanted, caption, span.start / rate, span.end / rate, cot, pictured)
     place = str(video or "command line")
@@ -198,11 +206,43 @@ def _with_progress(console: Console, generator: SoundGenerator, work: Callable[[
         service.close()
 
 
-def _check_conditions(caption: str, cot: str, video: Path | None, region: str | None) -> None:
+def _check_conditions(caption: str, cot: str, video: Path | None) -> None:
     if not (caption.strip() or cot.strip() or video):
         raise ConfigError("nothing to make a sound from", "command line", "give --caption, --cot or --video")
-    if region is not None and video is None:
-        raise ConfigError("--region: there is no video", "command line", "give --video")
+
+
+def _check_guidance(guidance: float | None) -> None:
+    if guidance is not None and not math.isfinite(guidance):
+        raise ConfigError("--guidance: must be finite", "command line", "give another, or leave it out")
+
+
+def _check_taken(
+    console: Console,
+    generator: SoundGenerator,
+    caption: str,
+    cot: str,
+    video: Path | None,
+    caption_is_cot: bool = False,
+) -> None:
+    """Name the conditions that the model does not take, and refuse where it takes none of those that are given.
+
+    Args:
+        caption_is_cot: a chain of thought follows from the caption.
+    """
+    takes = set(generator.model.config.conditions)
+    uses = {
+        "--caption": (caption, {"caption", "cot"} if caption_is_cot else {"caption"}),
+        "--cot": (cot, {"cot"}),
+        "--video": (video, {"frames", "sync"}),
+    }
+    given = {option: names for option, (value, names) in uses.items() if value}
+    unused = [option for option, names in given.items() if not names & takes]
+    if not unused:
+        return
+    told = f"{', '.join(unused)}: the model takes {', '.join(sorted(takes)) or 'no conditions'} alone"
+    if len(unused) == len(given):
+        raise ConfigError(told, "command line", "give what it takes, or train on samples that have this, too")
+    console.print(f"not used: {told}", style="yellow", highlight=False)
 
 
 def _settings(generator: SoundGenerator, steps: int, solver: str, guidance: float | None) -> SamplerSettings:
@@ -221,6 +261,8 @@ def _video_part(video: Path | None, region: str | None) -> VideoPart | None:
     from audiollm.data.records.sample import Region, VideoPart
 
     if video is None:
+        if region is not None:
+            raise ConfigError("--region: there is no video", "command line", "give --video")
         return None
     boxes = []
     if region is not None:
@@ -274,32 +316,30 @@ def _write_sound(out: Path, sound: Waveform, video: Path | None) -> None:
 
 def _video_length(video: Path | None) -> float:
     from audiollm.video.decoders import VideoError
-    from audiollm.video.frames import probe_video
+    from audiollm.video.frames import pictures_end_s
 
     if video is None:
         raise ConfigError(
             "--duration: there is no video to tell the length", "command line", "give --duration in seconds"
         )
     try:
-        duration_s = probe_video(video).duration_s
+        return pictures_end_s(video)
     except VideoError as error:
         raise ConfigError(error.reason, str(video)) from error
-    if duration_s is None:
-        raise ConfigError("the video does not tell its length", str(video), "give --duration in seconds")
-    return duration_s
 
 
 def _numbers(text: str, option: str, count: int) -> list[float | None]:
     """Numbers separated by commas; an empty one is None.
 
     Raises:
-        ConfigError: another count, or what is no number.
+        ConfigError: another count, or what is no finite number.
     """
     pieces = [piece.strip() for piece in text.split(",")]
     try:
-        if len(pieces) != count:
+        numbers = [float(piece) if piece else None for piece in pieces]
+        if len(numbers) != count or not all(each is None or math.isfinite(each) for each in numbers):
             raise ValueError
-        return [float(piece) if piece else None for piece in pieces]
+        return numbers
     except ValueError:
         raise ConfigError(
             f"{option}: {text!r} is not {count} numbers separated by commas", "command line", "as in 1.5,3"

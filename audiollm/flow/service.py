@@ -31,6 +31,7 @@ from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.windows import fill_latents, make_in_windows
+from audiollm.models.pretrained import model_folder
 
 JobState = Literal["waiting", "running", "done", "failed", "stopped"]
 CLIPS_REMEMBERED = 16
@@ -338,9 +339,10 @@ def load_generator(model: Path, autoencoder: str | None) -> SoundGenerator:
     """The generator of a `train_flow` stage or its run, with the run's own autoencoder where none is given.
 
     Raises:
-        ConfigError: there is no autoencoder beside it, or something cannot be loaded.
+        ConfigError: there is no model, or no autoencoder beside it, or something cannot be loaded.
     """
     folder = model / "train_flow" if (model / "train_flow" / "model").exists() else model
+    model_folder(folder)  # without a model nothing is said of its autoencoder
     if autoencoder is None:
         own = folder.parent / "train_vae"
         if not own.exists():

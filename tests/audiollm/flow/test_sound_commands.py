@@ -6,16 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import typer
 from typer.testing import CliRunner
 
-from audiollm.audio import load, save
+from audiollm.audio import Waveform, load, save
 from audiollm.errors import ConfigError
 from audiollm.flow.commands import edit_sound, make_sound
+from audiollm.flow.corpus import open_corpus, survey_sounds
 from audiollm.flow.editing.tracks import read_track
+from audiollm.flow.sound_model import SoundModel
+from audiollm.flow.training import sound_model_config
 from audiollm.video.frames import frame_times, probe_video, read_frames
-from tests.audiollm.flow.toy import AUTOENCODER, RATE, tone
+from audiollm.video.writing import write_video
+from tests.audiollm.flow.toy import AUTOENCODER, RATE, tone, train_config
 
 FAST = ["--steps", "1", "--autoencoder", AUTOENCODER]
 
@@ -86,8 +91,34 @@ def test_the_sound_of_a_video_is_edited(trained: Path, encoded: Path, tmp_path: 
     assert load(tmp_path / "out.mp4").duration_s == pytest.approx(1.0, abs=0.3)
 
 
+def test_a_sound_is_as_long_as_the_pictures(trained: Path, tmp_path: Path) -> None:
+    pictures = [np.full((32, 32, 3), 40, np.uint8)] * 8
+    write_video(tmp_path / "long.mkv", pictures, 8, Waveform(tone(60, 2.0), RATE))
+    sound("generate", trained, "--video", tmp_path / "long.mkv", "-o", tmp_path / "a.wav", *FAST)
+    assert load(tmp_path / "a.wav").duration_s == pytest.approx(1.0, abs=0.01), (
+        "the sound of the file has 2 s"
+    )
+
+
+def test_conditions_that_a_model_does_not_take_are_named(encoded: Path, tmp_path: Path) -> None:
+    shards = encoded / "encode" / "shards"
+    sources, facts = open_corpus([shards])
+    usable = survey_sounds(sources, facts)._replace(present=("cot",))
+    SoundModel(sound_model_config(train_config(shards), facts, usable)).save_pretrained(tmp_path / "model")
+    model, video, out = tmp_path / "model", encoded / "3.mp4", tmp_path / "a.wav"
+    with pytest.raises(ConfigError, match="--caption, --video: the model takes cot alone"):
+        sound("generate", model, "--video", video, "--caption", "a low tone", "-o", out, *FAST)
+    told = sound("generate", model, "--video", video, "--cot", "a low tone", "-o", out, *FAST)
+    assert "not used: --video: the model takes cot alone" in told and out.exists()
+    track, edited = encoded / "0-mix.wav", tmp_path / "b.wav"
+    told = sound("edit", model, track, "add", "--caption", "a low tone", "-o", edited, *FAST)
+    assert "not used" not in told, "the chain of thought of an edit follows from its caption"
+
+
 def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path, tmp_path: Path) -> None:
     track, video, absent = encoded / "0-mix.wav", encoded / "3.mp4", tmp_path / "absent"
+    broken, out, span = tmp_path / "nan.wav", tmp_path / "x.wav", ("--span", "0.1,0.2")
+    soundfile.write(broken, np.append(np.zeros(8000), np.nan), RATE, "FLOAT")
     refused: list[tuple[tuple[object, ...], str]] = [
         (("generate", absent, "-o", "x.wav"), "nothing to make a sound from"),
         (("generate", absent, "--caption", "a", "-o", "x.wav"), "no video to tell the length"),
@@ -99,7 +130,8 @@ def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path
         (("generate", absent, "--video", video, "--region", "1,2,0,4", "-o", "x.wav"), "is no box"),
         (("generate", absent, "--video", video, "-o", video), "is the input"),
         (("generate", absent, "--video", track, "-o", "x.wav"), "no pictures"),
-        (("generate", absent, "--video", video, "-o", "x.wav"), "no autoencoder beside"),
+        (("generate", absent, "--video", video, "-o", "x.wav"), "no model here"),
+        (("generate", trained, "--video", video, "-o", "x.wav"), "no autoencoder beside"),
         (("edit", absent, track, "shorten", "-o", "x.wav"), "no operation 'shorten'"),
         (("edit", absent, track, "add", "--span", "0.1,0.2", "-o", "x.wav"), "nothing to make a sound from"),
         (("edit", absent, track, "inpaint", "--span", "0.5,9", "-o", "x.wav"), "does not lie in the track"),
@@ -107,6 +139,13 @@ def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path
         (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", "x.flac"), "end the name in .wav"),
         (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", track), "is the input"),
         (("edit", absent, track, "inpaint", "--span", "0.1,0.2", "-o", "x.wav", "--layer", "l.mp3"), "written as WAV"),
+        (("edit", absent, track, "inpaint", *span, "-o", out, "--layer", track), f"--layer: {track} is the input"),
+        (("edit", absent, track, "inpaint", *span, "-o", out, "--layer", out), "is --out"),
+        (("edit", absent, track, "inpaint", *span, "-o", out, "--region", "1,2,3,4"), "there is no video"),
+        (("edit", absent, track, "inpaint", "--span", "nan,0.2", "-o", out), "not 2 numbers"),
+        (("edit", absent, track, "inpaint", "--span", "0.1,inf", "-o", out), "not 2 numbers"),
+        (("edit", absent, track, "inpaint", *span, "-o", out, "--guidance", "inf"), "must be finite"),
+        (("edit", absent, broken, "inpaint", *span, "-o", out), "NaN or infinite samples"),
         (("edit", absent, absent, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "absent"),
         (("edit", absent, video, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "3.mp4"),
         (("generate", trained, "--video", video, "--duration", 3, "-o", "x.wav", *FAST), "ends"),
