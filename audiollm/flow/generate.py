@@ -22,7 +22,7 @@ from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.settings import GenerateSoundConfig
 from audiollm.flow.sound_model import check_guidance
-from audiollm.flow.windows import make_in_windows
+from audiollm.flow.windows import fill_latents, make_in_windows
 from audiollm.recipe.runner import Context
 
 
@@ -61,8 +61,8 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
 def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sample]:
     """The samples of a split (`test`, `train` or `all`), at most so many of them, picked evenly."""
     chosen = [each for each in samples if split == "all" or _split(each) == split]
-    stride = max(1, len(chosen) // most)
-    return chosen[::stride][:most]
+    most = min(most, len(chosen))
+    return [chosen[number * len(chosen) // most] for number in range(most)]
 
 
 # Private
@@ -78,7 +78,9 @@ def _make(
     """Make one sound, or keep the one that is there. Returns its row."""
     place = f"{config.samples}: {sample.id}"
     request = sound_request(sample, place)
-    duration_s = config.duration_s or _duration_s(sample, generator, place)
+    is_edit = config.edit and request.track is not None
+    given_s = None if is_edit else config.duration_s  # an edit is as long as its track
+    duration_s = given_s or _duration_s(sample, generator, place)
     name = f"audio/{safe_name(sample.id)}-{take}.wav"
     row = {
         "id": sample.id,
@@ -95,18 +97,17 @@ def _make(
         return row
     only = None if config.conditions is None else set(config.conditions)
     settings, key = sampler_settings(config.sampling), f"{config.seed}/{sample.id}/{take}"
-    if config.edit and request.track is not None:
+
+    def conditions_at(start_s: float, length_s: float) -> Conditions:
+        return generator.conditions(sample, length_s, place, only, start_s)
+
+    if is_edit and request.track is not None:
         track_CN = load_track(request.track, generator.autoencoder, sample.id, place)
         mean_TD = encode_track(generator.autoencoder, track_CN).mean_DT.T.contiguous()
         context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
-        conditions = generator.conditions(sample, duration_s, place, only)
-        latent_TD = generator.sample_latents(conditions, len(mean_TD), settings, key, context)
+        latent_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
         made_CN = generator.decode(latent_TD, track_CN.shape[1])
     else:
-
-        def conditions_at(start_s: float, length_s: float) -> Conditions:
-            return generator.conditions(sample, length_s, place, only, start_s)
-
         made_CN = make_in_windows(generator, conditions_at, duration_s, settings, key)
     save(folder / name, made_CN, generator.sample_rate)
     return row
@@ -119,7 +120,7 @@ def _duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:
         BadSample: it has none of them.
     """
     from audiollm.video.decoders import VideoError
-    from audiollm.video.frames import probe_video
+    from audiollm.video.frames import pictures_end_s
 
     request = sound_request(sample, place)
     part = request.track or request.wanted
@@ -127,9 +128,9 @@ def _duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:
         return load_track(part, generator.autoencoder, sample.id, place).shape[1] / generator.sample_rate
     if request.video is not None:
         try:
-            end_s = request.video.end_s or probe_video(request.video.path).duration_s
+            end_s = request.video.end_s or pictures_end_s(request.video.path)
         except VideoError as error:
             raise BadSample(place, sample.id, str(error), "unreadable video") from error
-        if end_s is not None and end_s > request.video.start_s:
+        if end_s > request.video.start_s:
             return end_s - request.video.start_s
     raise BadSample(place, sample.id, "has no sound or video to tell the length: set duration_s", "no length")

@@ -19,7 +19,7 @@ from torch import Tensor
 from audiollm.audio import AudioError
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Region, Sample, VideoPart
-from audiollm.errors import BadSample, StageError
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.files.set_aside import SetAside
 from audiollm.flow.conditions.edits import event_track
@@ -145,7 +145,7 @@ def _edit(
     """Edit one scene, or keep the edit that is there. Returns its row; None: it has too little before the sound.
 
     Raises:
-        BadSample: the video cannot be read.
+        BadSample: the video cannot be read, or the sound does not lie in the track.
     """
     rate, event = generator.sample_rate, scene.event
     begin_s = max(0.0, event["start_s"] - config.margin_s)
@@ -165,8 +165,12 @@ def _edit(
             (folder / "audio").mkdir(exist_ok=True, parents=True)
             empty.replaced(0, track_CN).save(folder / paths[part])
         before = read_track(folder / paths["before"])
-        span = find_span(before, operation, None if operation == "extend" else begin_s, end_s)
-        conditions = edit_conditions(generator, request, f"{config.samples}: {scene.sample.id}")
+        place = f"{config.samples}: {scene.sample.id}"
+        try:
+            span = find_span(before, operation, None if operation == "extend" else begin_s, end_s)
+        except ConfigError as error:
+            raise BadSample(place, scene.sample.id, error.message, "wrong events") from error
+        conditions = edit_conditions(generator, request, place)
         settings, key = sampler_settings(config.sampling), f"{config.seed}/{name}"
         edit_track(generator, before, operation, span, conditions, settings, key).track.save(
             folder / paths["after"]
@@ -179,7 +183,7 @@ def _edit(
         "before": paths["before"],
         "audio": paths["after"],
         "reference": paths["real"],
-        "span": [round(begin_s, 4), round(end_s, 4)],
+        "span": [round(second * rate) / rate for second in (begin_s, end_s)],  # to the sample
         "event": {key: event[key] for key in ("label", "name", "start_s", "end_s") if key in event},
         "others": [
             {key: each[key] for key in ("label", "name", "start_s", "end_s") if key in each}

@@ -196,9 +196,11 @@ class SoundSamplingConfig(BaseModel):
     """`midpoint` and `heun` evaluate the model twice per step."""
     schedule: Literal["uniform", "cosine", "shifted"] = "uniform"
     """Times of the steps: `cosine` is dense at noise, `shifted` the denser there the longer a sound is."""
-    guidance: float = Field(4.5, ge=0)
+    guidance: float = Field(4.5, ge=0, allow_inf_nan=False)
     """Scale of all conditions together; 1: no guidance."""
-    guidance_by: dict[Literal["frames", "sync", "caption", "cot"], float] = Field(default_factory=dict)
+    guidance_by: dict[
+        Literal["frames", "sync", "caption", "cot"], Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    ] = Field(default_factory=dict)
     """Scale of each modality in this order, in place of `guidance`."""
     guide_context: bool = False
     """Existing sound is left out of the unconditional branch."""
@@ -221,7 +223,7 @@ class GenerateSoundConfig(StageConfig):
     """Samples with an input track are made as edits of it; False: their track is left out."""
     sampling: SoundSamplingConfig = SoundSamplingConfig()
     duration_s: float | None = Field(None, gt=0)
-    """Length of the sounds; None: that of the sample's own sound or video."""
+    """Length of the sounds; None: that of the sample's own sound or video. An edit is as long as its track."""
     max_samples: int = Field(100, ge=1)
     """Most samples, picked evenly."""
     takes: int = Field(1, ge=1)

@@ -100,7 +100,8 @@ def _plan_generate(config: GenerateSoundConfig, plans: Mapping[str, StagePlan]) 
 
 
 def _plan_edit(config: EditSoundsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    edits = config.max_samples * len(config.operations) * len(config.by)
+    by = {"add": len(config.by), "remove": len(config.by)}
+    edits = config.max_samples * sum(by.get(operation, 1) for operation in config.operations)
     return StagePlan(memory_mb=1500, disk_mb=edits * 0.6, note=f"at most {edits} edits")
 
 

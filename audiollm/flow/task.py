@@ -172,16 +172,19 @@ class FlowTask:
     def evaluate(self, step: int) -> Mapping[str, float]:
         """The loss on held-out sounds at fixed times and noise: with all conditions, and without any.
 
-        Of an edit the track before it is heard either way. The first rank computes it. `conditions_gain` is the share
-        by which the conditions lower the loss.
+        Of a sound longer than a window it is that of the first window. Of an edit the track before it is heard either
+        way. The first rank computes it. `conditions_gain` is the share by which the conditions lower the loss.
         """
         if not (self._ranks.first and self._usable.test):
             return {}
-        stride = max(1, len(self._usable.test) // self.config.max_eval_samples)
-        chosen = self._usable.test[::stride][: self.config.max_eval_samples]
+        held_out = self._usable.test
+        count = min(self.config.max_eval_samples, len(held_out))
+        chosen = [held_out[number * len(held_out) // count] for number in range(count)]
         sums = {"loss": 0.0, "loss_unconditional": 0.0}
         for number, (source, index) in enumerate(chosen):
             sound = read_sound(self._sources[source][index], self._facts, self._words)
+            if self.config.window is not None and len(sound) > self.config.window:
+                sound = sound.window(0, self.config.window, self._facts.latent_rate)
             dice = step_generator(self.config.seed, number, "evaluation")
             noise_TD = torch.randn(sound.mean_TD.shape, generator=dice).to(self._device)
             data_TD = sound.mean_TD.to(self._device)

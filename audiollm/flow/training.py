@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,22 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         set_aside.add(usable.bad)
     torch.manual_seed(config.seed)
     model = build_sound_model(config, facts, usable).to(device)
+    taken = {name: each for name, each in facts.conditions.items() if name in model.config.conditions}
+    if ranks.first and (left := [name for name in usable.present if name not in taken]):
+        context.say(f"{', '.join(left)}: not taken by {config.start}, and left out")
+    # what held-out samples alone have, or a start does not take, is not read
+    facts = replace(facts, conditions=taken)
     given = [each.weight for each in config.latents]
     weights = [
         len(used) if weight is None else weight for weight, used in zip(given, usable.train, strict=True)
     ]
-    window = None if config.window_s is None else max(1, round(config.window_s * facts.latent_rate))
     task_config = FlowTaskConfig(
         seed=config.seed,
         batch_size=required(config.batch_size),
         density=TimeDensity(**config.time.model_dump()),
         dropout=ConditionDropout(config.dropout, config.dropout_together),
         context=ContextShares(**config.context.model_dump()) if model.takes_context else None,
-        window=window,
+        window=_window(config, facts),
         max_eval_samples=config.max_eval_samples,
     )
     task = FlowTask(
@@ -82,6 +86,12 @@ def build_sound_model(config: TrainFlowConfig, facts: CorpusFacts, usable: Usabl
     if config.start is not None and _is_sound_model(config.start):
         model = SoundModel.from_pretrained(config.start)
         _check_start(model.config, facts, config.start)
+        model.config = replace(
+            model.config,
+            dropout_each=max(model.config.dropout_each, config.dropout),
+            dropout_together=max(model.config.dropout_together, config.dropout_together),
+            longest_s=max(model.config.longest_s, _longest_s(config, facts, usable)),
+        )
         return model.train()
     made = sound_model_config(config, facts, usable)
     model = SoundModel(made)
@@ -145,11 +155,22 @@ def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: Usab
         dropout_each=config.dropout,
         dropout_together=config.dropout_together,
         context_trained=config.preset == "native" and config.audio_context,
-        longest_s=usable.longest / facts.latent_rate,
+        longest_s=_longest_s(config, facts, usable),
     )
 
 
 # Private
+
+
+def _longest_s(config: TrainFlowConfig, facts: CorpusFacts, usable: UsableSounds) -> float:
+    """Seconds of the longest sound that the model sees: longer ones are trained on windows."""
+    window = _window(config, facts)
+    return (usable.longest if window is None else min(window, usable.longest)) / facts.latent_rate
+
+
+def _window(config: TrainFlowConfig, facts: CorpusFacts) -> int | None:
+    """Latents of a window; None: sounds are trained whole."""
+    return None if config.window_s is None else max(1, round(config.window_s * facts.latent_rate))
 
 
 def _released_shape(
@@ -160,6 +181,12 @@ def _released_shape(
         raise StageError(
             f"preset thinksound takes features of pretrained encoders, and {', '.join(own)} have none",
             "name encoders in `encode_latents`, with pads: true",
+            2,
+        )
+    if config.window_s is not None and "sync" in conditions:
+        raise StageError(
+            "preset thinksound takes the synchronisation of whole sounds, and window_s cuts it",
+            "leave window_s out, and cut longer sounds before `encode_latents`",
             2,
         )
     shape = ThinkSoundConfig()

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from audiollm.audio import resample, set_channels
+from audiollm.audio import resample, set_channels, to_mono
 from audiollm.errors import ConfigError
 from audiollm.flow.editing.seams import FADE_S, MOST_LAG_S, WINDOW_S, best_lag, fade_weights, with_seams
 from audiollm.flow.editing.tracks import Track
@@ -96,7 +96,7 @@ def find_span(track: Track, operation: Operation, start_s: float | None, end_s: 
         return EditSpan(start, end)
     start = 0 if start_s is None else round(start_s * rate)
     end = length if end_s is None else round(end_s * rate)
-    if not (math.isfinite(start) and 0 <= start < end <= length):
+    if not 0 <= start < end <= length:
         raise ConfigError(
             f"the span of {start / rate:g} to {end / rate:g} s does not lie in the track of {track.duration_s:.3f} s",
             "--span",
@@ -181,7 +181,8 @@ def _make_section(
     start_s = section.start / track.sample_rate
     latents_TD = fill_latents(generator, context, start_s, conditions_at, settings, key)
     made_CN = generator.decode(latents_TD, at_rate_CN.shape[1])
-    back_CN = set_channels(resample(made_CN, rate, track.sample_rate), track.samples_NC.shape[1])
+    back_CN, channels = resample(made_CN, rate, track.sample_rate), track.samples_NC.shape[1]
+    back_CN = set_channels(back_CN if channels <= 2 else to_mono(back_CN), channels)
     return back_CN[:, : section.end - section.start]
 
 

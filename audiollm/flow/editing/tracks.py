@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audiollm.audio import load
+from audiollm.audio import AudioError, load
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import atomic_path
 
@@ -87,7 +87,10 @@ class Track:
         return replace(self, samples_NC=out_NC)
 
     def layer(self, edited: Track) -> Track:
-        """The difference edited - this track, in a format that holds it exactly: the track is edited - layer."""
+        """The difference edited - this track: the track is edited - layer, exactly for integer samples.
+
+        Float samples more than 2^29 times smaller than the edited ones come back within 2^-53 of those.
+        """
         size = edited.num_samples
         before_NC = np.zeros_like(edited.samples_NC)
         before_NC[: self.num_samples] = self.samples_NC
@@ -135,7 +138,7 @@ def read_track(path: Path) -> Track:
     """Read a track in its own format; one of a lossy format or a video becomes WAV with 32-bit float samples.
 
     Raises:
-        AudioError: it cannot be read.
+        AudioError: it cannot be read, or holds NaN or infinite samples.
     """
     try:
         with soundfile.SoundFile(path) as file:
@@ -143,6 +146,10 @@ def read_track(path: Path) -> Track:
             if keeps:
                 dtype = "int32" if file.subtype in _INTEGER_BITS else "float64"
                 samples_NC = file.read(dtype=dtype, always_2d=True)
+                if not np.isfinite(samples_NC).all():
+                    raise AudioError(
+                        path, "holds NaN or infinite samples: write the file anew from its origin"
+                    )
                 return Track(samples_NC, file.samplerate, file.format, file.subtype, str(path))
     except (soundfile.LibsndfileError, OSError):
         pass  # the decoders below say what is wrong, or can read it

@@ -221,6 +221,8 @@ def test_the_released_structure_is_trained_from_its_weights(clip: Path, t5: Path
     GENERATE_SOUND.run(make, context_of(tmp_path / "made"))
     (row,) = read_jsonl(tmp_path / "made" / "generated.jsonl")
     assert load(tmp_path / "made" / row["audio"]).samples_CN.shape == (1, RATE)
+    with pytest.raises(StageError, match="window_s cuts it"):
+        build_sound_model(config.model_copy(update={"window_s": 0.5}), facts, usable)
     native = begun.model_copy(update={"preset": "native"})
     with pytest.raises(ConfigError, match="released weights go with preset: thinksound"):
         build_sound_model(native, facts, usable)

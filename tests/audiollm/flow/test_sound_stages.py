@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from pydantic import ValidationError
 
 from audiollm.audio import Waveform, load, save
 from audiollm.data.records.arrays import array_bytes
@@ -42,6 +44,7 @@ from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.seams import best_lag, continued, with_seams
 from audiollm.flow.editing.tracks import Track, read_track
 from audiollm.flow.encoding import FACTS
+from audiollm.flow.generate import chosen_samples
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, SoundSamplingConfig
@@ -54,6 +57,7 @@ from tests.audiollm.flow.toy import (
     DIM,
     HOP,
     RATE,
+    ToyAutoencoder,
     context_of,
     encode_config,
     tone,
@@ -280,6 +284,86 @@ def test_a_batch_does_not_depend_on_ranks_or_on_its_packs(encoded: Path) -> None
     assert not torch.equal(batch.target_LD, other_draw.target_LD)
 
 
+def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, facts = open_corpus([encoded / "encode" / "shards"])
+    usable = survey_sounds(sources, facts)
+    config = train_config(encoded / "encode" / "shards", window_s=0.5)
+    made = sound_model_config(config, facts, usable)
+    assert made.longest_s == pytest.approx(0.5), "longer ones are made in windows, as they were trained"
+    lengths: list[int] = []
+
+    def measured(task: FlowTask, data_TD: torch.Tensor, *_: object) -> float:
+        lengths.append(len(data_TD))
+        return 1.0
+
+    monkeypatch.setattr(FlowTask, "_loss_over_times", measured)
+    task_config = FlowTaskConfig(seed=0, batch_size=4, window=10)
+    FlowTask(SoundModel(made), sources, facts, usable, task_config).evaluate(0)
+    assert set(lengths) == {10}
+
+
+def test_a_training_goes_on_where_the_samples_have_more_than_the_model_takes(
+    encoded: Path, tmp_path: Path
+) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 4))
+    texts = [
+        each if each.metadata["split"] == "test" else each.model_copy(update={
+            "messages": [Message(role="user", content=[TextPart(text="a tone")]), each.messages[1]]
+        })
+        for each in samples
+    ]  # fmt: skip
+    write_samples(tmp_path / "texts.jsonl", texts)
+    ENCODE_LATENTS.run(encode_config(tmp_path / "texts.jsonl"), context_of(tmp_path / "encode"))
+    shards = tmp_path / "encode" / "shards"
+    config = train_config(shards, dropout=0.0, dropout_together=0.0, window_s=0.5)
+    TRAIN_FLOW.run(config, context_of(tmp_path / "texts"))
+    assert set(SoundModel.from_pretrained(tmp_path / "texts").config.conditions) == {"caption", "cot"}
+    context = context_of(tmp_path / "more")
+    TRAIN_FLOW.run(train_config(encoded / "encode" / "shards", start=tmp_path / "texts"), context)
+    assert "frames, sync: not taken by" in context.console.file.getvalue()  # type: ignore[attr-defined]
+    found = SoundModel.from_pretrained(tmp_path / "more").config
+    assert set(found.conditions) == {"caption", "cot"}
+    assert (found.dropout_each, found.dropout_together, found.longest_s) == (0.2, 0.1, 1.0), "as it goes on"
+
+
+def test_edits_of_samples_are_as_long_as_their_tracks(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "long.wav", tone(60, 2.5), RATE)
+    content = [AudioPart(path="long.wav"), TextPart(text="remove a low tone")]
+    write_samples(
+        tmp_path / "s.jsonl", [Sample(id="a", task="sound", messages=[Message(role="user", content=content)])]
+    )
+    counts: list[int] = []
+    plain = SoundGenerator.sample_latents
+
+    def counted(self: SoundGenerator, conditions: Any, count: int, *rest: Any) -> torch.Tensor:
+        counts.append(count)
+        return plain(self, conditions, count, *rest)
+
+    monkeypatch.setattr(SoundGenerator, "sample_latents", counted)
+    config = GenerateSoundConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "s.jsonl", split="all", duration_s=0.5,
+        sampling=SoundSamplingConfig(steps=1),
+    )  # fmt: skip
+    GENERATE_SOUND.run(config, context_of(tmp_path / "made"))
+    (row,) = read_jsonl(tmp_path / "made" / "generated.jsonl")
+    assert row["duration_s"] == 2.5 and load(tmp_path / "made" / row["audio"]).duration_s == 2.5
+    assert len(counts) > 2 and max(counts) <= RATE // HOP, "in windows of the training's length"
+
+
+def test_samples_are_picked_evenly() -> None:
+    words = [Message(role="user", content=[TextPart(text="a")])]
+    samples = [Sample(id=str(number), task="sound", messages=words) for number in range(199)]
+    picked = [int(each.id) for each in chosen_samples(samples, "all", 100)]
+    assert len(picked) == 100 and picked[0] == 0 and picked[-1] == 197
+    assert len(chosen_samples(samples, "all", 500)) == 199
+    assert chosen_samples(samples, "test", 5) == []
+    for scales in ({"guidance": float("nan")}, {"guidance_by": {"caption": -1.0}}):
+        with pytest.raises(ValidationError):
+            SoundSamplingConfig(**scales)  # type: ignore[arg-type]
+
+
 def random_track(dice: np.random.Generator, seconds: float) -> Track:
     """A noisy chord in a random format."""
     rate = int(dice.choice([8000, 16_000, 22_050, 44_100, 48_000]))
@@ -407,6 +491,60 @@ def test_scenes_are_edited_and_judged(trained: Path, encoded: Path, tmp_path: Pa
     assert outcome.result["add by words"][UNTOUCHED]["accuracy"] == 0.5
     assert outcome.result["remove by words"][UNTOUCHED]["accuracy"] == 1.0
     assert outcome.result["extend by words"][DONE]["n"] == 0, "nobody judges"
+
+
+def test_the_span_of_an_edit_is_told_to_the_sample(trained: Path, tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 4, with_video=False))
+    (scene,) = (each for each in samples if each.metadata["split"] == "test")
+    scene.metadata["events"][0]["start_s"] = 0.60006125  # 4400.49 samples with the margin before it
+    write_samples(tmp_path / "scenes.jsonl", [scene])
+    config = EditSoundsConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "scenes.jsonl", operations=["extend"],
+        sampling=SoundSamplingConfig(steps=1), margin_s=0.05,
+    )  # fmt: skip
+    EDIT_SOUNDS.run(config, context_of(tmp_path / "edits"))
+    outcome = judge_edits(read_edited(tmp_path / "edits" / "edited.jsonl"), None)
+    assert outcome.result["extend by words"][UNTOUCHED] == share([True])
+
+
+def test_a_scene_whose_sound_lies_outside_of_it_is_set_aside(trained: Path, tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
+    samples[0].metadata["events"][0].update(start_s=5.0, end_s=6.0)
+    write_samples(tmp_path / "scenes.jsonl", samples)
+    config = EditSoundsConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "scenes.jsonl", split="all",
+        sampling=SoundSamplingConfig(steps=1),
+    )  # fmt: skip
+    assert EDIT_SOUNDS.run(config, context_of(tmp_path / "edits")) == {"edits": 3, "set_aside": 1}
+    (row,) = read_jsonl(tmp_path / "edits" / "set_aside.jsonl")
+    assert row["id"] == "scene-0" and "the track at 1.000 s" in row["reason"]
+    both = config.model_copy(update={"by": ["words", "object"]})
+    assert EDIT_SOUNDS.plan(both, {}).note == "at most 120 edits"  # type: ignore[misc]
+
+
+class StereoToy(ToyAutoencoder):
+    """The toy of two channels, both of them the same."""
+
+    channels = 2
+
+    def encode_distribution(self, samples_CN: torch.Tensor) -> Any:
+        return super().encode_distribution(samples_CN.mean(dim=0, keepdim=True))
+
+    def decode(self, latent_DT: torch.Tensor, num_samples: int | None = None) -> torch.Tensor:
+        return super().decode(latent_DT, num_samples).repeat(2, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_a_stereo_model_edits_tracks_of_any_channels(generator: SoundGenerator, channels: int) -> None:
+    track = Track(np.zeros((0, channels), np.int32), RATE, "WAV", "PCM_16").replaced(
+        0, tone(60, 1.0).repeat(channels, 1)
+    )
+    stereo = replace(generator, autoencoder=StereoToy())
+    span = find_span(track, "inpaint", 0.4, 0.6)
+    settings = SamplerSettings(steps=1, guidance=1.0)
+    edited = edit_track(stereo, track, "inpaint", span, lambda *_: {}, settings, "0").track
+    assert edited.samples_NC.shape == track.samples_NC.shape
+    assert np.any(edited.samples_NC[span.start : span.end] != track.samples_NC[span.start : span.end])
 
 
 def test_a_sound_longer_than_the_training_is_made_in_windows(generator: SoundGenerator) -> None:
