@@ -37,6 +37,7 @@ from audiollm.evaluate.sound.edited_sounds import (
     judge_edits,
     read_edited,
 )
+from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.files.atomic import read_jsonl
 from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
 from audiollm.flow.editing.operations import OPERATIONS, edit_track, find_operation, find_span
@@ -52,6 +53,7 @@ from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
 from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.flow.training import sound_model_config
+from audiollm.video.writing import write_video
 from tests.audiollm.flow.toy import (
     AUTOENCODER,
     DIM,
@@ -350,6 +352,26 @@ def test_edits_of_samples_are_as_long_as_their_tracks(
     (row,) = read_jsonl(tmp_path / "made" / "generated.jsonl")
     assert row["duration_s"] == 2.5 and load(tmp_path / "made" / row["audio"]).duration_s == 2.5
     assert len(counts) > 2 and max(counts) <= RATE // HOP, "in windows of the training's length"
+
+
+def test_a_real_sound_within_a_longer_file_is_cut_out(trained: Path, tmp_path: Path) -> None:
+    save(tmp_path / "long.wav", torch.cat([tone(60, 1.0), tone(200, 0.5), tone(60, 1.0)], dim=1), RATE)
+    pictures = [np.full((32, 32, 3), 40, np.uint8)] * 16
+    write_video(tmp_path / "long.mp4", pictures, 8)
+    content = [VideoPart(path="long.mp4", start_s=1.0, end_s=1.5), TextPart(text="a high tone")]
+    wanted = Message(role="assistant", content=[AudioPart(path="long.wav", start_s=1.0, end_s=1.5)])
+    asked = Message(role="user", content=content)
+    write_samples(tmp_path / "s.jsonl", [Sample(id="a", task="sound", messages=[asked, wanted])])
+    config = GenerateSoundConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "s.jsonl", split="all",
+        sampling=SoundSamplingConfig(steps=1),
+    )  # fmt: skip
+    GENERATE_SOUND.run(config, context_of(tmp_path / "made"))
+    (sound,) = read_generated(tmp_path / "made" / "generated.jsonl")
+    assert sound.reference is not None and sound.video_start_s == 1.0
+    real = load(sound.reference).samples_CN
+    assert torch.equal(real, load(tmp_path / "long.wav", 1.0, 1.5).samples_CN)
+    assert load(sound.path).samples_CN.shape == real.shape
 
 
 def test_samples_are_picked_evenly() -> None:
