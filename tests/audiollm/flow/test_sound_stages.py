@@ -48,11 +48,12 @@ from audiollm.flow.encoding import FACTS
 from audiollm.flow.generate import chosen_samples
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, SoundSamplingConfig
+from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, LatentsConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
 from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.flow.training import sound_model_config
+from audiollm.recipe.stages import StagePlan
 from audiollm.video.writing import write_video
 from tests.audiollm.flow.toy import (
     AUTOENCODER,
@@ -372,6 +373,25 @@ def test_a_real_sound_within_a_longer_file_is_cut_out(trained: Path, tmp_path: P
     real = load(sound.reference).samples_CN
     assert torch.equal(real, load(tmp_path / "long.wav", 1.0, 1.5).samples_CN)
     assert load(sound.path).samples_CN.shape == real.shape
+
+
+def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "other")]
+    for path in paths:
+        path.mkdir()
+    plans = {
+        path.name: StagePlan(facts={"samples": 100.0, "seconds": 300.0}, artifacts={"shards": path})
+        for path in paths
+    }
+    config = train_config(paths[0], steps=None, passes=10, batch_size=4, strategy="fsdp2")
+    config = config.model_copy(update={"latents": [LatentsConfig(path=path) for path in paths[:2]]})
+    assert TRAIN_FLOW.plan is not None and ENCODE_LATENTS.plan is not None
+    plan = TRAIN_FLOW.plan(config, plans)
+    assert plan.tokens == 10 * 200 / 4 * 4 * 300, "ten passes over both sources"
+    assert plan.memory_mb_on is not None
+    model_mb, one, four = plan.parameters * 4 / 2**20, plan.memory_mb_on(1), plan.memory_mb_on(4)
+    assert four - 1200 == pytest.approx(max(model_mb, model_mb * 5 / 4) + (one - 1200 - model_mb * 5) / 4)
+    assert ENCODE_LATENTS.plan(encode_config(paths[0], edits_per_sample=1), plans).facts["samples"] == 200
 
 
 def test_samples_are_picked_evenly() -> None:
