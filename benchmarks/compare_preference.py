@@ -207,7 +207,7 @@ def mean_words(model: Path, questions: Sequence[AskedRecording], seed: int) -> f
     """Mean number of words of an answer to each question, drawn at temperature 1."""
     sampler = load_sampler(model, None)
     sampling = AnswerSampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=seed)
-    asked = [Sample(id=each.question.id, messages=conversation(each)) for each in questions]
+    asked = [Sample(id=each.question.id, task="audio-qa", messages=conversation(each)) for each in questions]
     answers = [sampler.sample(sample, [0], sampling)[0] for sample in asked]
     return _mean([len(answer.split()) for answer in answers])
 

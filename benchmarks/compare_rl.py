@@ -171,7 +171,7 @@ def report_kl(
         print_case(f"{name} KL at the end", ends, None, BENCH, "nats an answer")
         if name == "adaptive":
             distances = [abs(end / TARGET_KL - 1) for end in ends]
-            line = {"bench": BENCH, "case": "adaptive KL: relative distance from its target"}
+            line: dict[str, Any] = {"bench": BENCH, "case": "adaptive KL: relative distance from its target"}
             line |= {"ours": round(max(distances), 3), "peer": WITHIN, "unit": "share (peer: the bar)"}
             print(json.dumps(line))
     console.print(table)

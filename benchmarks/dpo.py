@@ -482,13 +482,11 @@ def compare_heads(targets: int, hidden: int, vocabulary: int) -> None:
             raise SystemExit(
                 f"head: gradient norms {norms} of {side}, {found['dense'][2]} of the dense formula"
             )
-    for place, (what, unit) in enumerate((("memory", "MB at the peak"), ("time", "CPU-s"))):
+    memory = {side: round(megabytes, 1) for side, (megabytes, _, _) in found.items()}
+    seconds = {side: round(spent, 1) for side, (_, spent, _) in found.items()}
+    for what, values, unit in (("memory", memory, "MB at the peak"), ("time", seconds, "CPU-s")):
         line = {"bench": "dpo", "case": f"head, {what}, {targets} targets, vocabulary {vocabulary}"}
-        print(
-            json.dumps(
-                {**line, **{side: round(each[place], 1) for side, each in found.items()}, "unit": unit}
-            )
-        )
+        print(json.dumps({**line, **values, "unit": unit}))
 
 
 def head_cost(side: str, targets: int, hidden: int, vocabulary: int) -> tuple[float, float, list[float]]:

@@ -6,6 +6,8 @@ LSTM layers, dimension 128). The quantizer is ours, since the package's revival 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from encodec.modules import SEANetDecoder, SEANetEncoder
 from torch import Tensor, nn
@@ -30,7 +32,12 @@ class EncodecBaseline(nn.Module):
 
     def __init__(self, ratios: tuple[int, ...], num_codebooks: int, codebook_size: int = 1024) -> None:
         super().__init__()
-        common = {"channels": 1, "dimension": DIMENSION, "norm": "weight_norm", "causal": True}
+        common: dict[str, Any] = {
+            "channels": 1,
+            "dimension": DIMENSION,
+            "norm": "weight_norm",
+            "causal": True,
+        }
         self.encoder = SEANetEncoder(ratios=list(ratios), **common)
         self.decoder = SEANetDecoder(ratios=list(ratios), **common)
         self.quantizer = ResidualVectorQuantizer(num_codebooks, codebook_size, DIMENSION)
@@ -74,7 +81,7 @@ class EncodecBaseline(nn.Module):
         for hook in hooks:
             hook.remove()
         last = [module for module in self.decoder.modules() if isinstance(module, nn.Conv1d)][-1]
-        last.weight_g.mul_(OUTPUT_DEVIATION)
+        last.get_parameter("weight_g").mul_(OUTPUT_DEVIATION)
 
     def latent(self, samples_BN: Tensor) -> Tensor:
         latent_BDT: Tensor = self.encoder(samples_BN[:, None])
@@ -100,6 +107,7 @@ class EncodecBaseline(nn.Module):
 def _standardize(module: nn.Module, inputs: tuple[Tensor, ...], output_BCN: Tensor) -> Tensor:
     """A forward hook: scale and bias such that the output has mean 0 a channel and deviation 1 over all."""
     mean_C, deviation = output_BCN.mean(dim=(0, 2)), output_BCN.std()
-    module.weight_g.div_(deviation)
-    module.bias.copy_((module.bias - mean_C) / deviation)
+    module.get_parameter("weight_g").div_(deviation)
+    bias_C = module.get_parameter("bias")
+    bias_C.copy_((bias_C - mean_C) / deviation)
     return (output_BCN - mean_C[:, None]) / deviation

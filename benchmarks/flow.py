@@ -82,7 +82,9 @@ def load_released(folder: Path) -> Any:
 
 def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
     device, clips = torch.device(arguments.device), SHAPES[width][3]
-    peer, ours, native = (each.to(device) for each in models_of(released, width))
+    peer, ours, native = models_of(released, width)
+    for model in (peer, ours, native):
+        model.to(device)
     full = full_batch(clips, device)
     check_velocity(peer, ours, full)
     real = [real_conditions(index) for index in range(clips)]
@@ -90,12 +92,13 @@ def compare(released: Any, width: int, arguments: argparse.Namespace) -> None:
     hidden = [hide(each, dropout.draw(each, dice)) for each in real]
     packed, unhidden = pack_conditions(hidden, device), pack_conditions(real, device)
     latents = rows_of([LATENTS] * clips, device)
+    sampled: Any = native
     cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "train full": (trainer(ours, full), peer_trainer(peer, full, 0.0)),
         "train real": (native_trainer(native, packed, full), peer_trainer(peer, full, 0.2)),
         "sample": (
             lambda: sample_latents(
-                native, full["x_LD"], unhidden, latents, SamplerSettings(arguments.steps, guidance=5.0)
+                sampled, full["x_LD"], unhidden, latents, SamplerSettings(arguments.steps, guidance=5.0)
             ),
             lambda: peer_sample(peer, full, arguments.steps),
         ),

@@ -447,7 +447,7 @@ def compare_memory(folder: Path, shape: Shape) -> None:
     for side in ("ours", "peer"):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             peaks[side] = pool.apply(peak_memory, (folder, side))
-    line = {"bench": "grpo", "case": f"memory, {shape.name}"}
+    line: dict[str, Any] = {"bench": "grpo", "case": f"memory, {shape.name}"}
     line |= {side: round(mb, 1) for side, mb in peaks.items()}
     line |= {"ratio": round(peaks["peer"] / peaks["ours"], 2), "bar": round(1 / BARS["memory"], 2)}
     print(json.dumps({**line, "unit": "MB at the peak"}), flush=True)
@@ -473,7 +473,7 @@ def compare_group(folder: Path, shape: Shape, rounds: int) -> None:
     """Time the answers to one long prompt as a group, and one by one."""
     policy = load_policy(folder / "dual_ffn")
     engine = engine_of(policy)
-    (loaded,) = ManifestSource(folder / "long.jsonl")
+    loaded = ManifestSource(folder / "long.jsonl")[0]
     asked = loaded.sample.model_copy(update={"messages": loaded.sample.messages[:-1]})
     taken = policy.take(type(loaded)(asked, loaded.encodings, loaded.audio), [])
     seconds: dict[str, list[float]] = {"ours": [], "single": []}

@@ -132,8 +132,10 @@ def live(case: str, shape: Shape, chunks: int, rounds: int) -> None:
     line |= {"ratio": round(peer_s / ours_s, 2), "unit": "CPU-s per s of sound", "bar": BARS[case]}
     print(json.dumps(line), flush=True)
     chunk_ms = sorted(1000 * each for each in times["ours"])
-    told = {"bench": "interpret", "case": f"{case}, per chunk", "unit": "ms of CPU"}
-    told |= {
+    told = {
+        "bench": "interpret",
+        "case": f"{case}, per chunk",
+        "unit": "ms of CPU",
         "median": round(statistics.median(chunk_ms), 1),
         "p95": round(chunk_ms[int(0.95 * len(chunk_ms))], 1),
     }
@@ -505,8 +507,6 @@ def on_device(device: torch.device) -> None:
             "bench": "interpret",
             "case": f"{streams} streams, 1 B in bf16",
             "unit": "s per chunk of 0.96 s",
-        }
-        line |= {
             "median": round(median, 4),
             "slowest": round(slowest, 4),
             "real-time factor": round(median / chunk_s, 4),

@@ -68,7 +68,7 @@ BARS = {
     ("region", "its sound and no other"): 0.8,
     ("instruction", "operation and span"): 0.9,
 }
-SMOKE = {
+SMOKE: dict[str, dict[str, Any]] = {
     "scenes": {"scenes": 8, "held_out_scenes": 4},
     "thinker": {"width": 64, "layers": 2, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1, "mel_bins": 16},
     "writer": {"steps": 10, "batch_size": 4},

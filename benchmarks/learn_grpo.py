@@ -179,7 +179,7 @@ def score(model: Path, questions: Sequence[Question], out: Path) -> dict[str, An
     replies = ask_all(
         by_answerer(subject), subject.fingerprint, inquiries, RowStore(out / "kept.jsonl"), lambda _: None
     )
-    return evaluate_audio_qa(questions, replies, Path("/")).result
+    return dict(evaluate_audio_qa(questions, replies, Path("/")).result)
 
 
 def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int], console: Console) -> None:

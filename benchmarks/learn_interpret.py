@@ -341,9 +341,9 @@ def bars(
         met = statistics.mean(shares) <= 1 - FASTER and statistics.mean(gained) >= -WORSE
         lines.append(line | {"met": met} if variant == "two stages" else line)
     found = []
-    for place, own in enumerate(ours):
+    for place, led in enumerate(ours):
         points = sorted((each[place]["AL"], each[place]["chrF"]) for each in [start, *curve])
-        found.append(own["chrF"] - at(points, own["AL"]))
+        found.append(led["chrF"] - at(points, led["AL"]))
     line = {
         "bench": NAME,
         "case": "two stages: chrF above the start with a constant on silence at the same AL",

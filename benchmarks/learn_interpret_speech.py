@@ -268,7 +268,7 @@ def targets_of(prompt: StreamPrompt, talk: Mapping[str, Any]) -> SpokenStream:
     Args:
         talk: its row of `spoken.jsonl`.
     """
-    said = []
+    said: list[SaidDigit] = []
     for action, end_s in zip(prompt.sample.messages[-1].actions(), prompt.chunk_ends_s, strict=True):
         for _ in range(sum(len(part.text.split()) for part in action if isinstance(part, TextPart))):
             take = load(talk["segments"][len(said)]["said"]["path"], mono=True)

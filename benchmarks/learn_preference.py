@@ -208,7 +208,7 @@ def score(model: Path, questions: Sequence[AskedRecording], out: Path) -> dict[s
     replies = ask_all(
         by_answerer(subject), subject.fingerprint, inquiries, RowStore(out / "kept.jsonl"), lambda _: None
     )
-    return evaluate_audio_qa(listed, replies, Path("/")).result
+    return dict(evaluate_audio_qa(listed, replies, Path("/")).result)
 
 
 def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int], console: Console) -> None:
@@ -239,10 +239,10 @@ def report(folder: Path, scores: dict[str, dict[str, Any]], seeds: Sequence[int]
     print_case("shuffled: held-out pairs ordered right", ordered["shuffled"], None)
     print_case("further SFT: answers gained", gains["further"], None)
     for kind in ("reward", "reward_shuffled"):
-        found = [read_json(folder / f"{kind}_{seed}" / "stage.json")["figures"] for seed in seeds]
+        trained = [read_json(folder / f"{kind}_{seed}" / "stage.json")["figures"] for seed in seeds]
         bar = BARS["pairs"] if kind == "reward" else None
-        print_case(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in found], bar)
-        print_case(f"{kind}: calibration error", [each["calibration_error"] for each in found], None)
+        print_case(f"{kind}: held-out pairs ranked right", [each["accuracy"] for each in trained], bar)
+        print_case(f"{kind}: calibration error", [each["calibration_error"] for each in trained], None)
     if (stage := f"exchanged_{EXCHANGED_SEED}") in scores:
         gained = scores[stage]["accuracy"] - scores[f"first_{EXCHANGED_SEED}"]["accuracy"]
         print_case("exchanged recordings: answers gained", [gained], None)

@@ -147,7 +147,7 @@ def train_side(
         unused_parameters=True,  # the quantizer joins after the plain autoencoder
         checkpoint_seconds=60,
     )
-    task = TokenizerTask(model, *stores, task_config, teacher)
+    task = TokenizerTask(model, stores[0], stores[1], task_config, teacher)  # type: ignore[arg-type]
     if isinstance(model, EncodecBaseline):
         model.initialize(task.crops(step_generator(0, 0, "initialize")).samples)
     figures = train(task, loop, folder, context, CPU)

@@ -259,8 +259,8 @@ def report(folder: Path, scores: dict[str, dict[str, float]], seeds: Sequence[in
         table.add_column(column)
     for name, found in scores.items():
         figures = read_json(folder / name / "stage.json")["figures"]
-        pairs = f"{figures['accuracy']:.3f}" if "accuracy" in figures else ""
-        cells = [f"{found['wrong']:.3f}", f"{found['voice']:.3f}", pairs, f"{figures['cpu_seconds']:.0f}"]
+        ordered = f"{figures['accuracy']:.3f}" if "accuracy" in figures else ""
+        cells = [f"{found['wrong']:.3f}", f"{found['voice']:.3f}", ordered, f"{figures['cpu_seconds']:.0f}"]
         table.add_row(name, *cells)
     console.print(table)
     print_shares("first: wrong digits", [scores[f"first_{seed}"]["wrong"] for seed in seeds], None)

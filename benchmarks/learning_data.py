@@ -82,6 +82,8 @@ def _pieces(recording: Recording) -> Iterator[Recording]:
         duration_s = probe(path).duration_s
     except AudioError:
         return
+    if duration_s is None:
+        return
     start_s = 0.0
     while duration_s - start_s > 0.1:
         end_s = min(duration_s, start_s + PIECE_S)

@@ -83,7 +83,9 @@ def _codes(codec: Scored, recording: Recording) -> Tensor:
 
 def _middle(recording: Recording) -> Any:
     clip = recording.clip
-    spare = clip.end_s - clip.start_s - SCORED_S if recording.held_out else 0.0
+    if not recording.held_out or clip.end_s is None:
+        return clip
+    spare = clip.end_s - clip.start_s - SCORED_S
     if spare <= 0:
         return clip
     start_s = clip.start_s + spare / 2

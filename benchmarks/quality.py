@@ -80,7 +80,7 @@ def noise(clean: list[Signal], data: Path, others: list[Path]) -> None:
         "rain": lambda length: np.resize(_sound(_nth(esc10, "002*", 0)), length),
         "sea": lambda length: np.resize(_sound(_nth(esc10, "003*", 1)), length),
         "helicopter": lambda length: np.resize(_sound(_nth(esc10, "007*", 2)), length),
-        "babble": lambda length: sum((np.resize(_sound(path), length) for path in others), np.float32(0)),
+        "babble": lambda length: np.sum([np.resize(_sound(path), length) for path in others], axis=0),
     }
     wada = _wada()
     truth, found, peer = [], [], []
@@ -93,12 +93,13 @@ def noise(clean: list[Signal], data: Path, others: list[Path]) -> None:
                 ours, theirs = _snr(mixture_N), wada(mixture_N)
                 errors.append(abs(ours - snr_db))
                 peer_errors.append(abs(theirs - snr_db))
-                truth.append(snr_db), found.append(ours), peer.append(theirs)
-        _print(
-            f"snr, mean error, {name}", np.mean(errors), np.mean(peer_errors), "dB, WADA as peer", lower=True
-        )
-    correlations = [float(np.corrcoef(truth, values)[0, 1]) for values in (found, peer)]
-    _print("snr, correlation", *correlations, "r, WADA as peer")
+                truth.append(snr_db)
+                found.append(ours)
+                peer.append(theirs)
+        means = float(np.mean(errors)), float(np.mean(peer_errors))
+        _print(f"snr, mean error, {name}", *means, "dB, WADA as peer", lower=True)
+    own, other = (float(np.corrcoef(truth, values)[0, 1]) for values in (found, peer))
+    _print("snr, correlation", own, other, "r, WADA as peer")
 
 
 def bandwidth(clean: list[Signal]) -> None:
@@ -179,11 +180,11 @@ def pitch() -> None:
                 places_F = ((np.arange(len(pitch_hz_F)) * 0.01 + offset_s) * SAMPLE_RATE).astype(int)
                 truth_F = pitch_N[np.minimum(places_F, len(pitch_N) - 1)]
                 gross[name].append(float((np.abs(pitch_hz_F / truth_F - 1)[voiced_F] > 0.2).mean()))
-        shares = [float(np.mean(gross[name])) for name in ("ours", "theirs")]
-        _print(f"pitch, gross errors at {snr_db} dB", *shares, "share, pyin as peer", lower=True)
+        share, other = (float(np.mean(gross[name])) for name in ("ours", "theirs"))
+        _print(f"pitch, gross errors at {snr_db} dB", share, other, "share, pyin as peer", lower=True)
         seconds = 7 * 4.0
-        costs = [cost[name] / seconds for name in ("ours", "theirs")]
-        _print(f"pitch, cost at {snr_db} dB", *costs, "real time factor, pyin as peer", lower=True)
+        own, peer = (cost[name] / seconds for name in ("ours", "theirs"))
+        _print(f"pitch, cost at {snr_db} dB", own, peer, "real time factor, pyin as peer", lower=True)
 
 
 def speed(clean: list[Signal]) -> None:

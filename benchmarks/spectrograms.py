@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _sounds(path: Path, codecs: dict[str, Codec], seconds: float) -> dict[str, tuple[Tensor, int]]:
-    sounds = {}
+    sounds: dict[str, tuple[Tensor, int]] = {}
     for name, codec in codecs.items():
         real_N = load_levelled(Clip(path, 0.0, None), codec.sample_rate)[: round(seconds * codec.sample_rate)]
         sounds.setdefault("original", (real_N, codec.sample_rate))

@@ -55,7 +55,7 @@ class TaskSteps:
         optimizer = self._strategy.optimizers["main"]
         optimizer.zero_grad(set_to_none=True)
         began = time.process_time()
-        batch = self._task.batch(self._step, torch.Generator())
+        batch = self._task.batch(self._step, torch.Generator(), ALONE)
         made = time.process_time()
         (update,) = self._task.updates(batch, self._step, 10)
         scored = time.process_time()

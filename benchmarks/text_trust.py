@@ -209,7 +209,7 @@ def _made(folder: Path) -> list[Path]:
     sounds |= {f"tone{hertz}": 0.3 * np.sin(2 * np.pi * hertz * time_N) for hertz in (120, 440, 1000, 3000)}
     sounds["sweep"] = 0.3 * np.sin(2 * np.pi * (100 + 300 * time_N) * time_N)
     sounds["clicks"] = np.where(np.arange(len(time_N)) % 4000 < 20, 0.8, 0.0)
-    sounds["hum"] = sum(0.1 * np.sin(2 * np.pi * 110 * k * time_N) / k for k in range(1, 20))
+    sounds["hum"] = np.sum([0.1 * np.sin(2 * np.pi * 110 * k * time_N) / k for k in range(1, 20)], axis=0)
     sounds["syllables"] = sounds["hum"] * (1 + np.sin(2 * np.pi * 4 * time_N))
     sounds["babble"] = white_N * (1 + np.sin(2 * np.pi * 4 * time_N))
     for name, samples_N in sounds.items():
