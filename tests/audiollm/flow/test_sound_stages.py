@@ -39,7 +39,7 @@ from audiollm.evaluate.sound.edited_sounds import (
 )
 from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.files.atomic import read_jsonl
-from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
+from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, read_sound, survey_sounds
 from audiollm.flow.editing.operations import OPERATIONS, edit_track, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.seams import best_lag, continued, with_seams
@@ -52,7 +52,7 @@ from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, Latent
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
 from audiollm.flow.task import FlowTask, FlowTaskConfig
-from audiollm.flow.training import sound_model_config
+from audiollm.flow.training import build_sound_model, sound_model_config
 from audiollm.recipe.stages import StagePlan
 from audiollm.video.writing import write_video
 from tests.audiollm.flow.toy import (
@@ -175,6 +175,20 @@ def test_bad_samples_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> No
     write_samples(tmp_path / "none.jsonl", samples[2:4])
     with pytest.raises(StageError, match="no sample can be used"):
         ENCODE_LATENTS.run(encode_config(tmp_path / "none.jsonl"), context_of(tmp_path / "n"))
+
+
+def test_edits_that_cannot_be_made_are_set_aside_alone(tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
+    save(tmp_path / "silent.wav", torch.zeros(1, RATE), RATE)
+    (event,) = samples[0].metadata["events"]
+    samples[0].metadata["events"].append({**event, "path": "silent.wav", "name": "nothing"})
+    samples[1].metadata["events"][0]["start_s"] = "soon"
+    write_samples(tmp_path / "scenes.jsonl", samples)
+    config = encode_config(tmp_path / "scenes.jsonl", edits_per_sample=8)
+    figures = ENCODE_LATENTS.run(config, context_of(tmp_path / "e"))
+    assert figures == {"samples": 1 + 6 + 1, "set_aside": 3}, "two silent edits, and a scene of wrong events"
+    kinds = sorted(row["kind"] for row in read_jsonl(tmp_path / "e" / "set_aside.jsonl"))
+    assert kinds == ["silent", "silent", "wrong events"]
 
 
 def shards_of(folder: Path, facts: dict[str, Any], rows: list[dict[str, bytes]]) -> Path:
@@ -305,6 +319,11 @@ def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch
     assert set(lengths) == {10}
 
 
+def surveyed(shards: Path) -> tuple[CorpusFacts, UsableSounds]:
+    sources, facts = open_corpus([shards])
+    return facts, survey_sounds(sources, facts)
+
+
 def test_a_training_goes_on_where_the_samples_have_more_than_the_model_takes(
     encoded: Path, tmp_path: Path
 ) -> None:
@@ -321,6 +340,11 @@ def test_a_training_goes_on_where_the_samples_have_more_than_the_model_takes(
     config = train_config(shards, dropout=0.0, dropout_together=0.0, window_s=0.5)
     TRAIN_FLOW.run(config, context_of(tmp_path / "texts"))
     assert set(SoundModel.from_pretrained(tmp_path / "texts").config.conditions) == {"caption", "cot"}
+    for wrong in ({"audio_context": False}, {"preset": "thinksound"}, {"gated_fusion": False}):
+        with pytest.raises(
+            ConfigError, match=f"{next(iter(wrong))}: .* is set, and the start was trained with"
+        ):
+            build_sound_model(train_config(shards, start=tmp_path / "texts", **wrong), *surveyed(shards))
     context = context_of(tmp_path / "more")
     TRAIN_FLOW.run(train_config(encoded / "encode" / "shards", start=tmp_path / "texts"), context)
     assert "frames, sync: not taken by" in context.console.file.getvalue()  # type: ignore[attr-defined]
