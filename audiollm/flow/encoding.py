@@ -270,11 +270,18 @@ def _rows(
     yield _row(sample, wanted_CN, track_CN, autoencoder, encoders, place)
     folder, rate, channels = config.samples.parent, autoencoder.sample_rate, autoencoder.channels
     try:
-        for edit in draw_edits(sample, folder, rate, channels, config.edits_per_sample, place):
-            _check_sound(edit.wanted_CN, autoencoder, edit.sample.id, place)
-            yield _row(edit.sample, edit.wanted_CN, edit.input_CN, autoencoder, encoders, place)
+        edits = draw_edits(sample, folder, rate, channels, config.edits_per_sample, place)
     except BadSample as error:
         set_aside.add([error])
+        return
+    for edit in edits:
+        try:
+            _check_sound(edit.wanted_CN, autoencoder, edit.sample.id, place)
+            row = _row(edit.sample, edit.wanted_CN, edit.input_CN, autoencoder, encoders, place)
+        except BadSample as error:
+            set_aside.add([error])
+            continue
+        yield row
 
 
 def _row(

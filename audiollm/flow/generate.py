@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from audiollm.audio import save
+from audiollm.audio import AudioError, load, save
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import Sample
+from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import safe_name, write_jsonl
-from audiollm.files.set_aside import SetAside
+from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.flow.encoding import encode_track, load_track
 from audiollm.flow.generator import SoundGenerator, sampler_settings
@@ -88,8 +88,9 @@ def _make(
         "audio": name,
         "caption": request.caption,
         "thought": request.cot,
-        "reference": request.wanted.path if request.wanted else None,
+        "reference": _reference(sample.id, request.wanted, folder, place) if request.wanted else None,
         "video": request.video.path if request.video else None,
+        "video_start_s": request.video.start_s if request.video else 0.0,
         "duration_s": duration_s,
         "metadata": sample.metadata,
     }
@@ -111,6 +112,24 @@ def _make(
         made_CN = make_in_windows(generator, conditions_at, duration_s, settings, key)
     save(folder / name, made_CN, generator.sample_rate)
     return row
+
+
+def _reference(sample_id: str, wanted: AudioPart, folder: Path, place: str) -> str:
+    """The file of the real sound; a part of a longer file is cut out of it.
+
+    Raises:
+        BadSample: it cannot be read.
+    """
+    if not wanted.start_s and wanted.end_s is None:
+        return wanted.path
+    path = folder / f"audio/{safe_name(sample_id)}-real.wav"
+    if not path.exists():
+        try:
+            part = load(wanted.path, wanted.start_s, wanted.end_s)
+        except AudioError as error:
+            raise BadSample(place, sample_id, str(error), UNREADABLE) from error
+        save(path, part.samples_CN, part.sample_rate, "PCM_24")
+    return str(path)
 
 
 def _duration_s(sample: Sample, generator: SoundGenerator, place: str) -> float:

@@ -144,7 +144,8 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     preset: Literal["native", "thinksound"] = "native"
     """`native`, or the released structure with its pads and nulls."""
     start: InputPath | None = None
-    """A trained model to go on from; for `thinksound` also a folder with the released weights as safetensors."""
+    """A trained model to go on from, in its own shape; for `thinksound` also a folder with the released weights as
+    safetensors."""
     hidden_size: int | None = Field(None, ge=32)
     num_heads: int | None = Field(None, ge=1)
     multi_stream_blocks: int | None = Field(None, ge=1)

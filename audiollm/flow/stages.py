@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from audiollm.flow.settings import EditSoundsConfig, EncodeLatentsConfig, GenerateSoundConfig, TrainFlowConfig
@@ -35,8 +37,7 @@ def _edit(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
 
 
 def _plan_encode(config: EncodeLatentsConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
-    samples = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
-    seconds = max((plan.facts.get("seconds", 0.0) for plan in plans.values()), default=0.0)
+    samples, seconds = (_planned(plans, [config.samples], name) for name in ("samples", "seconds"))
     side, rate = config.pictures.frame_side, config.pictures.frame_rate
     pictures = seconds * (rate * side**2 + config.pictures.sync_rate * config.pictures.sync_side**2) * 6
     rows = samples * (1 + config.edits_per_sample)
@@ -79,19 +80,42 @@ def flow_parameters(config: TrainFlowConfig) -> int:
 
 def _plan_train(config: TrainFlowConfig, plans: Mapping[str, StagePlan]) -> StagePlan:
     parameters, batch = flow_parameters(config), required(config.batch_size)
-    sounds = max((plan.facts.get("samples", 0.0) for plan in plans.values()), default=0.0)
+    sounds = _planned(plans, [each.path for each in config.latents], "samples")
     steps = config.steps_for(sounds / batch) or 0
     rows = batch * 300.0
-    blocks = required(config.multi_stream_blocks) + required(config.single_stream_blocks)
+    memory = partial(_train_memory_mb, config, parameters, rows)
     return StagePlan(
         parameters=parameters,
         tokens=steps * rows,
         flops=6.0 * parameters * steps * rows,
-        memory_mb=1200 + parameters * 20 / 2**20 + rows * required(config.hidden_size) * blocks * 120 / 2**20,
+        memory_mb=memory(1),
+        memory_mb_on=memory,
         disk_mb=parameters * (3 * 16 + 4) / 2**20,  # three checkpoints while one is replaced, and the model
         seconds=config.minutes * 60 if config.minutes else None,
         note=config.budget_text(),
     )
+
+
+def _train_memory_mb(config: TrainFlowConfig, parameters: int, rows: float, devices: int) -> float:
+    """Memory of a device: weights, gradients, Adam's states and averages in fp32, and its share of the activations.
+
+    FSDP2 and ZeRO 3 hold 1 / devices of the former, ZeRO 2 all weights and 1 / devices of the rest. The least is the
+    whole model, which each device has when training begins.
+    """
+    blocks = required(config.multi_stream_blocks) + required(config.single_stream_blocks)
+    states = parameters * 20.0
+    if config.strategy in ("fsdp2", "zero3"):
+        states = max(states / devices, parameters * 4.0)
+    elif config.strategy == "zero2":
+        states = parameters * (4.0 + 16.0 / devices)
+    activations = rows / devices * required(config.hidden_size) * blocks * 120
+    return 1200 + (states + activations) / 2**20
+
+
+def _planned(plans: Mapping[str, StagePlan], paths: Sequence[Path], fact: str) -> float:
+    """The sum of a fact over the planned stages that make these files or folders."""
+    makers = [plan for plan in plans.values() if set(paths) & set(plan.artifacts.values())]
+    return sum(plan.facts.get(fact, 0.0) for plan in makers)
 
 
 def _plan_generate(config: GenerateSoundConfig, plans: Mapping[str, StagePlan]) -> StagePlan:

@@ -86,6 +86,7 @@ def build_sound_model(config: TrainFlowConfig, facts: CorpusFacts, usable: Usabl
     if config.start is not None and _is_sound_model(config.start):
         model = SoundModel.from_pretrained(config.start)
         _check_start(model.config, facts, config.start)
+        _check_shape(model.config, config, config.start)
         model.config = replace(
             model.config,
             dropout_each=max(model.config.dropout_each, config.dropout),
@@ -232,6 +233,22 @@ def _check_start(start: SoundModelConfig, facts: CorpusFacts, folder: Path) -> N
         if here is not None and here.made_by != given["made_by"]:
             raise ConfigError(
                 f"was trained on {name} of another encoder", str(folder), "encode them with its encoder"
+            )
+
+
+def _check_shape(start: SoundModelConfig, config: TrainFlowConfig, folder: Path) -> None:
+    """Refuse settings of a model's shape that are set, and that the start does not have."""
+    has = {
+        "preset": start.preset,
+        "audio_context": start.context_trained,
+        "gated_fusion": start.transformer.get("gated_fusion", False),
+    }
+    for name, value in has.items():
+        if name in config.model_fields_set and getattr(config, name) != value:
+            raise ConfigError(
+                f"{name}: {getattr(config, name)} is set, and the start was trained with {value}",
+                str(folder),
+                f"leave {name} out, or train anew without start",
             )
 
 

@@ -41,14 +41,15 @@ class LabelledSound:
     held_out: bool
 
 
-def find_sounds(sources: Sequence[SoundSource], key: str) -> list[LabelledSound]:
+def find_sounds(sources: Sequence[SoundSource], key: str, needs_held_out: bool = True) -> list[LabelledSound]:
     """Find the recordings of all sources.
 
     Args:
         key: of the setting, for errors.
+        needs_held_out: test scenes are made.
 
     Raises:
-        ConfigError: a folder without recordings, a label that no recording has, or no held-out recordings.
+        ConfigError: a folder without recordings, a label that no recording has, or no held-out ones that are needed.
     """
     found: list[LabelledSound] = []
     for number, source in enumerate(sources):
@@ -60,7 +61,8 @@ def find_sounds(sources: Sequence[SoundSource], key: str) -> list[LabelledSound]
                 raise ConfigError(f"{where}.labels: no recording of {label!r}", "", suggestion(label, labels))
         kept = [sound for sound in sounds if source.labels is None or sound.label in source.labels]
         for held_out, which in ((True, "held-out recordings"), (False, "recordings to train on")):
-            if not any(sound.held_out is held_out for sound in kept):
+            is_needed = needs_held_out or not held_out
+            if is_needed and not any(sound.held_out is held_out for sound in kept):
                 remedy = "see `label` and `held_out`"
                 raise ConfigError(f"{where}.folder: {source.folder} has no {which}", "", remedy)
         found += kept

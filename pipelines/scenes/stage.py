@@ -34,7 +34,9 @@ def run_compose_scenes(config: ComposeScenesConfig, context: Context) -> dict[st
     sources = config.events, config.backdrops
     if not config.events:
         sources = make_sounds(context.folder / "made", config.sample_rate, config.seed)
-    events, backdrops = find_sounds(sources[0], "events"), find_sounds(sources[1], "backdrops")
+    tests = config.held_out_scenes > 0
+    events = find_sounds(sources[0], "events", tests)
+    backdrops = find_sounds(sources[1], "backdrops", tests)
     labels = sorted({sound.label for sound in events + backdrops})
     looks = {label: number for number, label in enumerate(labels)}
     asked = [(False, number) for number in range(config.scenes)]

@@ -111,4 +111,9 @@ def _longest_stretch(scene: Sample, events: Sequence[dict[str, Any]]) -> tuple[s
     starts = [0.0, *accumulate((end for _, end in spans), max)]
     stretches = [(start, before) for start, (before, _) in zip(starts, spans, strict=False)]
     start_s, end_s = max(stretches, key=lambda each: each[1] - each[0])
-    return (NOTHING, str(wholes[0].path), start_s, end_s) if end_s - start_s >= LEAST_STRETCH_S else None
+    begin_s = wholes[0].start_s
+    return (
+        (NOTHING, str(wholes[0].path), begin_s + start_s, begin_s + end_s)
+        if end_s - start_s >= LEAST_STRETCH_S
+        else None
+    )

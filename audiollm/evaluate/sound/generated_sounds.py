@@ -34,14 +34,16 @@ class GeneratedSound:
     events: tuple[WantedEvent, ...] | None
     """The events of the real sound, in order of time; None: not known."""
     has_backdrop: bool = False
+    video_start_s: float = 0.0
+    """The second of the video at which the sound begins."""
 
 
 def read_generated(listing: Path) -> list[GeneratedSound]:
     """Read the `generated.jsonl` of `generate_sound`, or a list of one's own in its columns.
 
-    A row has `id` and `audio` (or `path`), and may have `reference`, `video`, `caption`, `thought`, and `events` with
-    `label`, `start_s` and `end_s`, in `metadata` or beside it. Paths are relative to the list, or to the working
-    directory.
+    A row has `id` and `audio` (or `path`), and may have `reference`, `video`, `video_start_s` (the second of the video
+    at which the sound begins), `caption`, `thought`, and `events` with `label`, `start_s` and `end_s`, in `metadata` or
+    beside it. Paths are relative to the list, or to the working directory.
 
     Raises:
         ConfigError: a row without a sound, or with events that are none.
@@ -84,6 +86,9 @@ def _sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
     except (KeyError, TypeError, ValueError) as error:
         remedy = "events are a list of objects with label, start_s and end_s"
         raise ConfigError(f"unreadable events ({error!r})", where, remedy) from None
+    start_s = facts.get("video_start_s", 0.0)
+    if not isinstance(start_s, int | float):
+        raise ConfigError(f"video_start_s {start_s!r} is no number", where, "give seconds")
     return GeneratedSound(
         id=str(facts.get("id", audio)),
         path=beside_list(audio, folder),
@@ -93,4 +98,5 @@ def _sound(row: Mapping[str, Any], where: str, folder: Path) -> GeneratedSound:
         thought=facts.get("thought"),
         events=events,
         has_backdrop=facts.get("backdrop") is not None,
+        video_start_s=start_s,
     )

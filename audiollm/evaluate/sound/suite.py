@@ -232,6 +232,8 @@ def _text_cosine(space: TextSoundSpace, made: Waveform, text: str | None) -> Pai
 def _desync(judge: SynchronyJudge, sound: GeneratedSound, made: Waveform) -> PairMeasure:
     if sound.video is None:
         return "no video"
+    if sound.video_start_s:
+        return "the sound begins within its video"
     try:
         first, last = judge.offsets(sound.video, made)
         return float(desync(first[None], last[None])[0])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from audiollm.audio import AudioError, load, set_channels
@@ -81,7 +80,7 @@ def draw_edits(
         ]
     except AudioError as error:
         raise BadSample(place, sample.id, str(error), "unreadable track of an event") from error
-    except (KeyError, TypeError, ValidationError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
         reason = (
             f"events need path, name and region, and tracks one length ({type(error).__name__}: {said:.120})"

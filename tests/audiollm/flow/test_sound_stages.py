@@ -37,8 +37,9 @@ from audiollm.evaluate.sound.edited_sounds import (
     judge_edits,
     read_edited,
 )
+from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.files.atomic import read_jsonl
-from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
+from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, read_sound, survey_sounds
 from audiollm.flow.editing.operations import OPERATIONS, edit_track, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.seams import best_lag, continued, with_seams
@@ -47,11 +48,13 @@ from audiollm.flow.encoding import FACTS
 from audiollm.flow.generate import chosen_samples
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, SoundSamplingConfig
+from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, LatentsConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
 from audiollm.flow.task import FlowTask, FlowTaskConfig
-from audiollm.flow.training import sound_model_config
+from audiollm.flow.training import build_sound_model, sound_model_config
+from audiollm.recipe.stages import StagePlan
+from audiollm.video.writing import write_video
 from tests.audiollm.flow.toy import (
     AUTOENCODER,
     DIM,
@@ -172,6 +175,20 @@ def test_bad_samples_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> No
     write_samples(tmp_path / "none.jsonl", samples[2:4])
     with pytest.raises(StageError, match="no sample can be used"):
         ENCODE_LATENTS.run(encode_config(tmp_path / "none.jsonl"), context_of(tmp_path / "n"))
+
+
+def test_edits_that_cannot_be_made_are_set_aside_alone(tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
+    save(tmp_path / "silent.wav", torch.zeros(1, RATE), RATE)
+    (event,) = samples[0].metadata["events"]
+    samples[0].metadata["events"].append({**event, "path": "silent.wav", "name": "nothing"})
+    samples[1].metadata["events"][0]["start_s"] = "soon"
+    write_samples(tmp_path / "scenes.jsonl", samples)
+    config = encode_config(tmp_path / "scenes.jsonl", edits_per_sample=8)
+    figures = ENCODE_LATENTS.run(config, context_of(tmp_path / "e"))
+    assert figures == {"samples": 1 + 6 + 1, "set_aside": 3}, "two silent edits, and a scene of wrong events"
+    kinds = sorted(row["kind"] for row in read_jsonl(tmp_path / "e" / "set_aside.jsonl"))
+    assert kinds == ["silent", "silent", "wrong events"]
 
 
 def shards_of(folder: Path, facts: dict[str, Any], rows: list[dict[str, bytes]]) -> Path:
@@ -302,6 +319,11 @@ def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch
     assert set(lengths) == {10}
 
 
+def surveyed(shards: Path) -> tuple[CorpusFacts, UsableSounds]:
+    sources, facts = open_corpus([shards])
+    return facts, survey_sounds(sources, facts)
+
+
 def test_a_training_goes_on_where_the_samples_have_more_than_the_model_takes(
     encoded: Path, tmp_path: Path
 ) -> None:
@@ -318,6 +340,11 @@ def test_a_training_goes_on_where_the_samples_have_more_than_the_model_takes(
     config = train_config(shards, dropout=0.0, dropout_together=0.0, window_s=0.5)
     TRAIN_FLOW.run(config, context_of(tmp_path / "texts"))
     assert set(SoundModel.from_pretrained(tmp_path / "texts").config.conditions) == {"caption", "cot"}
+    for wrong in ({"audio_context": False}, {"preset": "thinksound"}, {"gated_fusion": False}):
+        with pytest.raises(
+            ConfigError, match=f"{next(iter(wrong))}: .* is set, and the start was trained with"
+        ):
+            build_sound_model(train_config(shards, start=tmp_path / "texts", **wrong), *surveyed(shards))
     context = context_of(tmp_path / "more")
     TRAIN_FLOW.run(train_config(encoded / "encode" / "shards", start=tmp_path / "texts"), context)
     assert "frames, sync: not taken by" in context.console.file.getvalue()  # type: ignore[attr-defined]
@@ -350,6 +377,45 @@ def test_edits_of_samples_are_as_long_as_their_tracks(
     (row,) = read_jsonl(tmp_path / "made" / "generated.jsonl")
     assert row["duration_s"] == 2.5 and load(tmp_path / "made" / row["audio"]).duration_s == 2.5
     assert len(counts) > 2 and max(counts) <= RATE // HOP, "in windows of the training's length"
+
+
+def test_a_real_sound_within_a_longer_file_is_cut_out(trained: Path, tmp_path: Path) -> None:
+    save(tmp_path / "long.wav", torch.cat([tone(60, 1.0), tone(200, 0.5), tone(60, 1.0)], dim=1), RATE)
+    pictures = [np.full((32, 32, 3), 40, np.uint8)] * 16
+    write_video(tmp_path / "long.mp4", pictures, 8)
+    content = [VideoPart(path="long.mp4", start_s=1.0, end_s=1.5), TextPart(text="a high tone")]
+    wanted = Message(role="assistant", content=[AudioPart(path="long.wav", start_s=1.0, end_s=1.5)])
+    asked = Message(role="user", content=content)
+    write_samples(tmp_path / "s.jsonl", [Sample(id="a", task="sound", messages=[asked, wanted])])
+    config = GenerateSoundConfig(
+        model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "s.jsonl", split="all",
+        sampling=SoundSamplingConfig(steps=1),
+    )  # fmt: skip
+    GENERATE_SOUND.run(config, context_of(tmp_path / "made"))
+    (sound,) = read_generated(tmp_path / "made" / "generated.jsonl")
+    assert sound.reference is not None and sound.video_start_s == 1.0
+    real = load(sound.reference).samples_CN
+    assert torch.equal(real, load(tmp_path / "long.wav", 1.0, 1.5).samples_CN)
+    assert load(sound.path).samples_CN.shape == real.shape
+
+
+def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "other")]
+    for path in paths:
+        path.mkdir()
+    plans = {
+        path.name: StagePlan(facts={"samples": 100.0, "seconds": 300.0}, artifacts={"shards": path})
+        for path in paths
+    }
+    config = train_config(paths[0], steps=None, passes=10, batch_size=4, strategy="fsdp2")
+    config = config.model_copy(update={"latents": [LatentsConfig(path=path) for path in paths[:2]]})
+    assert TRAIN_FLOW.plan is not None and ENCODE_LATENTS.plan is not None
+    plan = TRAIN_FLOW.plan(config, plans)
+    assert plan.tokens == 10 * 200 / 4 * 4 * 300, "ten passes over both sources"
+    assert plan.memory_mb_on is not None
+    model_mb, one, four = plan.parameters * 4 / 2**20, plan.memory_mb_on(1), plan.memory_mb_on(4)
+    assert four - 1200 == pytest.approx(max(model_mb, model_mb * 5 / 4) + (one - 1200 - model_mb * 5) / 4)
+    assert ENCODE_LATENTS.plan(encode_config(paths[0], edits_per_sample=1), plans).facts["samples"] == 200
 
 
 def test_samples_are_picked_evenly() -> None:

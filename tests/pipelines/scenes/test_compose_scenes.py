@@ -167,6 +167,13 @@ def test_settings_that_fit_no_recording_are_named(
         find_sounds([source], "events")
 
 
+def test_without_test_scenes_no_recording_is_held_out(sounds: Path) -> None:
+    source = SoundSource(folder=sounds, held_out="none-*")
+    with pytest.raises(ConfigError, match="has no held-out recordings"):
+        find_sounds([source], "events")
+    assert not any(sound.held_out for sound in find_sounds([source], "events", needs_held_out=False))
+
+
 def test_a_silent_recording_is_set_aside(sounds: Path, tmp_path: Path) -> None:
     (tmp_path / "bell").mkdir()
     save(tmp_path / "bell/b.wav", torch.zeros(1, RATE), RATE)

@@ -17,7 +17,7 @@ from audiollm.audio import Waveform, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.sound.edited_sounds import read_edited
-from audiollm.evaluate.sound.event_judge import event_judge
+from audiollm.evaluate.sound.event_judge import _longest_stretch, event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.evaluate.sound.sound_judges import ClassSpace, load_sound_classes, load_text_space
 from audiollm.evaluate.sound.suite import SuiteJudges, energy_onsets, evaluate_sounds
@@ -130,6 +130,10 @@ def test_classes_that_cannot_be_compared_have_the_reason(
 ) -> None:
     silent, alone, whole = read_generated(listing)[:3]
     alone = replace(alone, reference=None)
+    within = evaluate_sounds([replace(whole, video_start_s=1.0)], SuiteJudges(synchrony=Clock())).result[
+        "measures"
+    ]
+    assert within["DeSync"]["reasons"] == {"the sound begins within its video": 1}
     reasons = evaluate_sounds([silent, alone, whole], SuiteJudges(Bands())).result["measures"]["KL softmax"][
         "reasons"
     ]
@@ -248,6 +252,13 @@ def test_noise_has_onsets_that_nobody_asked_for(tmp_path: Path) -> None:
         measures["onsets within 0.2 s"]["mean"] == 1
         and measures["heard onsets that were asked for"]["mean"] < 0.3
     )
+
+
+def test_nothing_is_heard_within_the_sound_of_a_scene() -> None:
+    whole = Message(role="assistant", content=[AudioPart(path="long.wav", start_s=10.0, end_s=13.0)])
+    scene = Sample(id="a", task="sound", messages=[whole])
+    found = _longest_stretch(scene, [{"start_s": 0.2, "end_s": 1.0}, {"start_s": 2.0, "end_s": 2.5}])
+    assert found == ("nothing", "long.wav", 11.0, 12.0)
 
 
 def test_a_judge_is_trained_on_solo_tracks_and_kept(tmp_path: Path) -> None:
