@@ -181,10 +181,6 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
             "encoder_width",
         ):
             setattr(self, name, getattr(self, name) or getattr(rule, name))
-        if self.strategy in ("zero2", "zero3") and self.ema_decay:
-            raise ValueError(
-                f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"
-            )
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -98,6 +98,19 @@ class OptimizerSettings(LoopSettings):
     rollbacks: int = Field(3, ge=0)
     """Steps that may be skipped, as a spike or not finite, before the run stops; raised, a stopped run goes on."""
     report_to: tuple[Reporter, ...] = ("tensorboard",)
+
+    @model_validator(mode="after")
+    def _check_strategy(self) -> Self:
+        if self.strategy in ("zero2", "zero3") and self.ema_decay:
+            raise ValueError(
+                f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"
+            )
+        muon = [rule.pattern for rule in self.rules if rule.optimizer == "muon"]
+        if muon and self.strategy not in ("auto", "ddp"):
+            raise ValueError(
+                f"{self.strategy} has no Muon, as rules ask for {muon[0]!r}: set strategy to ddp"
+            )
+        return self
 
 
 class LoopConfig(OptimizerSettings, RunSettings, TimeBudget):

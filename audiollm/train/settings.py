@@ -108,13 +108,4 @@ class ModelTrainingConfig(OptimizerSettings, AdaptationSettings, TrainingConfig)
     def _check_adapter(self) -> ModelTrainingConfig:
         if "lora" in self.model_fields_set and self.trained != "adapter":
             raise ValueError("lora is set, but trained is not `adapter`: nothing would have an adapter")
-        if self.strategy in ("zero2", "zero3") and self.ema_decay:
-            raise ValueError(
-                f"{self.strategy} cannot average weights: set ema_decay to 0, or strategy to fsdp2"
-            )
-        muon = [rule.pattern for rule in self.rules if rule.optimizer == "muon"]
-        if muon and self.strategy not in ("auto", "ddp"):
-            raise ValueError(
-                f"{self.strategy} has no Muon, as rules ask for {muon[0]!r}: set strategy to ddp"
-            )
         return self

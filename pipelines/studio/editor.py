@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import soundfile
 
-from audiollm.audio import Waveform, load, resample, save, set_channels
+from audiollm.audio import Waveform, load, save, set_channels
 from audiollm.data.records.sample import Region, VideoPart
 from audiollm.data.records.thoughts import (
     ThoughtRecord,
@@ -292,7 +292,7 @@ class SoundEditor:
         order = SoundOrder(caption or "this", track.duration_s, "", video, project.name)
         made_CN = extract_ordered(generator, track, order, [], job.watched(settings), f"{asked.seed}/extract")
         job.check_stop()
-        back_CN = set_channels(resample(made_CN, generator.sample_rate, track.sample_rate), version.channels)
+        back_CN = track.fitted(made_CN, generator.sample_rate)
         with self.store.new_version(project, version) as (number, path):
             part_NC = track.stored(back_CN[:, : track.num_samples])
             splice(sound, path, first, part_NC, is_silent_elsewhere=True)

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from audiollm.audio import resample, set_channels, to_mono
+from audiollm.audio import resample, set_channels
 from audiollm.errors import ConfigError
 from audiollm.flow.editing.seams import FADE_S, MOST_LAG_S, WINDOW_S, best_lag, fade_weights, with_seams
 from audiollm.flow.editing.tracks import Track
@@ -181,9 +181,7 @@ def _make_section(
     start_s = section.start / track.sample_rate
     latents_TD = fill_latents(generator, context, start_s, conditions_at, settings, key)
     made_CN = generator.decode(latents_TD, at_rate_CN.shape[1])
-    back_CN, channels = resample(made_CN, rate, track.sample_rate), track.samples_NC.shape[1]
-    back_CN = set_channels(back_CN if channels <= 2 else to_mono(back_CN), channels)
-    return back_CN[:, : section.end - section.start]
+    return track.fitted(made_CN, rate)[:, : section.end - section.start]
 
 
 def _fitted(made_CN: Tensor, track: Track, operation: Operation, section: _Section) -> Tensor:

@@ -613,6 +613,30 @@ def test_a_stereo_model_edits_tracks_of_any_channels(generator: SoundGenerator, 
     assert np.any(edited.samples_NC[span.start : span.end] != track.samples_NC[span.start : span.end])
 
 
+def test_a_made_sound_fits_a_track_of_any_channels() -> None:
+    for channels in (1, 2, 6):
+        track = Track(np.zeros((4, channels), np.int32), RATE, "WAV", "PCM_16")
+        fitted_CN = track.fitted(torch.tensor([[0.0] * 8, [0.5] * 8]), RATE)
+        assert fitted_CN.shape == (channels, 8) and float(fitted_CN.mean()) == 0.25
+        assert channels == 2 or torch.all(fitted_CN == 0.25)
+    halved_CN = track.fitted(torch.zeros(1, 8), 2 * RATE)
+    assert halved_CN.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rules": [{"pattern": "*", "optimizer": "muon"}], "strategy": "fsdp2"}, "fsdp2 has no Muon"),
+        ({"ema_decay": 0.9, "strategy": "zero2"}, "zero2 cannot average weights"),
+    ],
+)
+def test_strategies_that_cannot_do_what_is_asked_are_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        train_config(tmp_path, **changes)
+
+
 def test_a_sound_longer_than_the_training_is_made_in_windows(generator: SoundGenerator) -> None:
     track = Track(np.zeros((0, 1), np.int32), RATE, "WAV", "PCM_16").replaced(0, tone(60, 1.0))
     span = find_span(track, "extend", None, 4.3)
