@@ -11,6 +11,7 @@ from typing import Any
 
 from audiollm.audio import AudioError, load, save
 from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import AudioPart, Sample
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import safe_name, write_jsonl
@@ -61,8 +62,7 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
 def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sample]:
     """The samples of a split (`test`, `train` or `all`), at most so many of them, picked evenly."""
     chosen = [each for each in samples if split == "all" or _split(each) == split]
-    most = min(most, len(chosen))
-    return [chosen[number * len(chosen) // most] for number in range(most)]
+    return [chosen[place] for place in evenly(len(chosen), most)]
 
 
 # Private

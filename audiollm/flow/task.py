@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.shards import Shards
 from audiollm.errors import BadSample, StageError
 from audiollm.flow.conditions.words import Words
@@ -178,8 +178,7 @@ class FlowTask:
         if not (self._ranks.first and self._usable.test):
             return {}
         held_out = self._usable.test
-        count = min(self.config.max_eval_samples, len(held_out))
-        chosen = [held_out[number * len(held_out) // count] for number in range(count)]
+        chosen = [held_out[place] for place in evenly(len(held_out), self.config.max_eval_samples)]
         sums = {"loss": 0.0, "loss_unconditional": 0.0}
         for number, (source, index) in enumerate(chosen):
             sound = read_sound(self._sources[source][index], self._facts, self._words)

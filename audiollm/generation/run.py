@@ -14,6 +14,7 @@ from audiollm.audio import save
 from audiollm.codec import Codec
 from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.errors import StageError
 from audiollm.files.atomic import NUMBER, Kinds, read_whole_lines, safe_name, write_jsonl
@@ -131,9 +132,7 @@ def _distinct_pairs(samples: Sequence[Sample], most: int) -> list[Sample]:
     """One sample for each (text, speaker), in a stable order, at most `most` of them evenly picked."""
     pairs = {text_and_speaker(sample): sample for sample in reversed(samples)}
     ordered = [pairs[key] for key in sorted(pairs)]
-    if len(ordered) <= most:
-        return ordered
-    return [ordered[i * len(ordered) // most] for i in range(most)]
+    return [ordered[place] for place in evenly(len(ordered), most)]
 
 
 def text_and_speaker(sample: Sample) -> tuple[str, str]:

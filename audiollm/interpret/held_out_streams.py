@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from audiollm.codec import FRAME_RATE
+from audiollm.data.records.mixture import evenly
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample
@@ -129,8 +130,7 @@ def read_streams(
     prompts: list[StreamPrompt] = []
     bad = list(source.bad)
     places = [n for n in range(len(source)) if (source[n].sample.metadata.get("split") or "train") == split]
-    picked = places if len(places) <= most else [places[n * len(places) // most] for n in range(most)]
-    for number in picked:
+    for number in (places[each] for each in evenly(len(places), most)):
         place = f"{source.name} [{number}]"
         try:
             prompts.append(_prompt(policy, source[number], place))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from audiollm.audio import save
@@ -13,6 +12,7 @@ from audiollm.codec import Codec, codec_digest, load_codec
 from audiollm.data.chat.conditions import is_spoken
 from audiollm.data.chat.template import Template
 from audiollm.data.hearing.features import PartAudio
+from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import Sample
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import StageError
@@ -27,7 +27,7 @@ from audiollm.models.pretrained import model_folder
 from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
-from audiollm.supervised.corpus.batches import evenly, read_usable
+from audiollm.supervised.corpus.batches import read_usable
 from audiollm.supervised.corpus.sources import codec_facts
 from audiollm.supervised.corpus.survey import SourceSurvey, frames_of
 from audiollm.supervised.settings import TrainConfig
@@ -166,7 +166,8 @@ def _eval_audio(
     encoder = model.config.audio_encoder
     if not obstacle and context.ranks.first:
         for place, source in enumerate(sources):
-            some = evenly(found.used(place, held_out=True), 4 * config.eval_audio_samples)
+            used = found.used(place, held_out=True)
+            some = used[evenly(len(used), 4 * config.eval_audio_samples)]
             usable = read_usable(source, some, encoder.features if encoder else None, set_aside)
             spoken += [(loaded, audio) for loaded, audio in usable if is_spoken(loaded.sample.messages)]
         obstacle = "" if spoken else "no held-out sample is spoken"
@@ -174,7 +175,7 @@ def _eval_audio(
         context.say(f"no prompts are synthesized at evaluations: {obstacle}")
     if not spoken:
         return None
-    picked = [spoken[place] for place in evenly(np.arange(len(spoken)), config.eval_audio_samples)]
+    picked = [spoken[place] for place in evenly(len(spoken), config.eval_audio_samples)]
     codec = load_codec(model_folder(required(config.codec)))
     digest = codec_facts(sources, config.start).get("digest")
     if digest is not None and codec_digest(codec) != digest:

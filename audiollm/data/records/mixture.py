@@ -33,6 +33,12 @@ _KEPT_ORDERS = 8
 Value = TypeVar("Value")
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """Places of at most `most` of `count` things, evenly picked."""
+    picked = min(most, count)
+    return [number * count // picked for number in range(picked)]
+
+
 class MixtureItem(NamedTuple):
     """A sample to read: its source, its number there, and how often the source has been passed through before."""
 

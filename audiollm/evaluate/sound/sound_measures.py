@@ -97,7 +97,7 @@ def cosines(first_ND: Values, second_ND: Values) -> Values:
         MetricError: an embedding of length 0, or one that is not finite.
     """
     lengths = np.linalg.norm(first_ND, axis=1) * np.linalg.norm(second_ND, axis=1)
-    if not _finite(lengths).all():
+    if not (_finite(lengths) > 0).all():
         raise MetricError("an embedding of length 0")
     return np.asarray((first_ND * second_ND).sum(axis=1) / lengths)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
@@ -17,7 +17,6 @@ from audiollm.files.set_aside import SetAside
 from audiollm.rl.policy.protocol import Policy
 from audiollm.rl.preference.held_out_pairs import described_messages
 from audiollm.rl.rollouts.stream_rollouts import check_stream
-from audiollm.supervised.corpus.batches import evenly
 
 WINDOW_RUNS = 64
 """Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
@@ -135,8 +134,8 @@ class PromptMaker:
 
     def held_out_prompts(self, most: int) -> tuple[list[Prompt], list[BadSample]]:
         """Return this rank's held-out prompts, evenly picked."""
-        chosen = evenly(np.arange(self.held_out), most)
-        return self._read([self._held_out[int(place)] for place in chosen][self._rank :: self._world])
+        chosen = evenly(self.held_out, most)
+        return self._read([self._held_out[place] for place in chosen][self._rank :: self._world])
 
     def _read(self, places: Sequence[PromptPlace]) -> tuple[list[Prompt], list[BadSample]]:
         prompts: list[Prompt] = []

@@ -14,7 +14,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.rl.groups import AnswerPair, AnswerSteps, JudgedAnswer, RankedAnswers, SampleGroup
@@ -23,7 +23,6 @@ from audiollm.rl.objectives.catalog import GroupKind
 from audiollm.rl.objectives.length import answer_draws
 from audiollm.rl.policy.protocol import Batch, Encoded, Policy, Prompted
 from audiollm.rl.preference.records import Grouping, UsableRecords
-from audiollm.supervised.corpus.batches import evenly
 
 WINDOW_RUNS = 64
 """Runs of 64 records that are shuffled together; a smaller source is shuffled as a whole."""
@@ -173,9 +172,9 @@ class StepMaker(Generic[Prompted, Encoded, Batch]):
     def held_out_places(self) -> list[RecordPlace]:
         """The places of the held-out records that evaluations look at."""
         return [
-            (place, int(index))
+            (place, int(used[number]))
             for place, used in enumerate(self._usable.held_out)
-            for index in evenly(used, HELD_OUT)
+            for number in evenly(len(used), HELD_OUT)
         ]
 
     def read(self, place: RecordPlace) -> tuple[LoadedSample, list[SampleGroup]]:

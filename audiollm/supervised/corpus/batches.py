@@ -23,7 +23,7 @@ from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
 from audiollm.data.packing import Pack, PackedBatch, SilenceWeight, idle_pack, pack, plan_step
-from audiollm.data.records.mixture import Mixture
+from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
@@ -173,7 +173,8 @@ def evaluation_packs(
     """By task, this rank's packs of held-out samples (evenly picked), conditions all shown and no code corrupted."""
     streams: dict[str, list[TokenStream]] = {}
     for place, source in enumerate(sources):
-        numbers = evenly(survey.used(place, held_out=True), EVALUATED)
+        used = survey.used(place, held_out=True)
+        numbers = used[evenly(len(used), EVALUATED)]
         for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
             messages, length = loaded.sample.messages, batching.max_length
             stream, _ = fit_stream(template, messages, audio, length, batching.too_long)
@@ -213,14 +214,6 @@ def packed(streams: Sequence[TokenStream], template: Template, batching: Batchin
         batching.encoder,
         silence=silence,
     )
-
-
-def evenly(numbers: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of them, evenly picked."""
-    if len(numbers) <= most:
-        return numbers
-    picked: np.ndarray = numbers[np.arange(most) * len(numbers) // most]
-    return picked
 
 
 def _restore(packs: list[Any], bad: list[BadSample]) -> StepBatch:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.mixture import evenly
 from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import BadSample, StageError
@@ -60,7 +61,11 @@ def read_thought_questions(config: EvaluateThoughtsConfig) -> list[ThoughtQuesti
                 2,
             ) from None
         by_kind[kind].append(ThoughtQuestion(loaded, kind, truth, duration_s, loaded))
-    found = [question for kind in config.questions for question in _evenly(by_kind[kind], config)]
+    found = [
+        by_kind[kind][place]
+        for kind in config.questions
+        for place in evenly(len(by_kind[kind]), config.max_questions)
+    ]
     if not found:
         raise StageError(
             f"evaluate_thoughts: {config.samples.name} has no question of the split {config.split or 'any'}",
@@ -157,13 +162,6 @@ class ThoughtWriter:
 
 
 # Private
-
-
-def _evenly(questions: Sequence[ThoughtQuestion], config: EvaluateThoughtsConfig) -> list[ThoughtQuestion]:
-    most = config.max_questions
-    if len(questions) <= most:
-        return list(questions)
-    return [questions[place * len(questions) // most] for place in range(most)]
 
 
 def _may_lend(other: ThoughtQuestion, question: ThoughtQuestion) -> bool:
