@@ -9,7 +9,8 @@ Questions, recordings and first models are those of learn_preference.py (what th
    how to answer under a contrast alone. Greedy answers right, held-out pairs ordered right, words, CPU-seconds.
 2. Length. Answers come in four wordings, from one word to twelve. First models learn all four from few examples; then
    pairs whose chosen answer is the longer one in 90 %, and the right one in 75 %, train DPO, R-DPO, SamPO, LD-DPO and
-   SimPO, as they are. Words of an answer drawn at temperature 1, before and after; DPO's must grow, the others' less.
+   SimPO, all beside the same cross entropy on those few. Words of an answer drawn at temperature 1, before and after;
+   DPO's must grow, the others' less.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ LENGTH_METHODS: dict[str, list[dict[str, Any]]] = {
     "simpo": [{"name": "simpo", "beta": 2.0}],
 }
 LENGTH_ALIGNED: dict[str, Any] = {"learning_rate": 5e-5, "steps": 60, "batch_size": 16, "evaluations": 1}
+LENGTH_PTX = 1.0
+"""Of the cross entropy on the few answered questions, in all wordings alike: it holds the answers, and no length."""
 BENCH = "compare_preference"
 
 
@@ -136,11 +139,15 @@ def lengths_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     for seed in seeds:
         few = data_sources(folder, "worded")
         stages.append({"name": f"worded_{seed}", "train": {"shards": few, **HEARING, **FIRST, "seed": seed}})
-        pairs = data_sources(folder, "long")
         for method, objective in LENGTH_METHODS.items():
-            settings = {"samples": pairs, "model": f"${{worded_{seed}.checkpoint}}", "objective": objective}
-            stages.append({"name": f"long_{method}_{seed}",
-                           "train_preference": {**settings, **LENGTH_ALIGNED, "seed": seed}})  # fmt: skip
+            settings = {
+                "samples": data_sources(folder, "long"),
+                "model": f"${{worded_{seed}.checkpoint}}",
+                "objective": objective,
+                "ptx": {"samples": few, "weight": LENGTH_PTX},
+                **LENGTH_ALIGNED,
+            }
+            stages.append({"name": f"long_{method}_{seed}", "train_preference": {**settings, "seed": seed}})
     return {"name": "learn_preference", "size": "tiny", "stages": stages}
 
 

@@ -8,7 +8,8 @@ Shapes: C channels, N samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ class _Scene:
 
     sample: Sample
     event: Mapping[str, Any]
-    others: list[Mapping[str, Any]]
+    others: Sequence[Mapping[str, Any]]
     without_CN: Tensor
     """The scene without the sound."""
     whole_CN: Tensor
@@ -118,20 +119,31 @@ def _scene(sample: Sample, number: int, config: EditSoundsConfig, generator: Sou
         return event_track(event["path"], folder, codec.sample_rate, codec.channels)
 
     try:
-        events = sample.metadata["events"]
+        events = [_timed(each) for each in sample.metadata["events"]]
         event = events[number % len(events)]
         others = [each for each in events if each is not event]
         backdrop = sample.metadata.get("backdrop")
         behind = [track(each) for each in [*others, *([backdrop] if backdrop else [])]]
         own_CN = track(event)
         without_CN = torch.stack(behind).sum(dim=0) if behind else torch.zeros_like(own_CN)
-        _ = str(event["name"]), float(event["start_s"]), float(event["end_s"])
         return _Scene(sample, event, others, without_CN, without_CN + own_CN)
     except AudioError as error:
         raise BadSample(place, sample.id, str(error), "unreadable track of an event") from error
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"events need path, name, start_s and end_s, and tracks one length ({error!r:.120})"
         raise BadSample(place, sample.id, reason, "wrong events") from error
+
+
+def _timed(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with its name as text and its times as numbers.
+
+    Raises:
+        KeyError, TypeError, ValueError: it lacks one, or a time is no finite number.
+    """
+    times = {key: float(event[key]) for key in ("start_s", "end_s")}
+    if not all(map(math.isfinite, times.values())):
+        raise ValueError(f"times are {times}")
+    return {**event, "name": str(event["name"]), **times}
 
 
 def _edit(
