@@ -170,7 +170,8 @@ class PackingSettings(LoopSettings):
     packing: Literal["packed", "sorted", "in_order"] = "packed"
     """First fit; or samples of similar length together; or one after the other. The objective is the same."""
     normalization: Literal["sequence", "token"] = "sequence"
-    """Every sequence counts the same, or every target does."""
+    """Every sequence counts the same, or every target does. With `sequence` a word of a short answer weighs more
+    than one of a long answer: where answers of many lengths fit, drawn ones are shorter than the data's."""
     audio_reduction: Literal["mean", "sum"] = "mean"
     """Over codebooks."""
     text_dropout: float = Field(0.15, ge=0, lt=1)
