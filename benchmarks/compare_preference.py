@@ -7,10 +7,10 @@ Questions, recordings and first models are those of learn_preference.py (what th
 1. Every method of recipes/align/compare.yaml trains each seed's first model on the same pairs for as many steps. A
    method without cross entropy of its own gets as much of it as in learn_preference.py: a model this small forgets
    how to answer under a contrast alone. Greedy answers right, held-out pairs ordered right, words, CPU-seconds.
-2. Length. Answers come alone or with up to four sentences behind them. First models learn all of these from few
-   examples; then pairs whose chosen answer is the longer one in 90 %, and the right one in 75 %, train DPO, R-DPO,
-   SamPO, LD-DPO and SimPO, all beside the same cross entropy on those few. Words of an answer drawn at temperature 1,
-   before and after; DPO's must grow, the others' less.
+2. Length. Answers come in four wordings, from one word to twelve. First models learn all four from few examples; then
+   pairs whose chosen answer is the longer one in 90 %, and the right one in 75 %, train DPO, R-DPO, SamPO, LD-DPO and
+   SimPO, all beside the same cross entropy on those few. Words of an answer drawn at temperature 1, before and after;
+   DPO's must grow, the others' less.
 """
 
 from __future__ import annotations
@@ -63,14 +63,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "sft": [{"name": "sft"}],
 }
 ALIGNED: dict[str, Any] = {"learning_rate": 3e-4, "steps": 100, "batch_size": 16, "evaluations": 1}
-SENTENCES = (
-    "I have listened to it.",
-    "It can be heard well.",
-    "There is no doubt.",
-    "Nothing else would fit.",
+WORDINGS = (
+    "{}",
+    "It is {}.",
+    "What I hear in it is {}.",
+    "I have listened to it with care, and what I hear is {}.",
 )
-WORDINGS = tuple(" ".join(["{}.", *SENTENCES[:count]]) for count in range(len(SENTENCES) + 1))
-"""Behind the answer stand as many sentences, in this order: behind each of them an answer may end or go on."""
 CHOSEN_LONGER, CHOSEN_RIGHT = 0.90, 0.75
 LENGTH_METHODS: dict[str, list[dict[str, Any]]] = {
     "dpo": [{"name": "dpo", "beta": 0.1}],
