@@ -6,7 +6,7 @@ With the tokenizer of learn_tts.py (made there, or here where it is not there ye
 
 - a model learns to say digits in six voices, but not for long enough to say all of them right (`first`);
 - it says each digit in each voice many times, and Pocketsphinx writes down what it hears. Of each four takes, one
-  that is heard as asked and one that is not make a pair, each take in one at most;
+  that is heard as asked and one that is not make a pair;
 - one training on these pairs (`dpo`: DPO with cross entropy on the better take), on the codes as they were made;
 - the same budget with the two of a pair exchanged at random (`shuffled`), which must gain nothing.
 
@@ -50,10 +50,9 @@ SOURCE_HELP = (
 )
 TOKENIZER_STAGES = 4
 """The first stages of learn_tts.py: annotate, compose, train_tokenizer, tokenize."""
-PASSES = 3
-"""Of the first models over the clips; learn_tts.py takes 18. After 8 passes most of the takes that Pocketsphinx hears
-wrong are right, and pairs say little."""
-COPIES, HELD_OUT_COPIES = 12, 2
+PASSES = 8
+"""Of the first models over the clips; learn_tts.py takes 18, and few digits are then wrong."""
+COPIES, HELD_OUT_COPIES = 20, 2
 """Prompts of each digit in each voice; pairs of the last ones are held out."""
 SAMPLED: dict[str, Any] = {
     "modality": "speech",
@@ -121,7 +120,7 @@ def recipe_of(source: Path, folder: Path, seeds: Sequence[int]) -> dict[str, Any
     for seed in seeds:
         model = f"${{first_{seed}.checkpoint}}"
         asked = {"model": model, "codec": codec, "samples": str(folder / "data" / "prompts.jsonl")}
-        pairs = {"samples": f"${{sampled_{seed}.samples}}", "select": "disjoint"}
+        pairs = {"samples": f"${{sampled_{seed}.samples}}", "select": "best_worst"}
         stages += [
             *first_of(source, seed),
             {"name": f"sampled_{seed}", "sample_answers": {**asked, **SAMPLED, "seed": seed}},
