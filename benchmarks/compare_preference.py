@@ -79,8 +79,8 @@ LENGTH_METHODS: dict[str, list[dict[str, Any]]] = {
 }
 LENGTH_ALIGNED: dict[str, Any] = {"learning_rate": 5e-5, "steps": 60, "batch_size": 16, "evaluations": 1}
 LENGTH_PTX = 0.5
-"""Of the cross entropy on the few answered questions, in all wordings alike. First models learn them by the token
-(`normalization: token`; by the sequence they would say short wordings more often), so that it changes no length."""
+"""Weight of the cross entropy on the few answered questions, whose wordings are even. Their first models are trained
+with `normalization: token` (`sequence` would let them say short wordings more often), so that it changes no length."""
 BENCH = "compare_preference"
 
 
