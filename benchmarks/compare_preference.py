@@ -7,7 +7,7 @@ Questions, recordings and first models are those of learn_preference.py (what th
 1. Every method of recipes/align/compare.yaml trains each seed's first model on the same pairs for as many steps. A
    method without cross entropy of its own gets as much of it as in learn_preference.py: a model this small forgets
    how to answer under a contrast alone. Greedy answers right, held-out pairs ordered right, words, CPU-seconds.
-2. Length. Answers come in four wordings, from one word to twelve. First models learn all four from few examples; then
+2. Length. Answers come in wordings of one to thirteen words. First models learn all four from few examples; then
    pairs whose chosen answer is the longer one in 90 %, and the right one in 75 %, train DPO, R-DPO, SamPO, LD-DPO and
    SimPO, all beside the same cross entropy on those few. Words of an answer drawn at temperature 1, before and after;
    DPO's must grow, the others' less.
