@@ -156,12 +156,20 @@ def with_variance_of_any(made: RolloutStep) -> Tensor:
 
 
 def with_variance_of_steps(made: RolloutStep) -> Tensor:
-    """Return bool `[G]`: groups whose steps differ in their rewards (process rewards)."""
-    numbers = group_numbers(made).tolist()
-    steps = [(number, step.reward) for number, own in zip(numbers, made.steps, strict=True) for step in own]
-    reward_S = torch.tensor([reward for _, reward in steps], dtype=torch.float64)
-    group_S = torch.tensor([number for number, _ in steps], dtype=torch.long)
-    return ~groups_without_variance(reward_S, group_S, len(made.groups))
+    """Return bool `[G]`: groups whose steps, or whose outcomes, differ in their rewards (process rewards)."""
+    numbers, count = group_numbers(made).tolist(), len(made.groups)
+    differs_G = torch.zeros(count, dtype=torch.bool)
+    for is_outcome in (False, True):
+        steps = [
+            (number, step.reward)
+            for number, own in zip(numbers, made.steps, strict=True)
+            for step in own
+            if step.is_outcome == is_outcome
+        ]
+        reward_S = torch.tensor([reward for _, reward in steps], dtype=torch.float64)
+        group_S = torch.tensor([number for number, _ in steps], dtype=torch.long)
+        differs_G |= ~groups_without_variance(reward_S, group_S, count)
+    return differs_G
 
 
 def teaching_groups(config: PolicyTrainingConfig) -> TeachingGroups:

@@ -131,9 +131,9 @@ class AdvantageMaker:
         reward_A = pack.reward_A
         reads = self._advantage.reads
         reward_T = None
-        step_S = end_S = None
+        step_S = end_S = is_outcome_S = None
         if self._config.reads_steps:
-            step_S, end_S = placed_steps(pack.steps, answer_T, count)
+            step_S, end_S, is_outcome_S = placed_steps(pack.steps, answer_T, count)
         if "reward_T" in reads:
             assert isinstance(self._advantage.settings, ReinforceSettings)  # GAE's are, too
             settings = TokenRewardSettings(score_clip=self._advantage.settings.score_clip)
@@ -147,6 +147,7 @@ class AdvantageMaker:
         rewards = RolloutRewards(
             answer_T, count, pack.group_A, pack.num_groups, reward_A, pack.reward_AF,
             self._weight_F, pack.greedy_reward_G, reward_T, value_T, step_S, end_S,
+            is_outcome_S,
         )  # fmt: skip
         return raw_advantages(self._advantage, rewards)
 

@@ -24,17 +24,19 @@ class StepReward:
     """The weighted reward of a step of an answer."""
 
     text: str
-    """The step; empty where rewards of the whole answer stand alone."""
+    """The step; empty for the outcome."""
     reward: float
     action: int
     """Number of the sampled token that ends the step."""
+    is_outcome: bool = False
+    """Whether it is the reward of the whole answer."""
 
 
 class StepRewarder:
     """Finds the rewards of the steps of answers.
 
-    Rewards whose steps end at the same place are added. Rewards of whole answers are the reward of a last step, which
-    ends with the answer.
+    Rewards whose steps end at the same place are added. Rewards of whole answers are added to the outcome, a last step
+    that ends with the answer.
 
     Args:
         policy: knows which token ends which text.
@@ -55,6 +57,7 @@ class StepRewarder:
     def _of_answer(self, rollout: Rollout, scores: RewardScores, place: int) -> list[StepReward]:
         texts: dict[int | None, str] = {}
         values: dict[int | None, list[float]] = {}
+        outcome: list[float] = []
         for name, weight in self._weights.items():
             scored = scores.steps_by_name.get(name)
             steps = None if scored is None else scored[place]
@@ -65,24 +68,26 @@ class StepRewarder:
             elif self._outcome:
                 value = scores.by_name[name][place]
                 assert value is not None  # a kept answer has all rewards
-                values.setdefault(None, []).append(weight * value)
+                outcome.append(weight * value)
         ends = sorted(end for end in values if end is not None)
         actions = self._policy.actions_at(rollout.tokens, rollout.text, ends)
         found = [
             StepReward(texts[end], math.fsum(values[end]), action)
             for end, action in zip(ends, actions, strict=True)
         ]
+        last = rollout.tokens.num_actions - 1
         if None in values:
-            found.append(
-                StepReward(texts.get(None, ""), math.fsum(values[None]), rollout.tokens.num_actions - 1)
-            )
+            found.append(StepReward(texts[None], math.fsum(values[None]), last))
+        if outcome:
+            found.append(StepReward("", math.fsum(outcome), last, is_outcome=True))
         return found
 
 
 def placed_steps(
     steps: Sequence[Sequence[StepReward]], answer_T: Tensor, num_answers: int
-) -> tuple[Tensor, Tensor]:
-    """Return float64 `[S]` rewards of the steps of a pack's answers, and int64 `[S]` places of their last tokens in T.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `[S]` of the steps of a pack's answers: float64 rewards, int64 places of their last tokens in T, and bool
+    whether they are outcomes.
 
     Args:
         steps: of each answer of the pack.
@@ -91,6 +96,7 @@ def placed_steps(
     first_A = torch.bincount(answer_T, minlength=num_answers).cumsum(0)
     first_A = torch.cat([first_A.new_zeros(1), first_A])
     entries = [int(first_A[answer]) + step.action for answer, own in enumerate(steps) for step in own]
-    rewards = [step.reward for own in steps for step in own]
+    flat = [step for own in steps for step in own]
     end_S = tokens.token_E[torch.tensor(entries, dtype=torch.long)]
-    return torch.tensor(rewards, dtype=torch.float64), end_S
+    reward_S = torch.tensor([step.reward for step in flat], dtype=torch.float64)
+    return reward_S, end_S, torch.tensor([step.is_outcome for step in flat], dtype=torch.bool)

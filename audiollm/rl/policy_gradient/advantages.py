@@ -93,16 +93,19 @@ def grpo_advantages(rewards: RolloutRewards, settings: s.GRPOAdvantageSettings) 
 def process_advantages(rewards: RolloutRewards, settings: s.GRPOAdvantageSettings) -> RawAdvantages:
     """GRPO with process supervision: the sum of the normalised rewards of the steps that end at or after a token.
 
-    A step's reward is normalised among all steps of its group's answers. A missing reward of a step leaves the
-    baseline and adds nothing; an answer without any leaves the loss. Moments, with `scale: batch`: of the step
-    rewards. Source: arXiv 2402.03300, section 4.1.3.
+    A step's reward is normalised among all steps of its group's answers, an outcome among the outcomes: a longer
+    thought gains and loses nothing by its length. A missing reward of a step leaves the baseline and adds nothing; an
+    answer without any leaves the loss. Moments, with `scale: batch`: of the step rewards, outcomes among them. Source:
+    arXiv 2402.03300, section 4.1.3, which has steps alone.
     """
     step_reward_S, step_end_S = rewards.required("step_reward_S"), rewards.required("step_end_S")
     answer_S = rewards.answer_T[step_end_S]
-    group_S = rewards.required("group_A")[answer_S]
-    normalized_S = _centred(step_reward_S, group_S, rewards.num_groups)
+    group_S, num_groups = rewards.required("group_A")[answer_S], rewards.num_groups
+    if rewards.is_outcome_S is not None:
+        group_S, num_groups = group_S + num_groups * rewards.is_outcome_S, 2 * num_groups
+    normalized_S = _centred(step_reward_S, group_S, num_groups)
     if settings.scale == "group":
-        normalized_S = _over_deviation(normalized_S, group_S, rewards.num_groups, settings.epsilon)
+        normalized_S = _over_deviation(normalized_S, group_S, num_groups, settings.epsilon)
     at_end_T = sum_by_index(normalized_S.nan_to_num(nan=0.0), step_end_S, len(rewards.answer_T))
     scored_S = ~step_reward_S.isnan()
     kept_A = sum_by_index(scored_S.to(step_reward_S), answer_S, rewards.num_answers) > 0

@@ -46,6 +46,8 @@ class RolloutRewards:
     """Reward of each step of reasoning (process GRPO)."""
     step_end_S: Tensor | None = None
     """int64: place in T of the last token of each step."""
+    is_outcome_S: Tensor | None = None
+    """bool: steps that are the outcome of a whole answer, which has a baseline of its own; None: no step is."""
 
     def __post_init__(self) -> None:
         tokens, answers = self.answer_T.shape, torch.Size([self.num_answers])
@@ -58,6 +60,7 @@ class RolloutRewards:
             _check_shape("reward_AF", self.reward_AF, torch.Size([self.num_answers, len(self.weight_F)]))
         if self.step_reward_S is not None:
             _check_shape("step_end_S", self.step_end_S, self.step_reward_S.shape)
+            _check_shape("is_outcome_S", self.is_outcome_S, self.step_reward_S.shape)
 
     def required(self, name: str) -> Tensor:
         """Return the field `name`.

@@ -319,11 +319,13 @@ def test_steps_are_scored_by_a_process_reward_model(folder: Path) -> None:
     told = [row for row in rows if row["reward"] is not None]
     assert len(told) > 3
     for row in told:
-        last = row["steps"][-1]
-        assert last["action"] == row["tokens"] - 1 and last["text"] == row["answer"].strip()
-        whole = 3 * row["rewards"]["step_model"] - 0.1 * row["tokens"]
-        if len(row["steps"]) == 1:  # without a thought the answer is the only step
-            assert last["reward"] == pytest.approx(whole) == row["reward"]
+        *_, last, outcome = row["steps"]
+        assert last["action"] == outcome["action"] == row["tokens"] - 1
+        assert last["text"] == row["answer"].strip() and not last["is_outcome"]
+        assert outcome["is_outcome"] and outcome["reward"] == pytest.approx(-0.1 * row["tokens"])
+        if len(row["steps"]) == 2:  # without a thought the answer is the only step
+            assert last["reward"] == pytest.approx(3 * row["rewards"]["step_model"])
+            assert last["reward"] + outcome["reward"] == pytest.approx(row["reward"])
     assert any(row["advantages"] and any(row["advantages"]) for row in told)
 
 
@@ -378,7 +380,9 @@ def test_steps_of_a_thought_end_at_their_tokens(folder: Path, outcome: bool) -> 
     for step in steps[:3]:
         assert tokenizer.decode(ids[: step.action + 1].tolist()).endswith(step.text)
     assert steps[-1].action == (len(ids) - 1 if outcome else steps[2].action)
+    assert [step.is_outcome for step in steps] == [False, False, False, *([True] if outcome else [])]
     answer_T = torch.tensor([1, 0] * len(ids))  # two answers, interleaved
-    reward_S, end_S = placed_steps([steps, steps], answer_T, 2)
+    reward_S, end_S, is_outcome_S = placed_steps([steps, steps], answer_T, 2)
     assert end_S.tolist() == [2 * s.action + 1 for s in steps] + [2 * s.action for s in steps]
     assert reward_S.tolist() == [step.reward for step in steps] * 2
+    assert is_outcome_S.tolist() == [step.is_outcome for step in steps] * 2

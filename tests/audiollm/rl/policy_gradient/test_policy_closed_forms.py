@@ -283,6 +283,21 @@ def test_process_supervision_adds_the_steps_that_are_still_to_come() -> None:
     assert not raw_advantages(advantage_term("grpo_process", {}), rewards).kept_A[4]
 
 
+def test_an_outcome_is_normalised_among_the_outcomes_beside_the_steps() -> None:
+    """The advantage is that of the steps alone and that of the outcome alone, added: more steps are no drawback."""
+    data = rollouts()
+    last = [int(torch.nonzero(data.answer == number).flatten()[-1]) for number in range(len(LENGTHS))]
+    alone, outcomes = step_inputs(), reward_tensor()
+    both = inputs(
+        step_reward_S=torch.cat([alone.required("step_reward_S"), outcomes]),
+        step_end_S=torch.cat([alone.required("step_end_S"), torch.tensor(last)]),
+        is_outcome_S=torch.tensor([False] * sum(map(len, STEPS)) + [True] * len(LENGTHS)),
+    )
+    steps, outcome = computed("grpo_process", {}, alone), computed("grpo", {}, inputs(reward_A=outcomes))
+    added = [[s + o for s, o in zip(*rows, strict=True)] for rows in zip(steps, outcome, strict=True)]
+    same(computed("grpo_process", {}, both), added)
+
+
 def test_process_supervision_with_one_step_per_answer_is_outcome_supervision() -> None:
     data = rollouts()
     last = [int(torch.nonzero(data.answer == number).flatten()[-1]) for number in range(len(LENGTHS))]

@@ -110,6 +110,7 @@ def group_part(rewards: RolloutRewards, groups: Sequence[int]) -> tuple[RolloutR
         rewards.required("value_T")[inside_T],
         rewards.required("step_reward_S")[inside_S],
         place_T[step_end_S[inside_S]],
+        rewards.required("is_outcome_S")[inside_S],
     )
     return part, places
 
@@ -137,6 +138,7 @@ def rewards_of_a_step() -> RolloutRewards:
         noise(total),
         noise(5),
         torch.tensor([0, 3, 7, 11, total - 1]),
+        torch.tensor([False, True, False, False, True]),
     )
 
 
