@@ -130,8 +130,8 @@ class PlainAnswer:
     reference: list[float]
     entropy_N: Tensor
     """With gradient."""
-    steps: list[tuple[float, int]]
-    """Rewards of steps, and the numbers of the tokens that end them."""
+    steps: list[tuple[float, int, bool]]
+    """Rewards of steps, the numbers of the tokens that end them, and whether they are outcomes."""
 
     @property
     def entropy(self) -> list[float]:
@@ -150,7 +150,11 @@ def plain_answers(made: RolloutStep, policy: Any, task: Any) -> list[PlainAnswer
             (encoded,) = policy.encode_sampled(group.prompt.prompted, [rollout.tokens])
             request = TokenRequest(reference=True, temperature=0.9, entropy=True)
             own = policy.answer_logprobs(policy.root, policy.batch([encoded]), request)
-            steps = [(each.reward, each.action) for each in made.steps[place]] if made.steps else []
+            steps = (
+                [(each.reward, each.action, each.is_outcome) for each in made.steps[place]]
+                if made.steps
+                else []
+            )
             found.append(
                 PlainAnswer(
                     number,
@@ -198,13 +202,19 @@ def test_process_rewards_by_hand(folder: Path, model: str) -> None:
         value, scalar, tokens = 0.0, torch.zeros((), dtype=torch.float64), 0
         for group in {each.group for each in answers}:
             own = [each for each in answers if each.group == group]
-            rewards = [reward for each in own for reward, _ in each.steps]
-            mean, deviation = mean_of(rewards), deviation_of(rewards)
+            moments = {}
+            for kind in (False, True):
+                rewards = [
+                    reward for each in own for reward, _, is_outcome in each.steps if is_outcome is kind
+                ]
+                moments[kind] = mean_of(rewards), deviation_of(rewards) + 1e-4
             for each in own:
                 tokens += len(each.policy_N)
                 for token in range(len(each.policy_N)):
                     later = [
-                        (reward - mean) / (deviation + 1e-4) for reward, end in each.steps if end >= token
+                        (reward - moments[kind][0]) / moments[kind][1]
+                        for reward, end, kind in each.steps
+                        if end >= token
                     ]
                     value -= math.fsum(later)
                     scalar = scalar - math.fsum(later) * each.policy_N[token]
@@ -345,7 +355,7 @@ def test_steps_in_returns_by_hand(folder: Path) -> None:
         for each in answers:
             d = [p - r for p, r in zip(each.policy_N.tolist(), each.reference, strict=True)]
             rewards = [-0.3 * (math.exp(-value) - 1 + value) for value in d]
-            for reward, end in each.steps:
+            for reward, end, _ in each.steps:
                 rewards[end] += reward
             total, own = 0.0, []
             for reward in reversed(rewards):
