@@ -36,7 +36,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 BENCH = "compare_rl"
-STEPS = 60
+STEPS = 300
 SHARED: dict[str, Any] = {**GRPO, "steps": STEPS, "evaluations": 6, "rewards": OUTCOME}
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "objective": "grpo"},
@@ -54,7 +54,7 @@ PROCESS: dict[str, dict[str, Any]] = {
     "outcome": {"advantage": "grpo", "rewards": OUTCOME},
     "process": {"advantage": "grpo_process", "rewards": {**OUTCOME, "steps": HEARD_STEPS}},
 }
-TARGET_ACCURACY = 0.5
+TARGET_ACCURACY = 0.6
 """Share of right greedy answers to the held-out prompts of the training's evaluations."""
 TARGET_KL, WITHIN = 1.0, 0.25
 """Nats an answer, and the relative distance from it that is allowed at the end."""

@@ -3,11 +3,12 @@
     make learn-grpo DATA=shared/data
 
 Seven kinds of questions (make_reasoning.py) about spoken digits and sounds, on held-out takes and a held-out fold. A
-model is trained from scratch to name what it hears in recordings of the training takes, and on few answered questions,
-with thoughts (`first`). From it, for each of three seeds:
+model is trained from scratch to name what it hears in recordings of the training takes, and on ten answered questions
+of each kind, with thoughts (`first`). From it, for each of three seeds:
 
 - GRPO on the training questions, rewarded where the answer is right and in form, and for each step of the thought by
-  the share of the names in it that are heard (`grpo`); with outcomes alone the thought is lost;
+  the share of the names in it that are heard (`grpo`); with outcomes alone the thought is lost, and without a KL the
+  form is;
 - the same with the rewards shuffled over each step's answers (`shuffled`), and, with one seed, with the recordings
   exchanged among the questions (`exchanged`): both must gain nothing;
 
@@ -41,7 +42,7 @@ SEEDS = (1, 2, 3)
 EXCHANGED_SEED = 1
 HEARD = {"digit": 3000, "sound": 1200, "first": 1000, "count": 400}
 """Recordings of each kind, for the model that names what it hears."""
-FEW, MANY, ASKED = 30, 500, 60
+FEW, MANY, ASKED = 10, 500, 60
 """Questions of each kind: answered ones for the first model, those of GRPO, held-out ones."""
 ANSWER_TOKENS = 40
 FIRST: dict[str, Any] = {
@@ -67,11 +68,13 @@ GRPO: dict[str, Any] = {
     "group_size": 8,
     "batch_size": 8,
     "max_answer_tokens": ANSWER_TOKENS,
-    "learning_rate": 2e-4,
+    "learning_rate": 1e-4,
     "steps": 1000,
     "evaluations": 3,
     "eval_prompts": 70,
 }
+HELD: dict[str, Any] = {"kl": {"controller": {"name": "fixed", "coefficient": 0.04}}}
+"""The KL that holds the policy to the first model (k3, ratio-corrected, in the loss)."""
 OUTCOME: dict[str, Any] = {"accuracy": 2.0, "format": 1.0}
 HEARD_STEPS: dict[str, Any] = {"weight": 1.0, "names": list(NAMES)}
 """Each step of the thought earns the share of the names in it that are heard."""
@@ -143,7 +146,7 @@ def recipe_of(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
         samples = data / ("exchanged.jsonl" if kind == "exchanged" else "many.jsonl")
         settings = {"model": "${first.checkpoint}", "samples": str(samples), "rewards": REWARDS[kind]}
         settings["advantage"] = ADVANTAGE
-        stages.append({"name": name, "train_policy": {**settings, **GRPO, "seed": int(seed)}})
+        stages.append({"name": name, "train_policy": {**settings, **GRPO, **HELD, "seed": int(seed)}})
     return {"name": "learn_grpo", "size": "tiny", "stages": stages}
 
 
