@@ -100,7 +100,7 @@ def _print_group(number: int, group: GroupRecord, console: Console) -> None:
         console.print(Padding(_heading(answer, title), (0, 0, 0, 2)))
         console.print(Padding(_words(answer), (0, 0, 0, 4)))
         for text, reward, advantage in answer.steps:
-            line = f"{_number(reward)}  {_number(advantage)}  {text or '(the whole answer)'}"
+            line = f"{_number(reward)}  {_number(advantage)}  {text}"
             console.print(Padding(Text(f"step  {line}", style="dim"), (0, 0, 0, 6)))
 
 

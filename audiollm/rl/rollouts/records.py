@@ -77,16 +77,17 @@ class AnswerRecord:
 
     @property
     def steps(self) -> list[tuple[str, float | None, float | None]]:
-        """Text, reward and advantage of each step of the thought, where the advantage reads steps."""
+        """Text, reward and advantage of each step and of the outcome, where the advantage reads steps."""
         told = self.row.get("steps")
         advantages = self.numbers("advantages")
         found = []
         for step in told if isinstance(told, list) else []:
             action = step.get("action")
             known = isinstance(action, int) and 0 <= action < len(advantages)
+            unnamed = "(the whole answer)" if step.get("is_outcome", True) else "(no words)"
             found.append(
                 (
-                    str(step.get("text") or ""),
+                    str(step.get("text") or unnamed),
                     finite(step.get("reward")),
                     advantages[action] if known else None,
                 )

@@ -62,6 +62,21 @@ def test_the_best_and_the_worst_come_first(stage: str) -> None:
     assert "\x1b" not in text and "\\u001b" in text
 
 
+def test_steps_without_words_are_told_from_the_outcome(stage: str) -> None:
+    steps = [
+        {"text": "I hear it.", "reward": 0.5, "action": 0, "is_outcome": False},
+        {"text": "", "reward": 0.0, "action": 1, "is_outcome": False},
+        {"text": "", "reward": 3.0, "action": 1, "is_outcome": True},
+    ]
+    write_jsonl(Path(stage) / "rollouts" / "000005.jsonl", [row("wise", 0, 1.0, 5, steps=steps)])
+    lines = [line.strip() for line in printed(stage, 100, step=5).splitlines()]
+    assert [line for line in lines if line.startswith("step  ")] == [
+        "step  0.5  1  I hear it.",
+        "step  0  0.5  (no words)",
+        "step  3  0.5  (the whole answer)",
+    ]
+
+
 @pytest.mark.parametrize("width", [20, 33, 80, 200])
 def test_lines_fit_the_terminal(stage: str, width: int) -> None:
     assert max(map(len, printed(stage, width).splitlines())) <= width
