@@ -67,7 +67,9 @@ Found = AskedQuestion | BadSample
 
 
 def mmau(request: ConversionRequest) -> SourceRows:
-    """MMAU's layout: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`, `category`."""
+    """MMAU's layout: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`, `category`, and
+    `heard`, a list of what can be heard, for rewards of the steps of a thought.
+    """
     return _rows(request, [each for place, row in _objects(request) for each in _told(place, row, _of_mmau)])
 
 
@@ -128,7 +130,9 @@ def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
         "sub_category": row.get("sub-category"),
         "split": row["split"] if row.get("split") in ("train", "test") else None,
     }
-    kept = {key: value for key, value in about.items() if isinstance(value, str)}
+    kept: dict[str, Any] = {key: value for key, value in about.items() if isinstance(value, str)}
+    if heard := row.get("heard"):
+        kept["heard"] = [str(name) for name in _list(heard, "what is heard")]
     choices = [str(choice) for choice in _list(row["choices"])]
     name = str(row["audio_id"])
     return [AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], kept)]
@@ -214,9 +218,9 @@ def _mixed(right: str, wrong: Sequence[str], drawn: random.Random) -> Options:
     return right, drawn.sample([right, *wrong], 1 + len(wrong))
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: Any, what: str = "the options") -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"the options must be a list, not {value!r:.60}")
+        raise ValueError(f"{what} must be a list, not {value!r:.60}")
     return value
 
 

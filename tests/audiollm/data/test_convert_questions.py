@@ -198,6 +198,23 @@ def test_mmau_keeps_domain_and_difficulty(tmp_path: Path) -> None:
     assert [each["id"] for each in aside] == ["q3"] and "none of the options" in aside[0]["reason"]
 
 
+def test_mmau_keeps_what_is_heard(tmp_path: Path) -> None:
+    """`{"rewards": {"steps": ...}}` of `train_policy` reads it."""
+    sounds(tmp_path, "a.wav")
+    row = {
+        "id": "q1",
+        "audio_id": "a.wav",
+        "question": "What?",
+        "choices": ["rain", "a dog"],
+        "answer": "rain",
+    }
+    rows = [{**row, "heard": ["rain", "steps"]}, {**row, "id": "q2", "heard": "rain"}]
+    (only,) = converted(tmp_path, "mmau", rows)
+    assert only.metadata["heard"] == ["rain", "steps"]
+    (aside,) = [json.loads(line) for line in (tmp_path / "out.set_aside.jsonl").read_text().splitlines()]
+    assert aside["id"] == "q2" and "what is heard must be a list" in aside["reason"]
+
+
 # --------------------------------------------------------------------------------------------- prompts
 
 
