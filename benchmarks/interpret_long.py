@@ -60,15 +60,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--model", type=Path, help="a stage of training on streams of digits")
     parser.add_argument("--codec", type=Path)
-    parser.add_argument("--prompt", default="", help="the system message of its training")
+    parser.add_argument("--prompt", help="the system message; by default that of its training")
     parser.add_argument("--minutes", type=float, default=120.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    generator, chunk_frames = untrained(), 8
+    generator, chunk_frames, told = untrained(), 8, arguments.prompt
     if arguments.model is not None:
         generator = Generator.from_pretrained(arguments.model, arguments.codec)
-        chunk_frames = read_trained(model_folder(arguments.model)).chunk_frames or chunk_frames
-    prompt = [Message(role="system", content=[TextPart(text=arguments.prompt)])] if arguments.prompt else []
+        trained = read_trained(model_folder(arguments.model))
+        chunk_frames = trained.chunk_frames or chunk_frames
+        told = trained.stream_prompt if told is None else told
+    prompt = [Message(role="system", content=[TextPart(text=told)])] if told else []
     options = LiveOptions(chunk_frames, prompt, limits=Limits(max_text_tokens=8))
     session = LiveSession(generator.model, generator.template, generator.codec, options, time.process_time)
     course = Course(DigitTalk(arguments.data / "fsdd" / "recordings", 60.0 * arguments.minutes))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from audiollm.data.chat.template import Template
+from audiollm.data.records.sample import TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
 from audiollm.files.atomic import read_json, write_json
@@ -59,7 +61,7 @@ def save_trained(
         "text_dropout": config.text_dropout,
         "speaker_dropout": config.speaker_dropout,
         "codec_digest": codec_facts(sources, config.start).get("digest"),
-        "chunk_frames": _chunk_frames(sources, found),
+        **_stream_facts(sources, found),
     }
     write_json(folder / "model" / TRAINED_FILE, trained)
 
@@ -89,13 +91,19 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
             write_json(target / name, read_json(start / name))
 
 
-def _chunk_frames(sources: Sequence[Source], found: SourceSurvey) -> int | None:
-    """Code frames of a chunk of the first source of streams; None: none is."""
+def _stream_facts(sources: Sequence[Source], found: SourceSurvey) -> dict[str, Any]:
+    """Code frames of a chunk and the system message of the first source of streams; None: none is."""
     for place, source in enumerate(sources):
         used = found.used(place, held_out=False)
-        if len(used) and (frames := source[int(used[0])].sample.messages[-1].chunk_frames):
-            return frames
-    return None
+        if len(used) == 0:
+            continue
+        messages = source[int(used[0])].sample.messages
+        if messages[-1].chunk_frames is None:
+            continue
+        told = [part.text for part in messages[0].content if isinstance(part, TextPart)]
+        system = "".join(told) if messages[0].role == "system" else ""
+        return {"chunk_frames": messages[-1].chunk_frames, "stream_prompt": system}
+    return {"chunk_frames": None, "stream_prompt": None}
 
 
 def _codec_of(start: Path) -> list[str | None]:

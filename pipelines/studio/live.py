@@ -48,18 +48,21 @@ class LiveDesk:
     """
 
     def __init__(self, model: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        from audiollm.data.records.sample import Message, TextPart
         from audiollm.generation.engine.defaults import read_trained
         from audiollm.generation.speaking.generator import Generator
         from audiollm.models.pretrained import model_folder
 
-        frames = read_trained(model_folder(model)).chunk_frames
-        if frames is None:
+        trained = read_trained(model_folder(model))
+        if trained.chunk_frames is None:
             raise ConfigError(
                 "the model was not trained on streams (trained.json has no chunk_frames)",
                 str(model),
                 "train it on streams (recipes/interpret)",
             )
-        self._generator, self._frames = Generator.from_pretrained(model), frames
+        told = [TextPart(text=trained.stream_prompt)] if trained.stream_prompt else []
+        self._messages = [Message(role="system", content=told)] if told else []
+        self._generator, self._frames = Generator.from_pretrained(model), trained.chunk_frames
         self._clock = clock
         self._talks: dict[str, _Talk] = {}
         self._guard, self._one_at_a_time = threading.Lock(), threading.Lock()
@@ -88,7 +91,7 @@ class LiveDesk:
                 raise StudioRefusal(
                     f"{_MOST_SESSIONS} talks are interpreted already: wait until one ends.", 429
                 )
-            options = LiveOptions(self._frames)
+            options = LiveOptions(self._frames, self._messages)
             session = LiveSession(generator.model, generator.template, generator.codec, options)
             name = secrets.token_hex(8)
             self._talks[name] = _Talk(owner, session, self._clock())

@@ -19,7 +19,7 @@ from transformers import (
 
 from audiollm.audio import AudioError, load, save
 from audiollm.codec import codec_digest, load_codec
-from audiollm.data.records.sample import AudioPart, Message, Sample, write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import Shards, read_index
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json, read_jsonl
@@ -230,6 +230,20 @@ def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
     assert len(loaded.encodings) == 4 and all(torch.equal(*encoding) for encoding in loaded.encodings)
     assert len({encoding[0].numpy().tobytes() for encoding in loaded.encodings}) == 4
     assert len(encoded) == 4, "what is heard and said is encoded once in each manner"
+
+
+def test_a_stream_is_encoded_as_it_is(recordings: Path, tmp_path: Path) -> None:
+    """At another speed its actions would stand after other words, or be fewer than its chunks."""
+    small_codec(tmp_path / "codec")
+    heard = AudioPart(path=str(recordings / "more" / "1.wav"), start_s=0.0, end_s=1.2)
+    actions = Message(role="assistant", content=[TextPart(text="")] * 5, chunk_frames=6)
+    messages = [Message(role="user", content=[heard]), actions]
+    sample = Sample(id="one", messages=messages, task="interpret", metadata={"split": "train"})
+    write_samples(tmp_path / "samples.jsonl", [sample])
+    config = TokenizeConfig(samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec")
+    tokenize_samples(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    loaded = Shards(tmp_path / "stage" / "shards")[0]
+    assert [codes_KT.shape[1] for (codes_KT,) in loaded.encodings] == [30]
 
 
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(

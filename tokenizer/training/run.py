@@ -218,12 +218,14 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
 def _encode_sample(
     codec: Codec, sample: Sample, config: TokenizeConfig, index: int
 ) -> list[list[np.ndarray]]:
-    """`encodings` lists of codes `[K, T]`, one an audio part; a test sample is encoded once, as it is.
+    """`encodings` lists of codes `[K, T]`, one an audio part; a test sample and a stream are encoded once, as they are.
 
+    At another speed the actions of a stream would stand after other words, or be another number than its chunks.
     The parts of a sample are varied alike, so that a voice stays that of its reference. What is there twice is encoded
     once.
     """
-    count = config.encodings if sample.metadata.get("split") == "train" else 1
+    is_stream = any(message.chunk_frames is not None for message in sample.messages)
+    count = config.encodings if sample.metadata.get("split") == "train" and not is_stream else 1
     clips = [Clip(Path(part.path), part.start_s, part.end_s) for part in sample.audio_parts()]
     sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in dict.fromkeys(clips)}
     result = []

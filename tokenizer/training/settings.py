@@ -99,7 +99,8 @@ class TokenizeConfig(StageConfig):
     codec: InputPath
     """A codec's folder."""
     encodings: int = Field(4, ge=1)
-    """Encodings of each training sample: the first plain, the others at random gain, speed and shift."""
+    """Encodings of each training sample: the first plain, the others at random gain, speed and shift. A stream of an
+    interpreter has one, since its actions are bound to times."""
     sound: bool = False
     """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
     samples_per_shard: int = Field(512, ge=1)

@@ -18,7 +18,7 @@ from audiollm.evaluate.interpret.latency_scores import (
     gaps_of,
     latencies_of,
 )
-from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, split_units
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split_units, text_times
 from audiollm.evaluate.interpret.pictures import QualityPoint, quality_over_latency, timeline
 from audiollm.evaluate.interpret.quality import HeardOutput, corpus_quality, in_form
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
@@ -180,21 +180,20 @@ def _source_text(output: LoggedOutput) -> str:
 
 def _sentence_latencies(output: LoggedOutput, options: LatencyOptions) -> list[dict[str, Value]]:
     """Latencies of the sentences of a long text output, where the log has `segments` (start, end, reference)."""
-    segments = (output.model_extra or {}).get("segments")
-    if not segments or output.is_speech:
+    if output.is_speech:
         return []
+    unit: Unit = "character" if options.unit == "character" else "word"
     references = [
-        ReferenceSegment(
-            float(each["start"]), float(each["end"]), tuple(split_units(each["reference"], options.unit))
-        )
-        for each in segments
+        ReferenceSegment(each.start, each.end, tuple(split_units(each.reference, unit)))
+        for each in output.segments
     ]
-    units = split_units(output.prediction, options.unit)
-    if len(units) != len(output.delays):
-        return []
+    try:
+        times = text_times(output, unit)
+    except MetricError as error:
+        return [dict.fromkeys(("LAAL", "LongYAAL"), error.reason) for _ in references]
     end = output.recording_end or output.source_length
     found = []
-    for part in resegment(units, output.delays, references):
+    for part in resegment(split_units(output.prediction, unit), times, references):
         scores: dict[str, Value] = {}
         for name, function in (("LAAL", length_adaptive_average_lagging), ("LongYAAL", long_yaal)):
             try:

@@ -31,6 +31,16 @@ FRAME_MS = 40.0
 """Duration of a frame of speech: one frame of a codec of 25 Hz."""
 
 
+class LoggedSentence(BaseModel):
+    """A sentence of a long source, with times from the source's beginning."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    start: float
+    end: float
+    reference: str
+
+
 class LoggedOutput(BaseModel):
     """A line of the log: what was said for one source, and when."""
 
@@ -66,6 +76,8 @@ class LoggedOutput(BaseModel):
     """End of the recording that the source is a part of, from the source's beginning."""
     reference_duration: float | None = None
     """Duration of the reference as speech."""
+    segments: list[LoggedSentence] = []
+    """Sentences of a long source, for latencies of sentences."""
 
     @property
     def is_speech(self) -> bool:
@@ -73,8 +85,11 @@ class LoggedOutput(BaseModel):
 
     @property
     def text(self) -> str:
-        """The words of the output; empty for speech without a transcript."""
-        return (self.transcript or "") if self.is_speech else self.prediction
+        """The words of the output; empty for speech without a transcript.
+
+        An output with a transcript that has no piece of speech is speech of nothing, and `prediction` its path.
+        """
+        return (self.transcript or "") if self.is_speech or self.transcript is not None else self.prediction
 
     def playback(self) -> Playback:
         """Return the playback of the speech."""
@@ -106,9 +121,25 @@ def emissions_of(output: LoggedOutput, unit: Unit, frame: float = FRAME_MS) -> E
         times = _frame_times(output, frame)
         reference = reference_units(output, unit, frame) if output.reference_duration else len(times)
     else:
-        times = output.delays if output.is_speech or unit == "segment" else _text_times(output, unit)
+        times = output.delays if output.is_speech or unit == "segment" else text_times(output, unit)
         reference = reference_units(output, unit)
     return EmissionTimes(tuple(times), output.source_length, reference, output.recording_end)
+
+
+def text_times(output: LoggedOutput, unit: Unit) -> list[float]:
+    """Return a time for each word or character of a text; the characters of a log of words came out with their word.
+
+    Raises:
+        MetricError: the log was not written in this unit.
+    """
+    times, words = output.delays, output.prediction.split()
+    if unit == "character" and len(times) != len(split_units(output.prediction, unit)):
+        if len(times) == len(words):
+            return [time for time, word in zip(times, words, strict=True) for _ in word]
+        raise MetricError(f"{len(times)} times are neither of the characters nor of the words")
+    if unit == "word" and len(times) != len(words):
+        raise MetricError(f"{len(times)} times for {len(words)} words: is the log by character?")
+    return times
 
 
 def reference_units(output: LoggedOutput, unit: Unit, frame: float = FRAME_MS) -> int:
@@ -177,18 +208,6 @@ def _frame_times(output: LoggedOutput, frame: float) -> list[float]:
     times = output.playback().frames(frame)
     if not times:
         raise MetricError("the speech is shorter than a frame")
-    return times
-
-
-def _text_times(output: LoggedOutput, unit: Unit) -> list[float]:
-    """Return a time for each word or character; the characters of a log of words came out with their word."""
-    times, words = output.delays, output.prediction.split()
-    if unit == "character" and len(times) != len(split_units(output.prediction, unit)):
-        if len(times) == len(words):
-            return [time for time, word in zip(times, words, strict=True) for _ in word]
-        raise MetricError(f"{len(times)} times are neither of the characters nor of the words")
-    if unit == "word" and len(times) != len(words):
-        raise MetricError(f"{len(times)} times for {len(words)} words: is the log by character?")
     return times
 
 

@@ -44,6 +44,8 @@ class Trained(NamedTuple):
     codec_digest: str | None = None
     chunk_frames: int | None = None
     """Code frames of a chunk of the streams that the model was trained on."""
+    stream_prompt: str | None = None
+    """System message of these streams; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def read_trained(folder: Path) -> Trained:
         if value is not None and not (number and 0 <= value <= most):
             problem = f"{name}: {value!r} is not a number from 0{f' to {most:g}' if most < math.inf else ' or more'}"
             raise ConfigError(problem, str(path), DAMAGED_REMEDY)
-    digest = data.get("codec_digest")
-    if digest is not None and not isinstance(digest, str):
-        raise ConfigError(f"codec_digest: {digest!r} is not a string", str(path), DAMAGED_REMEDY)
+    for name in ("codec_digest", "stream_prompt"):
+        text = data.get(name)
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{name}: {text!r} is not a string", str(path), DAMAGED_REMEDY)
     return Trained(**{name: data.get(name) for name in Trained._fields})

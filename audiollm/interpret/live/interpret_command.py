@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,7 +34,9 @@ def interpret_live(
     log: Annotated[
         Path | None, typer.Option(help="A folder for SimulEval's instances.log, for `evaluate interpret`.")
     ] = None,
-    prompt: Annotated[str, typer.Option(help="The system message of the training streams.")] = "",
+    prompt: Annotated[
+        str | None, typer.Option(help="The system message; by default that of the training streams.")
+    ] = None,
     codec: Annotated[
         Path | None, typer.Option(help="The codec's folder; by default the run's own train_tokenizer.")
     ] = None,
@@ -65,6 +68,7 @@ def interpret_live(
 
     if source != MICROPHONE and not Path(source).is_file():
         raise ConfigError(f"{source}: no such file", "--from", "give a sound file, or microphone")
+    _check_outputs(source, {"--to": to, "--transcript": transcript})
     trained = read_trained(model_folder(model))
     generator = Generator.from_pretrained(model, codec)
     rate = generator.codec.frame_rate
@@ -75,9 +79,10 @@ def interpret_live(
             str(model),
             "train it on streams (recipes/interpret), or say --chunk-s to try it all the same",
         )
+    instruction = prompt if prompt is not None else trained.stream_prompt
     options = LiveOptions(
         frames,
-        [Message(role="system", content=[TextPart(text=prompt)])] if prompt else (),
+        [Message(role="system", content=[TextPart(text=instruction)])] if instruction else (),
         "any" if to else "text",
         SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
         Limits(max_frames=3 * frames, max_text_tokens=max_tokens),
@@ -90,18 +95,18 @@ def interpret_live(
         microphone_pieces(sample_rate) if source == MICROPHONE else file_pieces(Path(source), sample_rate)
     )
     problem: ConfigError | StageError | None = None
-    with _Outputs(to, transcript, sample_rate) as outputs:
+    with _Outputs(to, transcript, sample_rate) as outputs, _Interrupts() as interrupts:
         try:
-            for action in _actions(session, pieces):
-                outputs.take(action)
-                _show(console, action, session)
-        except KeyboardInterrupt:
-            console.print("stopped", style="yellow")
-        except (ConfigError, StageError) as error:  # no microphone, damage in a file, no room left
-            if not session.chunks:
-                raise
-            problem = error
-        try:
+            try:
+                for action in _actions(session, pieces, interrupts):
+                    outputs.take(action)
+                    _show(console, action, session)
+            except (ConfigError, StageError) as error:  # no microphone, damage in a file, no room left
+                if not session.chunks:
+                    raise
+                problem = error
+            if interrupts.asked:
+                console.print("stopped", style="yellow")
             for action in session.finish():
                 outputs.take(action)
                 _show(console, action, session)
@@ -124,9 +129,46 @@ def interpret_live(
         raise problem
 
 
-def _actions(session: LiveSession, pieces: Iterator[Tensor]) -> Iterator[LiveAction]:
+def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:
+    """Check that no output is the file that is heard.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for option, path in outputs.items():
+        if path is not None and Path(path).exists() and Path(source).exists() and Path(path).samefile(source):
+            raise ConfigError(
+                f"{path} is what is heard: this would overwrite it", option, "name another file"
+            )
+
+
+class _Interrupts:
+    """Takes the first Ctrl-C as a wish to end after the present piece, so that no action is cut in two.
+
+    The next one is a KeyboardInterrupt, as ever.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _take(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def _actions(session: LiveSession, pieces: Iterator[Tensor], interrupts: _Interrupts) -> Iterator[LiveAction]:
     for piece_1N in pieces:
         yield from session.hear(piece_1N)
+        if interrupts.asked:
+            return
 
 
 def _show(console: Console, action: LiveAction, session: LiveSession) -> None:

@@ -124,6 +124,8 @@ class LiveSession:
         self._heard = 0
         self._ready_s = 0.0
         self._compute_s = 0.0
+        self._hearing_s = 0.0
+        """Computation on sound that has completed no chunk yet."""
         self.said: list[SaidPiece] = []
         """Actions with words or speech."""
 
@@ -151,6 +153,8 @@ class LiveSession:
         """
         began = self._clock()
         chunks = self._hearing.push(samples_1N)
+        if not chunks:
+            self._hearing_s += self._clock() - began
         yield from self._act(chunks, began)
 
     def finish(self) -> Iterator[LiveAction]:
@@ -208,11 +212,12 @@ class LiveSession:
                 acted = next((each for each in self._engine.step() if isinstance(each, Acted)), None)
             samples_1N = self._spoken(acted)
             now = self._clock()
-            compute_s, began = now - began, now
+            last_s, began = now - began, now
+            compute_s, earlier_s, self._hearing_s = self._hearing_s + last_s, self._hearing_s, 0.0
             self._heard += chunk_KT.shape[1]
             heard_s = self._heard / self._codec.frame_rate
-            # the chunk is there at heard_s, or the model is still busy with the one before
-            self._ready_s = max(heard_s, self._ready_s) + compute_s
+            # the chunk is there at heard_s, or the model is still busy with what came before
+            self._ready_s = max(heard_s, self._ready_s + earlier_s) + last_s
             action = LiveAction(
                 self._chunks, heard_s, self._ready_s, acted.text, samples_1N, compute_s, acted.reason
             )

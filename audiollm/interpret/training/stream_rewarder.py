@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from audiollm.data.records.sample import Sample, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import StageError
 from audiollm.evaluate.judges.text_scorers import choose_text_scorer
 from audiollm.generation.engine.request import SampledTokens
@@ -229,7 +229,10 @@ def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
         return "is no stream: its last message has no chunk_frames (see `compose_streams`)"
     chunks = len(last.actions())
     wanted = ["durations_s"] if metadata.get("durations_s") else []
-    if "timing" in config.rewards and config.timing_target == "source":
+    by_source = config.timing_target == "source"
+    if not wanted and _needs_durations(last, "timing" in config.rewards and not by_source):
+        return "speaks, and has no metadata.durations_s, the seconds of its speech in each chunk"
+    if "timing" in config.rewards and by_source:
         wanted.append("source_durations_s")
     for name in wanted:
         if len(metadata.get(name) or ()) != chunks:
@@ -243,6 +246,15 @@ def _fault_of(sample: Sample, config: InterpreterTrainingConfig) -> str:
     if ends and len(ends) != segments:
         return f"metadata.source_ends has {len(ends)} chunks for {segments} segments"
     return ""
+
+
+def _needs_durations(message: Message, are_timed: bool) -> bool:
+    """Return whether durations of recorded actions are needed: they are timed, or one has no text and seems silent."""
+    for action in message.actions():
+        has_text = any(isinstance(part, TextPart) and part.text.strip() for part in action)
+        if any(isinstance(part, AudioPart) for part in action) and (are_timed or not has_text):
+            return True
+    return False
 
 
 def actions_of(

@@ -123,6 +123,36 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     assert found["systems"]["words"]["latency"]["LAAL"]["mean"] == (1000 + 4000) / 2
 
 
+def test_sentences_by_character_have_the_times_of_their_words(tmp_path: Path) -> None:
+    """A log by word is scored by character, as a whole output is; damaged sentences are named."""
+    segments = [
+        {"start": 0, "end": 2000, "reference": "你好"},
+        {"start": 2000, "end": 4000, "reference": "再见了"},
+    ]
+    values: dict[str, Any] = {"reference": "你好再见了", "segments": segments}
+    outputs = [line(0, "你好 再见了", [2000, 4000], **values), line(1, "你 好 再", [1000, 4000], **values)]
+    write_log(tmp_path / "instances.log", outputs)
+    with (tmp_path / "instances.log").open("a") as file:
+        damaged = {
+            "index": 2,
+            "prediction": "你",
+            "delays": [1],
+            "source_length": 3,
+            "segments": [{"start": 0}],
+        }
+        file.write(json.dumps(damaged) + "\n")
+    out = tmp_path / "scores"
+    command = ["evaluate", "interpret", f"ours={tmp_path}", "--language", "zh", "-o", str(out)]
+    result = CliRunner().invoke(build_app(), command)
+    assert result.exit_code == 0, result.exception
+    found = json.loads((out / "results.json").read_text())["systems"]["ours"]
+    assert (found["outputs"], found["set_aside"]) == (2, 1)
+    scores = found["latency"]["LAAL of sentences"]
+    assert (scores["n"], scores["mean"]) == (2, 2000)
+    assert scores["reasons"] == {"2 times are neither of the characters nor of the words": 2}
+    assert "segments.0.end" in (out / "set_aside.jsonl").read_text()
+
+
 def test_a_wrong_unit_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(build_app(), ["evaluate", "interpret", str(tmp_path), "--unit", "words"])
     assert "did you mean 'word'" in str(result.exception)

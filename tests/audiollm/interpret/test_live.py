@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +20,11 @@ from audiollm.commands.cli import build_app
 from audiollm.data.chat.template import Template
 from audiollm.data.text.tokenizer import TRAINED_FILE, train_text_tokenizer
 from audiollm.errors import ConfigError, StageError
-from audiollm.evaluate.interpret.logged_outputs import read_log
+from audiollm.evaluate.interpret.logged_outputs import read_log, write_log
 from audiollm.files.atomic import write_json
+from audiollm.generation.engine.engine import Engine
+from audiollm.generation.engine.request import Event
+from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
 from audiollm.interpret.live.live_session import LiveOptions, LiveSession, SaidPiece
 from audiollm.interpret.live.sound_input import LoudSpeaker, file_pieces
@@ -104,8 +108,6 @@ def test_samples_that_are_no_numbers_are_silence(codec: AudioTokenizer) -> None:
 
 
 def session_of(run_folder: Path, codec: AudioTokenizer, ticks: list[float] | None = None) -> LiveSession:
-    from audiollm.generation.speaking.generator import Generator
-
     generator = Generator.from_pretrained(run_folder / "train")
     options = LiveOptions(CHUNK, answer="any")
     if ticks is None:
@@ -141,6 +143,31 @@ def test_times_count_computation_and_waiting(run_folder: Path, codec: AudioToken
     assert {"chunk", "heard_s", "elapsed_s", "text", "compute_s", "reason"} <= row.keys()
 
 
+def test_hearing_counts_in_pieces_that_complete_no_chunk(
+    run_folder: Path, codec: AudioTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of 0.24 s in three pieces, each of which takes 0.1 s to hear: 0.3 s for each chunk."""
+    now_s = [0.0]
+    generator = Generator.from_pretrained(run_folder / "train")
+    session = LiveSession(generator.model, generator.template, codec, LiveOptions(CHUNK), lambda: now_s[0])
+    push = ChunkHearing.push
+
+    def slow(hearing: ChunkHearing, samples_1N: Tensor) -> list[Tensor]:
+        now_s[0] += 0.1
+        return push(hearing, samples_1N)
+
+    monkeypatch.setattr(ChunkHearing, "push", slow)
+    pieces = noise(12 * 0.08, 1).split(1920, dim=1)
+    actions = [action for piece_1N in pieces for action in session.hear(piece_1N)]
+    assert len(actions) == 3
+    assert session.real_time_factor == pytest.approx(10 * 0.1 / 0.72)  # two more pieces are of the next chunk
+    assert sum(action.compute_s for action in actions) == pytest.approx(session.real_time_factor * 0.72)
+    # 0.06 s of each chunk are more than its sound lasts
+    late_s = [action.elapsed_s - action.heard_s for action in actions]
+    assert late_s[2] - late_s[1] == pytest.approx(0.06)
+    assert late_s[2] - late_s[0] == pytest.approx(0.12)
+
+
 @pytest.mark.parametrize("rate", [24000, 8000])
 def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path: Path, rate: int) -> None:
     save(tmp_path / "talk.wav", noise(2.1, 5, rate), rate)
@@ -173,6 +200,78 @@ def test_the_log_tells_where_the_sound_of_the_output_begins(run_folder: Path, co
     assert output.is_speech and output.delays == [1000] and output.prediction_offset == 0
     assert output.prediction_length == 0.5
     assert session.log(0).prediction_offset is None
+
+
+def test_speech_of_nothing_has_no_words(run_folder: Path, codec: AudioTokenizer, tmp_path: Path) -> None:
+    """The path of the sound is no text of the output."""
+    write_log(tmp_path / "instances.log", [session_of(run_folder, codec).log(0, prediction="said.wav")])
+    (output,), bad = read_log(tmp_path)
+    assert not bad
+    assert output.prediction == "said.wav" and output.text == "" and not output.delays
+
+
+def test_ctrl_c_within_an_action_loses_nothing_that_was_heard(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "talk.wav", noise(3.0, 5), 24000)
+    command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / "talk.wav")]
+    whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
+    assert CliRunner().invoke(build_app(), [*command, "--transcript", str(whole)]).exit_code == 0
+    texts = [json.loads(line)["text"] for line in whole.read_text().splitlines()]
+    step, steps = Engine.step, iter(range(10_000))
+
+    def interrupted(engine: Engine) -> list[Event]:
+        if next(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        result = CliRunner().invoke(
+            build_app(), [*command, "--transcript", str(stopped), "--log", str(tmp_path)]
+        )
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 0, result.exception
+    assert "stopped" in result.output
+    rows = [json.loads(line) for line in stopped.read_text().splitlines()]
+    assert [row["chunk"] for row in rows] == list(range(len(rows))) and 0 < len(rows) < len(texts)
+    assert [row["text"] for row in rows[:-1]] == texts[: len(rows) - 1]  # the last chunk is shorter
+    assert read_log(tmp_path)[0][0].source_length == pytest.approx(1000 * rows[-1]["heard_s"])
+
+
+def test_what_is_heard_is_not_overwritten(run_folder: Path, tmp_path: Path) -> None:
+    talk = tmp_path / "talk.wav"
+    save(talk, noise(0.5, 5), 24000)
+    content = talk.read_bytes()
+    (tmp_path / "link.wav").symlink_to(talk)
+    command = ["interpret", "--model", str(run_folder / "train"), "--from", str(talk)]
+    for files in (["--to", str(talk)], ["--to", str(tmp_path / "link.wav")], ["--transcript", str(talk)]):
+        result = CliRunner().invoke(build_app(), [*command, *files])
+        assert isinstance(result.exception, ConfigError), result.output
+        assert "overwrite" in str(result.exception) and files[0] in str(result.exception)
+        assert talk.read_bytes() == content
+
+
+def test_the_system_message_is_that_of_the_training(run_folder: Path, tmp_path: Path) -> None:
+    save(tmp_path / "talk.wav", noise(2.0, 5), 24000)
+    trained = tmp_path / "train"
+    (tmp_path / "train_tokenizer").symlink_to(run_folder / "train_tokenizer")
+    (trained / "model").mkdir(parents=True)
+    for path in (run_folder / "train" / "model").iterdir():
+        if path.name != TRAINED_FILE:
+            (trained / "model" / path.name).symlink_to(path)
+    write_json(trained / "model" / TRAINED_FILE, {"chunk_frames": CHUNK, "stream_prompt": "one two one two"})
+
+    def texts(*prompt: str) -> list[str]:
+        files = ["--from", str(tmp_path / "talk.wav"), "--transcript", str(tmp_path / "t.jsonl")]
+        result = CliRunner().invoke(build_app(), ["interpret", "--model", str(trained), *files, *prompt])
+        assert result.exit_code == 0, result.output
+        return [json.loads(line)["text"] for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+
+    assert texts() == texts("--prompt", "one two one two") != texts("--prompt", "")
 
 
 def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -> None:
@@ -286,8 +385,6 @@ def test_damage_in_the_midst_of_a_file_keeps_what_was_heard(run_folder: Path, tm
 def test_a_stream_that_a_model_without_a_window_cannot_keep_ends_with_all_that_was_said(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from audiollm.generation.speaking.generator import Generator
-
     generator = Generator.from_pretrained(run_folder / "train")
     keeps = DualFFN(replace(generator.model.config, sliding_window=None))
     keeps.load_state_dict(generator.model.state_dict())

@@ -14,7 +14,7 @@ from toy_streams import CHUNK, run_interpreter, save_toy_model, toy_stream, toy_
 
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.part_codes import save_part_codes
-from audiollm.data.records.sample import Message, Sample, TextPart, write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import SampledTokens
@@ -30,6 +30,7 @@ from audiollm.rl.policy.streams import PromptedContents
 from audiollm.rl.rollouts.own import OwnRollouts
 from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import Rollout, RolloutSettings
+from audiollm.supervised.saving import _stream_facts
 
 REWARDS = {"detection": 1.0, "initiative": 1.0, "quality": 1.0, "lagging": 1.0, "sequence_quality": 1.0}
 
@@ -243,6 +244,22 @@ def test_the_copy_of_the_weights_that_sampled_is_let_go(
     assert released == [True]
 
 
+def test_a_training_notes_the_system_message_of_its_streams(folder: Path) -> None:
+    """Live, the model is told the same; samples before the streams do not count."""
+
+    class Survey:
+        def used(self, place: int, held_out: bool) -> list[int]:
+            return [0, 1]
+
+    user = [Message(role="user", content=[TextPart(text="a")])]
+    answered = [*user, Message(role="assistant", content=[TextPart(text="b")])]
+    write_samples(folder / "texts.jsonl", [Sample(id="t", messages=answered, task="text")])
+    sources = [ManifestSource(str(folder / name)) for name in ("texts.jsonl", "streams.jsonl")]
+    facts = _stream_facts(sources, Survey())  # type: ignore[arg-type]
+    assert facts == {"chunk_frames": CHUNK, "stream_prompt": "a b"}
+    assert _stream_facts(sources[:1], Survey()) == {"chunk_frames": None, "stream_prompt": None}  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'lagging'"):
         run_interpreter(folder, rewards={"lag": 1.0})
@@ -279,6 +296,17 @@ def test_what_cannot_be_trained_is_refused(folder: Path) -> None:
         check_streams([late], config)
     with pytest.raises(StageError, match="2 chunks for 1 segments"):
         check_streams([unplaced.model_copy(update={"metadata": {"source_ends": [0, 0]}})], config)
+    spoken = Message(role="assistant", content=[TextPart(text="a"), AudioPart(path="a.wav")], chunk_frames=2)
+    timed = config.model_copy(update={"rewards": {"timing": 1.0}})
+    check_streams([unplaced], timed)  # says nothing, and is compared with 0 s
+    of_speech = plain.model_copy(update={"messages": [spoken]})
+    with pytest.raises(StageError, match="no metadata.durations_s"):
+        check_streams([of_speech], timed)
+    check_streams([of_speech.model_copy(update={"metadata": {"durations_s": [0.5]}})], timed)
+    check_streams([of_speech], timed.model_copy(update={"rewards": {"detection": 1.0}}))
+    wordless = spoken.model_copy(update={"content": [TextPart(text=""), spoken.content[1]]})
+    with pytest.raises(StageError, match="no metadata.durations_s"):  # it would count as silence
+        check_streams([plain.model_copy(update={"messages": [wordless]})], config)
     (folder / "streams.jsonl").write_text(
         Sample(
             id="q", messages=[Message(role="user", content=[TextPart(text="a")]), *plain.messages], task="t"

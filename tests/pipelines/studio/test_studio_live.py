@@ -7,10 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from audiollm.generation.engine.defaults import Trained
 from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 from pipelines.studio.limits import StudioRefusal
 from pipelines.studio.live import LiveDesk
 from tests.audiollm.interpret.test_live import CHUNK, noise, run_folder  # noqa: F401
+
+
+def test_the_model_is_told_what_its_training_told_it(
+    run_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = Trained(chunk_frames=CHUNK, stream_prompt="one two")
+    monkeypatch.setattr("audiollm.generation.engine.defaults.read_trained", lambda folder: trained)
+    desk = LiveDesk(run_folder / "train")
+    name = desk.begin("alice")
+    (message,) = desk._talks[name].session._options.messages
+    assert (message.role, message.content[0].text) == ("system", "one two")
 
 
 def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
