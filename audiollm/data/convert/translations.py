@@ -22,6 +22,7 @@ from audiollm.data.convert.tables import read_table
 from audiollm.data.records.aligned_recording import AlignedRecording
 from audiollm.data.records.sample import first_problem
 from audiollm.errors import BadSample, ConfigError
+from audiollm.files.atomic import safe_name
 
 COLUMNS = {
     "audio": ("audio", "path", "file", "file_name", "wav"),
@@ -179,7 +180,7 @@ def _conversation(request: ConversionRequest, place: str, row: dict[str, Any] | 
         if sound.num_channels != 2:
             raise ValueError(f"{sound.num_channels} channel(s): left the interpreter, right the speaker")
         id = Path(name).with_suffix("").as_posix()
-        stem = f"{request.out.stem}_audio/{id.replace('/', '_')}"
+        stem = f"{request.out.stem}_audio/{safe_name(id)}"
         for channel, end in enumerate(("said", "heard")):
             save(
                 request.out.parent / f"{stem}.{end}.wav",

@@ -116,6 +116,19 @@ def test_a_duplex_recording_is_heard_right_and_said_left(tmp_path: Path) -> None
     assert "quiet.json" in found["data/quiet.wav"]
 
 
+def test_duplex_recordings_of_like_names_keep_their_own_channels(tmp_path: Path) -> None:
+    levels = {"a/b": 0.2, "a_b": 0.4}
+    for name, level in levels.items():
+        save(tmp_path / "calls" / f"{name}.wav", tone(1.0, level, channels=2), 8000)
+        words = {"alignments": [["hallo", [0.1, 0.4], "SPEAKER_MAIN"]]}
+        (tmp_path / "calls" / f"{name}.json").write_text(json.dumps(words))
+    source = tmp_path / "calls" / "data.jsonl"
+    source.write_text("".join(json.dumps({"path": f"{name}.wav"}) + "\n" for name in levels))
+    calls = converted(tmp_path, "duplex", source)
+    heard = {id: float(load(tmp_path / call.audio).samples_CN.mean()) for id, call in calls.items()}
+    assert heard == pytest.approx(levels, abs=1e-3)
+
+
 # ------------------------------------------------------------------------------------------------ tables
 
 
