@@ -2,7 +2,7 @@
 
 VIP is the share of a source's fragments (units of meaning) whose information the output conveys (arXiv 2407.21646,
 section 4.3); SVIP asks in addition that it is said in time, at a fair rate, and fluently. Neither can be
-computed: this reads verdicts and counts them.
+computed: this reads verdicts and counts them (`fragment_judge.py` asks an LLM for them).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from audiollm.errors import ConfigError
 from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.statistics import share
 
@@ -25,6 +26,8 @@ class FragmentVerdict(BaseModel):
     index: int
     """Number of the source."""
     fragment: str
+    system: str | None = None
+    """Name of the log; None: there is only one."""
     vip: bool
     """Whether the output conveys it."""
     svip: bool | None = None
@@ -32,12 +35,33 @@ class FragmentVerdict(BaseModel):
 
 
 def read_verdicts(path: Path) -> list[FragmentVerdict]:
-    """Read JSON lines, JSON or CSV with `index`, `fragment`, `vip` and where judged `svip`.
+    """Read JSON lines, JSON or CSV with `index`, `fragment`, `vip`, where judged `svip`, of several logs `system`.
 
     Raises:
         ConfigError: what is wrong, and where.
     """
     return read_records(path, FragmentVerdict)
+
+
+def of_system(verdicts: Sequence[FragmentVerdict], system: str) -> list[FragmentVerdict]:
+    """The verdicts on a system's outputs."""
+    return [each for each in verdicts if each.system in (None, system)]
+
+
+def check_systems(verdicts: Sequence[FragmentVerdict], systems: Sequence[str], path: Path) -> None:
+    """Check that it is told which log each verdict is about.
+
+    Raises:
+        ConfigError: a verdict without a system, where there are several; or one of a system that is not there.
+    """
+    named = ", ".join(systems)
+    for each in verdicts:
+        if each.system is None and len(systems) > 1:
+            raise ConfigError(
+                f"{each.fragment!r}: of which system?", str(path), f"add a column system: {named}"
+            )
+        if each.system is not None and each.system not in systems:
+            raise ConfigError(f"{each.system}: no log of this name", str(path), f"the logs are {named}")
 
 
 def tally(verdicts: Sequence[FragmentVerdict]) -> dict[str, Any]:

@@ -9,12 +9,25 @@ import typer
 from rich.console import Console
 
 from audiollm.errors import ConfigError, suggestion
-from audiollm.evaluate.options import Examples, Form, Language, Limit, Out, RecognizerOption
+from audiollm.evaluate.options import (
+    Endpoint,
+    EndpointModel,
+    Examples,
+    Form,
+    KeyVariable,
+    Language,
+    Limit,
+    MaxTokens,
+    Out,
+    RecognizerOption,
+)
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 
 if TYPE_CHECKING:
+    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge
+    from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict
     from audiollm.evaluate.interpret.interpretation_suite import LogOfSystem, Mixer
-    from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+    from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit
     from audiollm.evaluate.judges.judging import Recognizer
 
 
@@ -43,17 +56,35 @@ def interpret(
     recognizer: RecognizerOption = None,
     form: Form = "spoken",
     verdicts: Annotated[
-        Path | None, typer.Option(help="Judged fragments for VIP and SVIP: index, fragment, vip, svip.")
+        Path | None,
+        typer.Option(
+            help="Judged fragments for VIP and SVIP: index, fragment, vip, svip; of several logs system."
+        ),
     ] = None,
+    judge_model: Annotated[
+        str | None, typer.Option("--judge", help="An LLM that judges VIP: the folder of one of Hugging Face.")
+    ] = None,
+    endpoint: Endpoint = None,
+    endpoint_model: EndpointModel = None,
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    judge_hears: Annotated[
+        bool, typer.Option("--judge-hears", help="The judge hears source and speech, and judges SVIP, too.")
+    ] = False,
+    max_tokens: MaxTokens = 4096,
     limit: Limit = None,
     examples: Examples = 8,
 ) -> None:
     """Score simultaneous interpretation: BLEU and chrF, and latency in SimulEval's definitions and newer ones.
 
-    Example: audiollm evaluate interpret ours=runs/live other=simuleval_output --language de --score-empty
+    Examples:
+
+    audiollm evaluate interpret ours=runs/live other=simuleval_output --language de --score-empty
+
+    audiollm evaluate interpret runs/live --endpoint http://localhost:8000/v1 --endpoint-model Qwen3-Omni --judge-hears
     """
     console = Console()
-    from audiollm.evaluate.interpret.fragment_verdicts import read_verdicts
+    from audiollm.evaluate.interpret.fragment_judge import FragmentJudge
+    from audiollm.evaluate.interpret.fragment_verdicts import check_systems, read_verdicts
     from audiollm.evaluate.interpret.interpretation_suite import (
         InterpretationBench,
         LogOfSystem,
@@ -63,12 +94,24 @@ def interpret(
     from audiollm.evaluate.interpret.logged_outputs import UNITS, read_log
     from audiollm.evaluate.judges.choosing import choose_recognizer
     from audiollm.evaluate.judges.text_scorers import choose_text_scorer
+    from audiollm.evaluate.report.store import RowStore
     from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
+    from audiollm.evaluate.subjects.listener_source import ListenerSource
+    from audiollm.files.atomic import write_jsonl
     from audiollm.files.set_aside import SetAside
 
     chosen_unit = unit or ("character" if language in CHARACTER_LANGUAGES else "word")
     if chosen_unit not in UNITS:
         raise ConfigError(f"{unit}: no such unit", "--unit", suggestion(unit, UNITS))
+    if sum(each is not None for each in (verdicts, judge_model, endpoint)) > 1:
+        options = "--verdicts, --judge, --endpoint"
+        raise ConfigError("verdicts come from a file or from one judge", options, f"give one of {options}")
+    if judge_hears and judge_model is None and endpoint is None:
+        raise ConfigError("there is no judge", "--judge-hears", "name one with --judge or --endpoint")
+    given_verdicts = read_verdicts(verdicts) if verdicts else []
+    source = ListenerSource(judge_model, None, endpoint, endpoint_model, key_variable, max_tokens)
+    has_judge = judge_model is not None or endpoint is not None
+    judge = FragmentJudge(*source.chat(), RowStore(out / "kept.jsonl"), judge_hears) if has_judge else None
     scorers = [choose_text_scorer(name, language, scorer_timeout_s) for name in scorer or ()]
     ear = choose_recognizer(recognizer, language)
     systems: list[LogOfSystem] = []
@@ -84,12 +127,19 @@ def interpret(
             heard = _hear_all(outputs, folder, ear.judge, console)
         systems.append(LogOfSystem(name, folder, outputs, bad, heard))
     SetAside(out / "set_aside.jsonl", "evaluate interpret").add(bad for each in systems for bad in each.bad)
+    not_judged: list[tuple[str, str]] = []
+    if verdicts is not None:
+        check_systems(given_verdicts, [system.name for system in systems], verdicts)
+    if judge is not None:
+        given_verdicts, not_judged = _judge_all(judge, systems, language, console)
+        write_jsonl(out / "verdicts.jsonl", (each.model_dump() for each in given_verdicts))
     bench = InterpretationBench(
         language,
         LatencyOptions(chosen_unit, frame_ms, text_source, score_empty),
         choose_form(form, language),
         scorers,
-        read_verdicts(verdicts) if verdicts else (),
+        given_verdicts,
+        not_judged,
     )
     try:
         outcome = evaluate_interpretation(systems, bench, _mixer(out / "audio") if examples else None)
@@ -118,6 +168,28 @@ def _hear_all(
             heard[output.index] = hear(output, folder, recognizer)
             step(progress, str(output.index))
     return heard
+
+
+def _judge_all(
+    judge: FragmentJudge, systems: list[LogOfSystem], language: str, console: Console
+) -> tuple[list[FragmentVerdict], list[tuple[str, str]]]:
+    """The verdicts on all outputs, and the outputs without any, each with the reason."""
+    from audiollm.evaluate.judges.ticketed_answers import VerdictError
+    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES
+
+    found: list[FragmentVerdict] = []
+    missing = []
+    with bar(console, "judging", sum(len(system.outputs) for system in systems)) as progress:
+        for system, output in [(each, output) for each in systems for output in each.outputs]:
+            heard = system.heard.get(output.index)
+            words = heard.text if heard and not heard.problem else output.text
+            unit: Unit = "character" if language in CHARACTER_LANGUAGES else "word"
+            try:
+                found += judge.judge(system.name, output, words, system.folder, unit)
+            except VerdictError as error:
+                missing.append((f"{system.name} {output.index} VIP", str(error)))
+            step(progress, f"{system.name} {output.index}")
+    return found, missing
 
 
 def _mixer(folder: Path) -> Mixer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audiollm.errors import BadSample
-from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
+from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, of_system, tally
 from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging, long_yaal
 from audiollm.evaluate.interpret.latency_scores import (
     CLOCK_SUFFIX,
@@ -58,6 +58,8 @@ class InterpretationBench:
     """The form in which recognized texts are compared."""
     scorers: Sequence[TextScorer] = ()
     verdicts: Sequence[FragmentVerdict] = ()
+    not_judged: Sequence[tuple[str, str]] = ()
+    """Outputs that the judge of fragments gave no verdict on, each with the reason."""
 
 
 def evaluate_interpretation(
@@ -82,7 +84,9 @@ def evaluate_interpretation(
     result: dict[str, Any] = {"suite": "interpret", "systems": scores}
     tables = [_quality_table(scores), *_latency_tables(scores, unit), _output_table(scores)]
     if bench.verdicts:
-        result["verdicts"] = tally(bench.verdicts)
+        result["verdicts"] = {
+            system.name: tally(of_system(bench.verdicts, system.name)) for system in systems
+        }
         tables.append(_verdict_table(result["verdicts"]))
     points = [
         QualityPoint(name, each["latency"]["LAAL"]["mean"], each["quality"]["BLEU"])
@@ -93,6 +97,7 @@ def evaluate_interpretation(
         [("Quality over latency", quality_over_latency(points, f"LAAL, {unit}", "BLEU"))] if points else []
     )
     missing = [(str(bad.place), bad.reason) for system in systems for bad in system.bad]
+    missing += bench.not_judged
     missing += [
         (f"{system.name} {row['index']} {name}", value)
         for system in systems
@@ -257,13 +262,15 @@ def _output_table(scores: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
     )
 
 
-def _verdict_table(verdicts: Mapping[str, Mapping[str, Any]]) -> ScoreTable:
+def _verdict_table(verdicts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> ScoreTable:
     from audiollm.evaluate.report.formats import with_interval
 
     rows = [
-        [name.upper(), with_interval(each, "accuracy"), str(each["n"])] for name, each in verdicts.items()
+        [system, name.upper(), with_interval(each, "accuracy"), str(each["n"])]
+        for system, tallies in verdicts.items()
+        for name, each in tallies.items()
     ]
-    return ScoreTable("Valid fragments, as judged", ["", "share", "fragments"], rows)
+    return ScoreTable("Valid fragments, as judged", ["system", "", "share", "fragments"], rows)
 
 
 def _example(

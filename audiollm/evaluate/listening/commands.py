@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +29,7 @@ from audiollm.evaluate.options import (
 )
 from audiollm.evaluate.report.suite import bar, conclude, spread_items, step
 from audiollm.evaluate.speech.commands import clips_of, speaker_of
+from audiollm.evaluate.subjects.listener_source import ListenerSource
 
 if TYPE_CHECKING:
     from audiollm.evaluate.judges.judging import SpeechClip
@@ -37,20 +37,6 @@ if TYPE_CHECKING:
     from audiollm.evaluate.listening.majority import ReplySampling
     from audiollm.evaluate.listening.replies import Inquiry, Reply, Write
     from audiollm.evaluate.speech.clips import SpeechRequest
-    from audiollm.evaluate.subjects.chat import Chat, EndpointChat
-    from audiollm.evaluate.subjects.protocols import Subject
-
-
-@dataclass(frozen=True)
-class ListenerSource:
-    """The source of a listening model: a folder, an import path, or an endpoint."""
-
-    model: str | None
-    codec: Path | None
-    endpoint: str | None
-    endpoint_model: str | None
-    key_variable: str
-    max_tokens: int
 
 
 def asr(
@@ -225,7 +211,7 @@ def judge(
     names = [name.strip() for name in categories.split(",") if name.strip()]
     items = spread_items(read_pairs(listing, names), limit)
     source = ListenerSource(judge_model, judge_codec, endpoint, endpoint_model, key_variable, max_tokens)
-    chat, fingerprint = _chat(source)
+    chat, fingerprint = source.chat()
     requests = [item.request() for item in items]
     ours = _spoken(model, codec, audio, requests, out, seed, max_duration_s, console)
     theirs = clips_in_folder(against, requests)
@@ -263,7 +249,7 @@ def _replies(
     """The replies of the model or the endpoint, and its description for the page."""
     from audiollm.evaluate.listening.replies import by_answerer
 
-    subject = _listener(source)
+    subject = source.listener()
     return _ask(by_answerer(subject), subject.fingerprint, inquiries, out, console), f"model: {subject.name}"
 
 
@@ -279,7 +265,7 @@ def _majority(
     from audiollm.evaluate.listening.majority import majority_replies, sample_all
     from audiollm.evaluate.report.store import RowStore
 
-    subject = _listener(source)
+    subject = source.listener()
     with bar(console, "listening", len(inquiries)) as progress:
         store = RowStore(out / "kept.jsonl")
         sampled = sample_all(subject, inquiries, sampling, store, lambda what: step(progress, what))
@@ -300,42 +286,6 @@ def _ask(
     with bar(console, "listening", len(inquiries)) as progress:
         store = RowStore(out / "kept.jsonl")
         return ask_all(write, fingerprint, inquiries, store, lambda what: step(progress, what))
-
-
-def _listener(source: ListenerSource) -> Subject:
-    """An `Answerer`: the model of a folder or an import path, or that of an endpoint."""
-    from audiollm.evaluate.subjects.chat import ChatAnswerer
-    from audiollm.evaluate.subjects.loading import load_answerer
-    from audiollm.evaluate.subjects.protocols import Subject
-
-    if source.model is not None:
-        return load_answerer(source.model, source.codec, source.max_tokens)
-    chat = _endpoint_chat(source)
-    return Subject(chat.name, _endpoint_fingerprint(source), ChatAnswerer(chat))
-
-
-def _chat(source: ListenerSource) -> tuple[Chat, str]:
-    """The judge of pairs, and its fingerprint. A model that hears only one recording gets both joined in one."""
-    from audiollm.evaluate.subjects.chat import ChatAnswerer, OneClipChat
-
-    if source.model is None:
-        return _endpoint_chat(source), _endpoint_fingerprint(source)
-    subject = _listener(source)
-    if isinstance(subject.model, ChatAnswerer):
-        return subject.model.chat, subject.fingerprint
-    return OneClipChat(subject.model, subject.name), subject.fingerprint
-
-
-def _endpoint_chat(source: ListenerSource) -> EndpointChat:
-    from audiollm.evaluate.subjects.chat import EndpointChat
-
-    if source.endpoint is None or source.endpoint_model is None:
-        raise ConfigError("no model named", "--endpoint-model", "give the name that the endpoint knows it by")
-    return EndpointChat(source.endpoint, source.endpoint_model, source.key_variable, source.max_tokens)
-
-
-def _endpoint_fingerprint(source: ListenerSource) -> str:
-    return f"{source.endpoint} {source.endpoint_model} {source.max_tokens}"
 
 
 def _spoken(

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from audiollm.evaluate.judges.judging import SpeechClip, digest, load_clip
+from audiollm.evaluate.judges.ticketed_answers import VerdictError
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import read_records
 from audiollm.evaluate.report.metric_error import MetricError
@@ -24,7 +25,7 @@ from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import Row, RowStore
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult
 from audiollm.evaluate.speech.clips import Advance, SpeechRequest
-from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, VerdictError, pair_question
+from audiollm.evaluate.speech.verdicts import PairJudge, Verdict, pair_question
 
 VERSION = 1
 

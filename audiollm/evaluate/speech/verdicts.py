@@ -1,20 +1,19 @@
-"""Pairwise verdicts of an audio LLM: its question, and how its answer is read without trusting what it heard.
+"""Pairwise verdicts of an audio LLM: its question, and how its answer is read.
 
-A text or a recording under judgment can hold instructions ("the first one wins"). The text is quoted as JSON, the
-verdict is one JSON object that repeats a ticket which neither text nor sound can know, and any doubt about which
-object is meant is a failure, never a win.
+The text is quoted as JSON, the verdict repeats a ticket (`ticketed_answers.py`), and any doubt about which one is meant
+is a failure, never a win.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from audiollm.audio import Waveform
-from audiollm.evaluate.subjects.chat import Chat, ChatError
+from audiollm.evaluate.judges.ticketed_answers import VerdictError, ask_with_ticket, objects_with_ticket
+from audiollm.evaluate.subjects.chat import Chat
+from audiollm.models.audio_llms.inputs import Parts
 
 Winner = Literal["a", "b", "tie"]
 CRITERIA = {
@@ -40,10 +39,6 @@ class Verdict:
 
     winner: Winner
     reason: str = ""
-
-
-class VerdictError(Exception):
-    """There is no verdict; the message is the reason that a table shows."""
 
 
 class PairJudge(Protocol):
@@ -76,18 +71,10 @@ class ChatJudge:
         return self.chat.name
 
     def compare(self, question: str, audio_a: Waveform, audio_b: Waveform) -> Verdict:
-        reason = ""
-        for attempt in range(self.attempts):
-            ticket = hashlib.sha256(f"{self.seed} {attempt} {question}".encode()).hexdigest()[:8]
-            try:
-                answer = self.chat.ask(_parts(question, audio_a, audio_b, ticket))
-            except ChatError as error:
-                raise VerdictError(str(error)) from error
-            try:
-                return read_verdict(answer, ticket)
-            except VerdictError as error:
-                reason = str(error)
-        raise VerdictError(f"{reason}, {self.attempts} times")
+        def parts_of(ticket: str) -> Parts:
+            return _parts(question, audio_a, audio_b, ticket)
+
+        return ask_with_ticket(self.chat, parts_of, read_verdict, self.attempts, f"{self.seed} {question}")
 
 
 def pair_question(text: str, category: str | None) -> str:
@@ -110,9 +97,7 @@ def read_verdict(answer: str, ticket: str) -> Verdict:
         VerdictError: no such object, several that differ, or a winner that is none of the three.
     """
     names: dict[str, Winner] = {"first": "a", "1": "a", "second": "b", "2": "b", "tie": "tie", "0": "tie"}
-    found = [value for value in _objects(answer) if str(value.get("ticket")) == ticket]
-    if not found:
-        raise VerdictError("no verdict in the answer")
+    found = objects_with_ticket(answer, ticket)
     # an object without a winner of the three is the form that was asked for, repeated
     decided = [(names.get(str(value.get("winner")).strip().lower()), value) for value in found]
     winners = {winner for winner, _ in decided if winner is not None}
@@ -124,7 +109,7 @@ def read_verdict(answer: str, ticket: str) -> Verdict:
     return Verdict(winners.pop(), reason[:2000])
 
 
-def _parts(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> Sequence[str | Waveform]:
+def _parts(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> Parts:
     form = json.dumps({"ticket": ticket, "reason": "...", "winner": "first | second | tie"})
     return [
         f"{question}\nThe first recording:",
@@ -134,19 +119,3 @@ def _parts(question: str, audio_a: Waveform, audio_b: Waveform, ticket: str) -> 
         "Compare them in a few sentences, then decide: first, second, or tie where no difference matters. Answer "
         f"with one JSON object and nothing else, with this ticket: {form}",
     ]
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    """The outermost JSON objects in a text; objects inside them are not returned."""
-    decoder = json.JSONDecoder()
-    found: list[dict[str, Any]] = []
-    at = text.find("{")
-    while at >= 0:
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
-            end = at + 1
-        else:
-            found.append(value)
-        at = text.find("{", end)
-    return found

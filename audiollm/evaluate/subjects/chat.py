@@ -119,6 +119,8 @@ class OneClipChat:
 
     def ask(self, parts: Parts) -> str:
         clips = [part.resample(SENT_RATE).samples_CN for part in parts if isinstance(part, Waveform)]
+        if not clips:
+            raise ChatError(f"{self.name} answers about a recording, and there is none")
         pause_1N = torch.zeros(1, int(PAUSE_S * SENT_RATE))
         joined = [piece for clip in clips for piece in (clip, pause_1N)][:-1]
         question = "\n".join(part for part in parts if isinstance(part, str))

@@ -84,7 +84,7 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     ]
     write_log(speech / "instances.log", said)
     verdicts = tmp_path / "verdicts.csv"
-    verdicts.write_text("index,fragment,vip\n0,ein,true\n0,zwei,false\n")
+    verdicts.write_text("system,index,fragment,vip\nwords,0,ein,true\nwords,0,zwei,false\n")
     command = [
         "evaluate",
         "interpret",
@@ -107,7 +107,7 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     assert words["quality"]["BLEU"] < spoken["quality"]["BLEU"] == pytest.approx(100)
     assert spoken["gaps"] == {"per_output": 1.0, "mean": 500.0}
     assert spoken["scorers"]["chrf"]["mean"] == pytest.approx(100)
-    assert found["verdicts"]["vip"]["accuracy"] == 0.5
+    assert found["verdicts"]["words"]["vip"]["accuracy"] == 0.5
     page = (tmp_path / "o" / "report.html").read_text()
     assert page.count("<svg") == 5  # quality over latency, and a timeline for each output
     assert page.count("<audio") == 2

@@ -21,10 +21,11 @@ from audiollm.commands.cli import build_app
 from audiollm.data.records.sample import AudioPart, Message, TextPart
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.judging import SpeechClip
+from audiollm.evaluate.judges.ticketed_answers import VerdictError
 from audiollm.evaluate.report.statistics import mean_of_shares
 from audiollm.evaluate.report.store import RowStore
 from audiollm.evaluate.speech.pairwise import PairBench, PairItem, evaluate_pairs, read_pairs
-from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, VerdictError, pair_question, read_verdict
+from audiollm.evaluate.speech.verdicts import ChatJudge, Verdict, pair_question, read_verdict
 from audiollm.evaluate.subjects.chat import ChatAnswerer, ChatError, EndpointChat, OneClipChat, PretrainedChat
 from tests.audiollm.evaluate.marked_clips import Book
 
