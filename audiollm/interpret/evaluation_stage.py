@@ -51,10 +51,10 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
         evaluate_interpretation,
     )
     from audiollm.evaluate.interpret.latency_scores import LatencyOptions
-    from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, Unit, write_log
+    from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, unit_of, write_log
     from audiollm.evaluate.report.statistics import share
     from audiollm.evaluate.report.suite import conclude
-    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
+    from audiollm.evaluate.report.text_errors import choose_form
     from audiollm.files.atomic import write_json
     from audiollm.files.set_aside import SetAside
     from audiollm.generation.engine.request import Limits
@@ -98,9 +98,10 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     right = [
         each for prompt, said in zip(prompts, texts, strict=True) for each in right_segments(prompt, said)
     ]
-    unit: Unit = "character" if config.language in CHARACTER_LANGUAGES else "word"
     bench = InterpretationBench(
-        config.language, LatencyOptions(unit, score_empty=True), choose_form("spoken", config.language)
+        config.language,
+        LatencyOptions(unit_of(config.language), score_empty=True),
+        choose_form("spoken", config.language),
     )
     outcome = evaluate_interpretation([LogOfSystem(context.folder.name, context.folder, outputs)], bench)
     conclude(outcome, context.folder, config.examples, context.console)

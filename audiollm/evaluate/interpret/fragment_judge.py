@@ -8,14 +8,14 @@ Sentences of a long text (`segments` of the log) are judged one by one, each bes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from audiollm.audio import Waveform
 from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict
-from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split_units
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, join_units, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.evaluate.judges.judging import MAX_CLIP_S, digest, load_clip
 from audiollm.evaluate.judges.ticketed_answers import VerdictError, ask_with_ticket, objects_with_ticket
@@ -150,9 +150,11 @@ def _by_sentence(output: LoggedOutput, words: str, unit: Unit) -> list[tuple[str
         ReferenceSegment(each.start, each.end, tuple(split_units(each.reference, unit)))
         for each in output.segments
     ]
-    join: Callable[[Sequence[str]], str] = ("" if unit == "character" else " ").join
     parts = resegment(units, [0.0] * len(units), references)
-    return [(each.reference, join(part.units)) for each, part in zip(output.segments, parts, strict=True)]
+    return [
+        (each.reference, join_units(part.units, unit))
+        for each, part in zip(output.segments, parts, strict=True)
+    ]
 
 
 def _when_heard(output: LoggedOutput) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from audiollm.evaluate.interpret.fragment_judge import FragmentJudge
     from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict
     from audiollm.evaluate.interpret.interpretation_suite import LogOfSystem, Mixer
-    from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit
+    from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
     from audiollm.evaluate.judges.judging import Recognizer
 
 
@@ -91,16 +91,16 @@ def interpret(
         evaluate_interpretation,
     )
     from audiollm.evaluate.interpret.latency_scores import LatencyOptions
-    from audiollm.evaluate.interpret.logged_outputs import UNITS, read_log
+    from audiollm.evaluate.interpret.logged_outputs import UNITS, read_log, unit_of
     from audiollm.evaluate.judges.choosing import choose_recognizer
     from audiollm.evaluate.judges.text_scorers import choose_text_scorer
     from audiollm.evaluate.report.store import RowStore
-    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES, choose_form
+    from audiollm.evaluate.report.text_errors import choose_form
     from audiollm.evaluate.subjects.listener_source import ListenerSource
     from audiollm.files.atomic import write_jsonl
     from audiollm.files.set_aside import SetAside
 
-    chosen_unit = unit or ("character" if language in CHARACTER_LANGUAGES else "word")
+    chosen_unit = unit or unit_of(language)
     if chosen_unit not in UNITS:
         raise ConfigError(f"{unit}: no such unit", "--unit", suggestion(unit, UNITS))
     if sum(each is not None for each in (verdicts, judge_model, endpoint)) > 1:
@@ -174,8 +174,8 @@ def _judge_all(
     judge: FragmentJudge, systems: list[LogOfSystem], language: str, console: Console
 ) -> tuple[list[FragmentVerdict], list[tuple[str, str]]]:
     """The verdicts on all outputs, and the outputs without any, each with the reason."""
+    from audiollm.evaluate.interpret.logged_outputs import unit_of
     from audiollm.evaluate.judges.ticketed_answers import VerdictError
-    from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES
 
     found: list[FragmentVerdict] = []
     missing = []
@@ -183,9 +183,8 @@ def _judge_all(
         for system, output in [(each, output) for each in systems for output in each.outputs]:
             heard = system.heard.get(output.index)
             words = heard.text if heard and not heard.problem else output.text
-            unit: Unit = "character" if language in CHARACTER_LANGUAGES else "word"
             try:
-                found += judge.judge(system.name, output, words, system.folder, unit)
+                found += judge.judge(system.name, output, words, system.folder, unit_of(language))
             except VerdictError as error:
                 missing.append((f"{system.name} {output.index} VIP", str(error)))
             step(progress, f"{system.name} {output.index}")

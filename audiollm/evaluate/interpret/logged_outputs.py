@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from audiollm.evaluate.interpret.latency import EmissionTimes, Revision
 from audiollm.evaluate.interpret.playback import Playback
 from audiollm.evaluate.report.lists import read_rows
 from audiollm.evaluate.report.metric_error import MetricError
+from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES
 from audiollm.files.atomic import write_jsonl
 
 LOG_NAME = "instances.log"
@@ -96,9 +97,19 @@ class LoggedOutput(BaseModel):
         return Playback.of(self.delays, self.durations)
 
 
+def unit_of(language: str) -> Unit:
+    """Return what the text of a language is counted by: characters where words have no spaces between, else words."""
+    return "character" if language.split("-")[0].lower() in CHARACTER_LANGUAGES else "word"
+
+
 def split_units(text: str, unit: Unit) -> list[str]:
     """Split a text into words, or into characters without spaces."""
     return list("".join(text.split())) if unit == "character" else text.split()
+
+
+def join_units(units: Sequence[str], unit: Unit) -> str:
+    """Return the text of units, as `split_units` splits it."""
+    return ("" if unit == "character" else " ").join(units)
 
 
 def revisions_of(output: LoggedOutput, unit: Unit) -> list[Revision]:

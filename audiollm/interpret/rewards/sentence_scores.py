@@ -17,6 +17,7 @@ from audiollm.evaluate.interpret.latency import (
     average_lagging,
     length_adaptive_average_lagging,
 )
+from audiollm.evaluate.interpret.logged_outputs import Unit, join_units, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.interpret.rewards.action_rewards import Similarity
@@ -25,20 +26,23 @@ from audiollm.interpret.rewards.stream_actions import InterpretedStream, RewardT
 LATENCY_BY_NAME = {"AL": average_lagging, "LAAL": length_adaptive_average_lagging}
 
 
-def lagging_latency(batch: StreamBatch, name: Literal["AL", "LAAL"], chunk_s: Sequence[float]) -> RewardTable:
-    """Return the average lagging of each stream in seconds, `[B]`, by word.
+def lagging_latency(
+    batch: StreamBatch, name: Literal["AL", "LAAL"], chunk_s: Sequence[float], unit: Unit = "word"
+) -> RewardTable:
+    """Return the average lagging of each stream in seconds, `[B]`.
 
     A stream without a word is scored as its reference, all said at the end.
 
     Args:
         chunk_s: duration of a chunk of each stream.
+        unit: `word`, or `character` for languages without spaces.
     """
     values = []
     for stream, size_s in zip(batch.streams, chunk_s, strict=True):
-        words, times = _timed_words(stream, size_s)
+        said, times = _timed_units(stream, size_s, unit)
         length_s = len(stream.actions) * size_s
-        units = max(1, sum(len(action.text.split()) for action in stream.reference))
-        if words:
+        units = max(1, sum(len(split_units(action.text, unit)) for action in stream.reference))
+        if said:
             emissions = EmissionTimes(tuple(times), length_s, units)
         else:
             emissions = EmissionTimes.at_the_end(length_s, units)
@@ -60,15 +64,20 @@ class SentenceScores:
 
 
 def sentence_scores(
-    batch: StreamBatch, similarity: Similarity, chunk_s: Sequence[float], worst_s: float
+    batch: StreamBatch,
+    similarity: Similarity,
+    chunk_s: Sequence[float],
+    worst_s: float,
+    unit: Unit = "word",
 ) -> SentenceScores:
     """Return quality and latency of the sentences of each stream.
 
     A sentence is a segment of the reference. It begins where the source of the segment before is over, and ends where
-    its own is; the output is divided among the sentences by the fewest edits between words.
+    its own is; the output is divided among the sentences by the fewest edits between units.
 
     Args:
         worst_s: latency of a sentence for which nothing is said.
+        unit: `word`, or `character` for languages without spaces.
     """
     most = max((sum(action.speaks for action in stream.reference) for stream in batch.streams), default=0)
     quality_BS = torch.zeros(len(batch.streams), most, dtype=torch.float64)
@@ -76,11 +85,11 @@ def sentence_scores(
     pairs: list[tuple[str, str]] = []
     places: list[tuple[int, int]] = []
     for number, (stream, size_s) in enumerate(zip(batch.streams, chunk_s, strict=True)):
-        words, times = _timed_words(stream, size_s)
+        said, times = _timed_units(stream, size_s, unit)
         length_s = len(stream.actions) * size_s
-        for place, part in enumerate(resegment(words, times, _sentences(stream, size_s))):
+        for place, part in enumerate(resegment(said, times, _sentences(stream, size_s, unit))):
             places.append((number, place))
-            pairs.append((" ".join(part.units), " ".join(part.segment.units)))
+            pairs.append((join_units(part.units, unit), join_units(part.segment.units, unit)))
             try:
                 emissions = part.emissions(length_s)
                 latency_BS[number, place] = length_adaptive_average_lagging(emissions)
@@ -95,17 +104,17 @@ def sentence_scores(
     return SentenceScores(quality_BS, latency_BS, defined_BS, problems)
 
 
-def _timed_words(stream: InterpretedStream, chunk_s: float) -> tuple[list[str], list[float]]:
-    """The words of a stream, and the end of the chunk after which each is said."""
+def _timed_units(stream: InterpretedStream, chunk_s: float, unit: Unit) -> tuple[list[str], list[float]]:
+    """The words or characters of a stream, and the end of the chunk after which each is said."""
     timed = [
-        (word, (chunk + 1) * chunk_s)
+        (each, (chunk + 1) * chunk_s)
         for chunk, action in enumerate(stream.actions)
-        for word in action.text.split()
+        for each in split_units(action.text, unit)
     ]
-    return [word for word, _ in timed], [time for _, time in timed]
+    return [each for each, _ in timed], [time for _, time in timed]
 
 
-def _sentences(stream: InterpretedStream, chunk_s: float) -> list[ReferenceSegment]:
+def _sentences(stream: InterpretedStream, chunk_s: float, unit: Unit) -> list[ReferenceSegment]:
     """The segments of the reference with the spans of their sources; the last one may end with the stream."""
     texts = [action.text for action in stream.reference if action.speaks]
     said = [chunk for chunk, action in enumerate(stream.reference) if action.speaks]
@@ -113,6 +122,6 @@ def _sentences(stream: InterpretedStream, chunk_s: float) -> list[ReferenceSegme
     found, begin_s = [], 0.0
     for text, end in zip(texts, ends, strict=True):
         end_s = max((end + 1) * chunk_s, begin_s + chunk_s)
-        found.append(ReferenceSegment(begin_s, end_s, tuple(text.split())))
+        found.append(ReferenceSegment(begin_s, end_s, tuple(split_units(text, unit))))
         begin_s = end_s
     return found

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import StageError
+from audiollm.evaluate.interpret.logged_outputs import unit_of
 from audiollm.evaluate.judges.text_scorers import choose_text_scorer
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
@@ -146,17 +147,18 @@ class StreamRewarder:
             return sum_z(of_actions, of_sequences, config.rewards, moments, batch.last_BT()), {}
         weights = float(config.rewards["sequence_quality"]), float(config.rewards["lagging"])
         problems: Mapping[int, str] = {}
+        unit = unit_of(config.language)
         if choice.name == "seqpo":
             latency = tables["lagging"]
             if config.latency == "lagging":
                 latency = RewardTable(-latency.values, latency.defined)
             else:
-                latency = lagging_latency(batch, config.latency, chunk_s)
+                latency = lagging_latency(batch, config.latency, chunk_s, unit)
             total_B = seqpo(
                 tables["sequence_quality"], latency, group_B, groups, weights[0], choice.floor, weights[1]
             )
         else:
-            found = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s)
+            found = sentence_scores(batch, self._similarity, chunk_s, choice.max_latency_s, unit)
             scores = found.quality_BS, found.latency_BS, found.defined_BS
             total_B = gated(*scores, group_B, groups, choice.threshold, choice.max_latency_s, *weights)
             problems = found.problems

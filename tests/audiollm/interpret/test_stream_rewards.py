@@ -243,6 +243,21 @@ def test_sentences_have_their_own_quality_and_latency() -> None:
     assert found.latency_BS.tolist() == [[2, 3, 10]]
 
 
+def test_chinese_is_counted_by_characters() -> None:
+    """As written without spaces it has the scores of the same characters as words."""
+    reference, said = ["", "你好", "", "世界"], ["", "你", "好世", "界"]
+    whole = InterpretedStream([says(text) for text in said], [says(text) for text in reference], [1, 3])
+    apart = InterpretedStream(
+        [says(" ".join(text)) for text in said], [says(" ".join(text)) for text in reference], [1, 3]
+    )
+    by_character, by_word = StreamBatch([whole]), StreamBatch([apart])
+    found = lagging_latency(by_character, "AL", [1.0], "character").values
+    assert found.tolist() == lagging_latency(by_word, "AL", [1.0]).values.tolist()
+    scores = sentence_scores(by_character, CHRF, [1.0], 10.0, "character")
+    assert scores.quality_BS.tolist() == [[1, 1]]
+    assert scores.latency_BS.tolist() == sentence_scores(by_word, CHRF, [1.0], 10.0).latency_BS.tolist()
+
+
 def test_the_process_reward_mixes_what_was_due_with_the_whole() -> None:
     sampled = stream("eins", "", "zwei", "drei", reference=["eins", "", "zwei", "vier"])
     found = process_quality(StreamBatch([sampled]), CHRF, share=1.0, every=2).values[0]
