@@ -43,7 +43,8 @@ def test_trainings_of_learn_grpo_are_typed(tmp_path: Path) -> None:
 def test_trainings_of_compare_rl_are_typed_and_sample_alike(part: str, tmp_path: Path) -> None:
     recipe = compare_rl.recipe_of(tmp_path, part, (1,), 12)
     names = stage_names(recipe, tmp_path)
-    assert names == ["first", *(f"{part}_{name}_1" for name in compare_rl.TRAININGS[part])]
+    assert names == ["first", *(compare_rl.stage_name(part, name, 1) for name in compare_rl.TRAININGS[part])]
+    assert all("kl" in stage["train_policy"] for stage in recipe["stages"][1:])
     sampled = set()
     for stage in recipe["stages"][1:]:
         settings = stage["train_policy"]
