@@ -12,7 +12,8 @@ Questions, recordings and the first model are those of learn_grpo.py (what that 
    names what is heard: sampled answers until the greedy answers to held-out questions are right in a stated share.
 3. KL. An adaptive coefficient, whose KL must end within 25 % of its target, and a fixed one that begins alike.
 
-The first two are held to the first model by the KL of learn_grpo.py: without one, form is lost within as many steps.
+Policy gradients are held to the first model by the KL of learn_grpo.py, without which form is lost within as many steps;
+online DPO by its own reference, and RFT by nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from matplotlib import pyplot
 
 BENCH = "compare_rl"
 STEPS = 300
-SHARED: dict[str, Any] = {**GRPO, **HELD, "steps": STEPS, "evaluations": 6, "rewards": OUTCOME}
-METHODS: dict[str, dict[str, Any]] = {
+SHARED: dict[str, Any] = {**GRPO, "steps": STEPS, "evaluations": 6, "rewards": OUTCOME}
+GRADIENTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "objective": "grpo"},
     "dr_grpo": {"advantage": "dr_grpo", "objective": "dr_grpo"},
     "dapo": {"advantage": "grpo", "objective": "dapo", "overlong": {"buffer": 8}},
@@ -49,12 +50,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus": {"advantage": "reinforce_plus_plus", "objective": "clip"},
     "remax": {"advantage": "remax", "objective": "clip", "group_size": GRPO["group_size"] - 1},
     "ppo": {"advantage": "gae", "objective": "clip", "critic": {}},
+}
+METHODS: dict[str, dict[str, Any]] = {
+    **{name: {**HELD, **own} for name, own in GRADIENTS.items()},
     "online_dpo": {"objective": {"name": "online_dpo", "beta": 0.1}},
     "rft": {"objective": {"name": "online_rft", "least": sum(OUTCOME.values())}},
 }
 PROCESS: dict[str, dict[str, Any]] = {
     "outcome": METHODS["grpo"],
-    "process": {"advantage": "grpo_process", "rewards": {**OUTCOME, "steps": HEARD_STEPS}},
+    "process": {**HELD, "advantage": "grpo_process", "rewards": {**OUTCOME, "steps": HEARD_STEPS}},
 }
 TARGET_ACCURACY = 0.6
 """Share of right greedy answers to the held-out prompts of the training's evaluations."""
