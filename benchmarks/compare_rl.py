@@ -12,8 +12,8 @@ Questions, recordings and the first model are those of learn_grpo.py (what that 
    names what is heard: sampled answers until the greedy answers to held-out questions are right in a stated share.
 3. KL. An adaptive coefficient, whose KL must end within 25 % of its target, and a fixed one that begins alike.
 
-Policy gradients are held to the first model by the KL of learn_grpo.py, without which form is lost within as many steps;
-online DPO by its own reference, and RFT by nothing.
+Policy gradients are held to the first model by the KL of learn_grpo.py, without which form is lost within as many
+steps; online DPO by its own reference, and RFT by nothing.
 """
 
 from __future__ import annotations
