@@ -71,9 +71,8 @@ class StreamedCodec(Protocol):
 class SampleStream(Protocol):
     """An encoder from samples to codes, piece by piece."""
 
-    @property
-    def latency_s(self) -> float:
-        """Longest delay from a sample to the code of its frame, in seconds of audio."""
+    def needed_s(self, frames: int) -> float:
+        """Return the seconds of audio after which so many frames have their codes: they look ahead."""
 
     def push(self, samples_CN: Tensor) -> Tensor:
         """Take samples `[1, n]`; return the codes `[K, t]` that they complete."""

@@ -107,7 +107,13 @@ def test_codes_do_not_know_the_future_beyond_the_latency(model: AudioTokenizer) 
     changed = torch.cat([clip[:, :seen], other[:, seen:]], dim=1)
     assert torch.equal(model.encode(clip)[:, :20], model.encode(changed)[:, :20])
     assert not torch.equal(model.encode(clip), model.encode(changed))
-    assert StreamingEncoder(model).latency_s == pytest.approx(4 * 0.04 + 0.045)
+    encoder = StreamingEncoder(model)
+    assert encoder.latency_s == pytest.approx(4 * 0.04 + 0.045)
+    for frames in (1, 4, 5, 24):  # they are there with this much sound, and not with a sample less
+        samples = round(encoder.needed_s(frames) * model.sample_rate)
+        assert encoder.push(torch.zeros(1, samples - 1)).shape[1] < frames
+        assert encoder.push(torch.zeros(1, 1)).shape[1] > 0
+        encoder.flush()
     assert StreamingDecoder(model).latency_s == pytest.approx(2 * 0.04 + 0.015)
 
 

@@ -37,6 +37,12 @@ class LatentStream:
         """The longest time from a sample to the latent of its frame."""
         self._begin()
 
+    def needed_s(self, frames: int) -> float:
+        """The seconds of sound after which so many frames have latents: whole windows, and what they look ahead."""
+        windows = -(-frames // self._step_frames)
+        samples = windows * self._step_frames * self._hop + self._context
+        return samples / self._encoder.shape.sample_rate
+
     def push(self, samples_CN: Tensor) -> list[Tensor]:
         """The windows that these samples complete.
 
@@ -145,6 +151,10 @@ class StreamingEncoder:
     def latency_s(self) -> float:
         """The longest time from a sample to the code of its frame."""
         return self._latents.latency_s
+
+    def needed_s(self, frames: int) -> float:
+        """The seconds of sound after which so many frames have their codes."""
+        return self._latents.needed_s(frames)
 
     def push(self, samples_CN: Tensor) -> Tensor:
         """Samples `[1, n]` to the codes `[K, t]` that they complete, t = 0 where there are none yet."""

@@ -28,7 +28,10 @@ class ChunkHearing:
             )
         self._encoder, self._chunk_frames = codec.sample_stream(), chunk_frames
         self._codes_KT = torch.zeros(codec.num_codebooks, 0, dtype=torch.long)
-        self.latency_s = self._encoder.latency_s
+
+    def needed_s(self, frames: int) -> float:
+        """Return the seconds of sound that were heard when so many frames had their codes."""
+        return self._encoder.needed_s(frames)
 
     def push(self, samples_1N: Tensor) -> list[Tensor]:
         """Take samples; return the chunks `[K, chunk_frames]` that they complete.

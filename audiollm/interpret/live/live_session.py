@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class LiveAction:
 
     chunk: int
     heard_s: float
-    """Sound that had been heard when the model acted."""
+    """Sound that had been heard when the model acted: the chunk, and what the codec looks ahead."""
     elapsed_s: float
     """Time on the clock when the action was complete, had the sound come in at its own pace."""
     text: str
@@ -121,7 +122,8 @@ class LiveSession:
             ) from None
         self._voice = code_stream(codec)
         self._chunks = 0
-        self._heard = 0
+        self._frames = 0
+        self._heard_s = 0.0
         self._ready_s = 0.0
         self._compute_s = 0.0
         self._hearing_s = 0.0
@@ -137,13 +139,13 @@ class LiveSession:
     @property
     def behind_s(self) -> float:
         """Seconds by which the session lags behind a source that plays at its own pace; 0 where it keeps up."""
-        return max(0.0, self._ready_s - self._heard / self._codec.frame_rate)
+        return max(0.0, self._ready_s - self._heard_s)
 
     @property
     def real_time_factor(self) -> float:
         """Seconds of computation per second of sound."""
-        heard_s = self._heard / self._codec.frame_rate
-        return self._compute_s / heard_s if heard_s else 0.0
+        chunks_s = self._frames / self._codec.frame_rate
+        return self._compute_s / chunks_s if chunks_s else 0.0
 
     def hear(self, samples_1N: Tensor) -> Iterator[LiveAction]:
         """Take samples at the codec's rate; yield the actions after the chunks that they complete.
@@ -164,7 +166,9 @@ class LiveSession:
             StageError: as `hear`.
         """
         began = self._clock()
-        yield from self._act(self._hearing.flush(), began)
+        chunks = self._hearing.flush()
+        end_s = (self._frames + sum(chunk_KT.shape[1] for chunk_KT in chunks)) / self._codec.frame_rate
+        yield from self._act(chunks, began, end_s)
 
     def log(self, index: int, source: str = "", reference: str = "", prediction: str = "") -> LoggedOutput:
         """Return what was said as a line of SimulEval's log.
@@ -175,7 +179,7 @@ class LiveSession:
         said = self.said
         values: dict[str, Any] = {
             "index": index, "source": source, "reference": reference,
-            "source_length": max(1e-3, 1000 * self._heard / self._codec.frame_rate),
+            "source_length": max(1e-3, 1000 * self._heard_s),
         }  # fmt: skip
         if prediction:
             spoken = [each for each in said if each.duration_s]
@@ -198,14 +202,17 @@ class LiveSession:
             }
         return LoggedOutput.model_validate(values)
 
-    def _act(self, chunks: Sequence[Tensor], began: float) -> Iterator[LiveAction]:
+    def _act(self, chunks: Sequence[Tensor], began: float, end_s: float = math.inf) -> Iterator[LiveAction]:
+        """
+        Args:
+            end_s: end of the source, where it is over.
+        """
         for chunk_KT in chunks:
             try:
                 self._engine.feed(self._number, chunk_KT)
             except ValueError as error:
-                heard_s = self._heard / self._codec.frame_rate
                 raise StageError(
-                    f"after {heard_s:.0f} s: {error}", "train the model with model.sliding_window", 1
+                    f"after {self._heard_s:.0f} s: {error}", "train the model with model.sliding_window", 1
                 ) from None
             acted = None
             while acted is None:
@@ -214,8 +221,8 @@ class LiveSession:
             now = self._clock()
             last_s, began = now - began, now
             compute_s, earlier_s, self._hearing_s = self._hearing_s + last_s, self._hearing_s, 0.0
-            self._heard += chunk_KT.shape[1]
-            heard_s = self._heard / self._codec.frame_rate
+            self._frames += chunk_KT.shape[1]
+            self._heard_s = heard_s = min(end_s, self._hearing.needed_s(self._frames))
             # the chunk is there at heard_s, or the model is still busy with what came before
             self._ready_s = max(heard_s, self._ready_s + earlier_s) + last_s
             action = LiveAction(

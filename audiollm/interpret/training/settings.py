@@ -86,7 +86,7 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
     group_size: int = Field(1, ge=1)
     """Rollouts of each stream."""
     language: str = "en"
-    """Language of the outputs, which decides BLEU's tokenizer."""
+    """Language of the outputs, which decides BLEU's tokenizer, and whether latency counts words or characters."""
     similarity: str = "chrf"
     """Similarity of output and reference: `chrf`, `bleu`, or `command:PYTHON SCRIPT`, a scorer in another process."""
     similarity_range: tuple[float, float] = (0.0, 100.0)
