@@ -51,7 +51,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
         evaluate_interpretation,
     )
     from audiollm.evaluate.interpret.latency_scores import LatencyOptions
-    from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, unit_of, write_log
+    from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, counted_unit, write_log
     from audiollm.evaluate.report.statistics import share
     from audiollm.evaluate.report.suite import conclude
     from audiollm.evaluate.report.text_errors import choose_form
@@ -100,7 +100,7 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     ]
     bench = InterpretationBench(
         config.language,
-        LatencyOptions(unit_of(config.language), score_empty=True),
+        LatencyOptions(counted_unit(config.language), score_empty=True),
         choose_form("spoken", config.language),
     )
     outcome = evaluate_interpretation([LogOfSystem(context.folder.name, context.folder, outputs)], bench)

@@ -91,7 +91,7 @@ def interpret(
         evaluate_interpretation,
     )
     from audiollm.evaluate.interpret.latency_scores import LatencyOptions
-    from audiollm.evaluate.interpret.logged_outputs import UNITS, read_log, unit_of
+    from audiollm.evaluate.interpret.logged_outputs import UNITS, counted_unit, read_log
     from audiollm.evaluate.judges.choosing import choose_recognizer
     from audiollm.evaluate.judges.text_scorers import choose_text_scorer
     from audiollm.evaluate.report.store import RowStore
@@ -100,7 +100,7 @@ def interpret(
     from audiollm.files.atomic import write_jsonl
     from audiollm.files.set_aside import SetAside
 
-    chosen_unit = unit or unit_of(language)
+    chosen_unit = unit or counted_unit(language)
     if chosen_unit not in UNITS:
         raise ConfigError(f"{unit}: no such unit", "--unit", suggestion(unit, UNITS))
     if sum(each is not None for each in (verdicts, judge_model, endpoint)) > 1:
@@ -174,7 +174,7 @@ def _judge_all(
     judge: FragmentJudge, systems: list[LogOfSystem], language: str, console: Console
 ) -> tuple[list[FragmentVerdict], list[tuple[str, str]]]:
     """The verdicts on all outputs, and the outputs without any, each with the reason."""
-    from audiollm.evaluate.interpret.logged_outputs import unit_of
+    from audiollm.evaluate.interpret.logged_outputs import counted_unit
     from audiollm.evaluate.judges.ticketed_answers import VerdictError
 
     found: list[FragmentVerdict] = []
@@ -184,7 +184,7 @@ def _judge_all(
             heard = system.heard.get(output.index)
             words = heard.text if heard and not heard.problem else output.text
             try:
-                found += judge.judge(system.name, output, words, system.folder, unit_of(language))
+                found += judge.judge(system.name, output, words, system.folder, counted_unit(language))
             except VerdictError as error:
                 missing.append((f"{system.name} {output.index} VIP", str(error)))
             step(progress, f"{system.name} {output.index}")

@@ -97,7 +97,7 @@ class LoggedOutput(BaseModel):
         return Playback.of(self.delays, self.durations)
 
 
-def unit_of(language: str) -> Unit:
+def counted_unit(language: str) -> Unit:
     """Return what the text of a language is counted by: characters where words have no spaces between, else words."""
     return "character" if language.split("-")[0].lower() in CHARACTER_LANGUAGES else "word"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart
 from audiollm.errors import StageError
-from audiollm.evaluate.interpret.logged_outputs import unit_of
+from audiollm.evaluate.interpret.logged_outputs import counted_unit
 from audiollm.evaluate.judges.text_scorers import choose_text_scorer
 from audiollm.generation.engine.request import SampledTokens
 from audiollm.interpret.rewards import action_rewards, sequence_rewards
@@ -147,7 +147,7 @@ class StreamRewarder:
             return sum_z(of_actions, of_sequences, config.rewards, moments, batch.last_BT()), {}
         weights = float(config.rewards["sequence_quality"]), float(config.rewards["lagging"])
         problems: Mapping[int, str] = {}
-        unit = unit_of(config.language)
+        unit = counted_unit(config.language)
         if choice.name == "seqpo":
             latency = tables["lagging"]
             if config.latency == "lagging":
