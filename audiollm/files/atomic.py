@@ -136,6 +136,11 @@ def safe_name(text: str) -> str:
     return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: the names of files and badly read texts may hold lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content. OpenSSL computes it by the CPU's own instructions, faster than BLAKE2."""
     digest = hashlib.sha256()

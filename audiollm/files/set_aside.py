@@ -18,6 +18,8 @@ from audiollm.files.atomic import read_whole_lines, write_jsonl
 Row = dict[str, Any]
 UNREADABLE = "cannot be read"
 """The kind of a recording that cannot be decoded, whoever meets it."""
+NAME_IS_NOT_UTF8 = "its name is not valid UTF-8: rename it"
+"""The reason why a file is set aside whose name JSON cannot hold."""
 TEXTS = ("place", "id", "stage", "kind", "reason")
 
 

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from audiollm.audio.discovery import find_audio
-from audiollm.files.atomic import atomic_path, file_digest
-from audiollm.files.set_aside import UNREADABLE, Row, set_aside_row
+from audiollm.files.atomic import atomic_path, file_digest, is_unicode
+from audiollm.files.set_aside import NAME_IS_NOT_UTF8, UNREADABLE, Row, set_aside_row
 from pipelines.execution.ledger import Ledger, Outcome
 
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".tsv")
@@ -205,10 +205,9 @@ def _distinct(name: str, names: Collection[str]) -> str:
 
 
 def _sort_in(found: Inputs, name: str, path: str) -> None:
-    if not _is_text(name) or not _is_text(path):
+    if not is_unicode(name) or not is_unicode(path):
         place = os.fsencode(path).decode("utf-8", "backslashreplace")
-        reason = "its name is not valid UTF-8: rename it"
-        found.rejected.append(set_aside_row(found.form.stage, place, UNREADABLE, reason))
+        found.rejected.append(set_aside_row(found.form.stage, place, UNREADABLE, NAME_IS_NOT_UTF8))
     elif found.form.accepts(path):
         found.found.append(Found(name, path))
     else:
@@ -309,11 +308,6 @@ def _remote_names(system: Any, root: str) -> list[str]:
     if system.isdir(root):
         return sorted(system.find(root))
     return [root] if system.exists(root) else []
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name is valid Unicode; JSON cannot hold others."""
-    return all(not "\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _is_tar(text: str) -> bool:

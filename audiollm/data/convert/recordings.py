@@ -11,6 +11,7 @@ from audiollm.audio import AUDIO_EXTENSIONS
 from audiollm.data.convert.request import ConversionRequest
 from audiollm.data.records.sample import AudioPart
 from audiollm.data.records.storage import write_bytes
+from audiollm.files.atomic import safe_name
 
 _MAGIC = {b"fLaC": ".flac", b"RIFF": ".wav", b"OggS": ".ogg", b"ID3": ".mp3"}
 
@@ -26,7 +27,7 @@ def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioP
     """The audio part of a path, of the content of a file, or of decoded samples.
 
     Args:
-        label: name of the file that stored sound is written to, without its extension.
+        label: text that names the file that stored sound is written to.
         value: a path; `{"bytes": ..., "path": ...}` or `{"array": ..., "sampling_rate": ...}` as Hugging Face
             datasets store audio. Samples are written as FLAC of 16 bits.
 
@@ -50,7 +51,7 @@ def recording_part(request: ConversionRequest, label: str, value: Any) -> AudioP
 def _written(request: ConversionRequest, label: str, content: bytes, given: str) -> AudioPart:
     guess = next((ending for magic, ending in _MAGIC.items() if content.startswith(magic)), ".audio")
     folder = request.out.parent / f"{request.out.stem}_audio"
-    path = folder / f"{label}{given if given in AUDIO_EXTENSIONS else guess}"
+    path = folder / f"{safe_name(label)}{given if given in AUDIO_EXTENSIONS else guess}"
     write_bytes(str(path), content)
     return AudioPart(path=f"{folder.name}/{path.name}")
 

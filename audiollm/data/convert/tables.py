@@ -15,6 +15,8 @@ from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.request import USUAL_COLUMNS, ConversionRequest, SourceRows, bad_row, find_columns
 from audiollm.data.records.sample import Sample
 from audiollm.errors import BadSample, ConfigError
+from audiollm.files.atomic import is_unicode
+from audiollm.files.set_aside import NAME_IS_NOT_UTF8
 
 SIDE_FILES = (".txt", ".lab", ".json")
 """Extensions of files with the text of `a.wav`, in order of search: `a.txt`, `a.lab`, `a.json`."""
@@ -110,13 +112,17 @@ def _cells(
     Raises:
         ConfigError: it is no table.
     """
-    try:
-        table = list(csv.reader(lines, delimiter=delimiter))
-    except csv.Error as error:
-        raise ConfigError(f"cannot be read: {error}", str(source), "give a CSV file") from None
-    names = [name.strip() for name in table[0]] if table else []
+    table = _records(lines, delimiter)
+    head = next(table, [])
+    if isinstance(head, csv.Error):
+        raise ConfigError(f"its first line cannot be read: {head}", str(source), "give a CSV file")
+    names = [name.strip() for name in head]
     rows: list[tuple[int, dict[str, str] | BadSample]] = []
-    for number, cells in enumerate(table[1:], start=2):
+    for number, cells in enumerate(table, start=2):
+        if isinstance(cells, csv.Error):
+            reason = f"{cells}; quote a text that begins with a quotation mark, and double those in it"
+            rows.append((number, bad_row(f"{source}: row {number}", "", reason)))
+            continue
         if not any(cells):
             continue
         if len(cells) != len(names):
@@ -125,6 +131,28 @@ def _cells(
             continue
         rows.append((number, dict(zip(names, cells, strict=True))))
     return names, rows
+
+
+def _records(lines: Sequence[str], delimiter: str) -> Iterator[list[str] | csv.Error]:
+    """The cells of each record, or why its first line is none: reading goes on with the next line.
+
+    Not in the way of `csv` that is not strict: there, a text that begins with a quotation mark and does not end with
+    one swallows the rows behind it.
+    """
+    start = 0
+    while start < len(lines):
+        reader = csv.reader(
+            map(lines.__getitem__, range(start, len(lines))), delimiter=delimiter, strict=True
+        )
+        read = 0
+        try:
+            for cells in reader:
+                read = reader.line_num
+                yield cells
+            return
+        except csv.Error as error:
+            yield error
+        start += read + 1
 
 
 def _table(request: ConversionRequest, source: Path, lines: Sequence[str], delimiter: str) -> SourceRows:
@@ -151,7 +179,7 @@ def _sample(
     request: ConversionRequest, place: str, id: str, fields: Mapping[str, str], path: str
 ) -> Sample | BadSample:
     """A row's sample; `start_s` and `end_s` among the fields are the span of its recording."""
-    if wrong := [name for name, value in {"id": id, "path": path, **fields}.items() if not _is_text(value)]:
+    if wrong := [name for name, value in {"id": id, "path": path, **fields}.items() if not is_unicode(value)]:
         return BadSample(place, "", f"{wrong[0]} is not UTF-8: convert the file", "text encoding")
     others: dict[str, FieldValue] = dict(fields)
     try:
@@ -167,14 +195,10 @@ def _sample(
 def _in_utf8(row: dict[str, str] | BadSample, place: str) -> dict[str, str] | BadSample:
     if isinstance(row, BadSample):
         return row
-    wrong = next((name for name, cell in row.items() if not _is_text(cell)), None)
+    wrong = next((name for name, cell in row.items() if not is_unicode(cell)), None)
     if wrong is None:
         return row
     return BadSample(place, "", f"{wrong} is not UTF-8: convert the file", "text encoding")
-
-
-def _is_text(value: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _name(path: str) -> str:
@@ -191,6 +215,8 @@ def _first_line(error: ValueError) -> str:
 
 
 def _side_sample(request: ConversionRequest, path: Path) -> Sample | BadSample:
+    if not is_unicode(str(path)):
+        return BadSample(str(path), "", NAME_IS_NOT_UTF8, "text encoding")
     relative = path.relative_to(request.source)
     side = next((s for s in map(path.with_suffix, SIDE_FILES) if s.is_file()), None)
     if side is None:

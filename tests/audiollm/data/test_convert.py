@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from audiollm.audio import save
 from audiollm.commands.cli import build_app
+from audiollm.data.convert import huggingface
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import AudioPart, Sample, TextPart
 from audiollm.errors import ConfigError, StageError
@@ -94,6 +96,46 @@ def test_tables_with_a_header(tmp_path: Path, suffix: str, delimiter: str) -> No
     assert (part.start_s, part.end_s, part.path) == (0.02, 0.05, str(tmp_path / "data/b/c.flac"))
     (bad,) = rows(tmp_path / "elsewhere/asr.set_aside.jsonl")
     assert "2 fields for 6 columns" in bad["reason"]
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", "|")])
+def test_an_open_quotation_mark_costs_its_own_line_alone(
+    tmp_path: Path, suffix: str, delimiter: str
+) -> None:
+    sounds(tmp_path, *(f"{name}.wav" for name in "abcdef"))
+    lines = [
+        ("path", "text"),
+        ("a.wav", '"I see'),
+        ("b.wav", "fine"),
+        ("c.wav", '"Yes" she said'),
+        ("d.wav", 'in the "middle"'),
+        ("e.wav", '"two ""quoted""\nlines"'),
+        ("f.wav", '"to the end'),
+    ]
+    table = tmp_path / f"list{suffix}"
+    table.write_text("".join(f"{delimiter.join(line)}\n" for line in lines))
+    convert("ljspeech", table, "-o", tmp_path / "out.jsonl")
+    assert {sample.id: sample.metadata["text"] for sample in read(tmp_path / "out.jsonl")} == {
+        "b": "fine",
+        "d": 'in the "middle"',
+        "e": 'two "quoted"\nlines',
+    }
+    bad = rows(tmp_path / "out.set_aside.jsonl")
+    assert [row["place"].rpartition(" ")[2] for row in bad] == ["2", "4", "7"]
+    assert all("quotation mark" in row["reason"] for row in bad)
+
+
+def test_a_name_that_is_not_utf8_costs_its_file_alone(tmp_path: Path) -> None:
+    sounds(tmp_path / "in", "a.wav")
+    (tmp_path / "in/a.txt").write_text("one")
+    for name in (b"caf\xe9", b"caf\xe8"):  # the text of the second is missing, too
+        Path(os.fsdecode(os.fsencode(tmp_path / "in") + b"/" + name + b".wav")).write_bytes(b"RIFF")
+    (tmp_path / "in" / os.fsdecode(b"caf\xe9.txt")).write_text("coffee")
+    convert("folder", tmp_path / "in", "-o", tmp_path / "out.jsonl")
+    assert [sample.id for sample in read(tmp_path / "out.jsonl")] == ["a"]
+    bad = rows(tmp_path / "out.set_aside.jsonl")
+    assert [row["place"].rpartition("/")[2] for row in bad] == ["caf\\udce8.wav", "caf\\udce9.wav"]
+    assert {row["reason"] for row in bad} == {"its name is not valid UTF-8: rename it"}
 
 
 def test_audio_stays_in_its_folder(tmp_path: Path) -> None:
@@ -290,6 +332,17 @@ def test_huggingface(tmp_path: Path) -> None:
     (sample,) = read(tmp_path / "p/s.jsonl")
     assert sample.id == "x" and sample.metadata == {"text": "hi", "split": "test"}
     assert open_source(tmp_path / "p/s.jsonl")[0].audio[0].load().num_samples == 800
+
+
+def test_the_name_of_a_column_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of a downloaded dataset may have any name, and a recording is written to a file of that name."""
+    sounds(tmp_path / "raw", "a.wav")
+    content = {"bytes": (tmp_path / "raw/a.wav").read_bytes(), "path": None}
+    row = {"audio": content, "text": "hi", "x/../../../outside": content}
+    monkeypatch.setattr(huggingface, "open_splits", lambda source: {"train": [row]})
+    convert("huggingface", tmp_path / "raw", "-o", tmp_path / "made/deep/s.jsonl")
+    assert not (tmp_path / "made/outside.wav").exists()
+    assert {path.parent.name for path in (tmp_path / "made").rglob("*.wav")} == {"s_audio"}
 
 
 def test_without_the_package_datasets_the_remedy_is_named(
