@@ -79,8 +79,9 @@ def annotate(
         bool | None, typer.Option("--shards/--no-shards", help="Write webdataset shards.", show_default="yes")
     ] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="Processes of this machine, or a Ray cluster.")
-    ] = EngineName.local,
+        EngineName | None,
+        typer.Option(help="Processes of this machine, or a Ray cluster.", show_default="local"),
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
     ] = None,
@@ -125,10 +126,11 @@ def annotate(
         "shards": shards,
         "workers": workers,
         "ray_address": ray_address,
+        "engine": engine.value if engine else None,
+        "retry_failed": retry_failed or None,
     }
     given: dict[str, Any] = {"shards": True, **(load_document(settings).data if settings else {})}
     given |= {name: value for name, value in chosen.items() if value is not None}
-    given |= {"engine": engine.value, "retry_failed": retry_failed}
     config = _validated(given, set_ or ())
     console = Console(stderr=True)
     if dry_run:

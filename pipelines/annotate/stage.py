@@ -134,7 +134,7 @@ def _sources(config: AnnotationConfig, context: Context, ledger: Ledger) -> Sour
         raise StageError(
             f"annotate: no audio files in {', '.join(inputs)}", "give a folder of recordings", exit_code=2
         )
-    if transcripts is None and not found.given:
+    if transcripts is None and all(source.given.text is None for source in sources.found):
         _hint_at_a_pattern(sources, context)
     return sources
 

@@ -81,8 +81,9 @@ def audiocot(
         typer.Option(help="If a model is missing: fail, or skip (go on without it).", show_default="fail"),
     ] = None,
     engine: Annotated[
-        EngineName, typer.Option(help="Processes of this machine, or a Ray cluster.")
-    ] = EngineName.local,
+        EngineName | None,
+        typer.Option(help="Processes of this machine, or a Ray cluster.", show_default="local"),
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Address of the Ray cluster.", show_default="one on this machine")
     ] = None,
@@ -123,9 +124,10 @@ def audiocot(
         "missing_scorer": missing_scorer,
         "workers": workers,
         "ray_address": ray_address,
+        "engine": engine.value if engine else None,
+        "retry_failed": retry_failed or None,
     }
     given |= {name: value for name, value in chosen.items() if value is not None}
-    given |= {"engine": engine.value, "retry_failed": retry_failed}
     for step, text in (("watch", video), ("listen", audio), ("think", writer)):
         if text is not None:
             steps = given.setdefault("steps", {})

@@ -6,6 +6,7 @@ import glob
 import itertools
 import math
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -52,6 +53,10 @@ class Found:
 
     name: str
     path: str
+    folder: str = ""
+    """The first folder below the input, or in the archive, that the file is in, else the archive's name; of a path in a
+    list that leads elsewhere, the folder of the file. With several inputs it begins with the number and the name of the
+    input."""
 
 
 @dataclass
@@ -103,19 +108,18 @@ def collect(
     if not several and not is_address(inputs[0]) and not _is_tar(inputs[0]):
         only = Path(inputs[0])
         found.root = only if only.is_dir() else only.parent if only.is_file() else None
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     names: set[str] = set()
     for index, text in enumerate(inputs):
         prefix = f"{index}-{_short(text)}/" if several else ""
-        for name, path in _files_of(text, fetched, found, on_fetched):
-            if path in seen:
-                continue
-            seen.add(path)
-            if prefix and name in found.given:
-                found.given[prefix + name] = found.given.pop(name)
-            named = _distinct(prefix + name, names)
-            names.add(named)
-            _sort_in(found, named, path)
+        for name, path, folder in _files_of(text, fetched, found, on_fetched):
+            told = found.given.pop(name, None)
+            if path not in seen:
+                seen[path] = _distinct(prefix + name, names)
+                names.add(seen[path])
+                _sort_in(found, Found(seen[path], path, (prefix + folder).rstrip("/")))
+            if told is not None:
+                found.given.setdefault(seen[path], told)
     return found
 
 
@@ -170,8 +174,8 @@ def absolute(path: Path) -> str:
 
 def _files_of(
     text: str, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
-) -> Iterator[tuple[str, str]]:
-    """Name and absolute path of every file of an input."""
+) -> Iterator[tuple[str, str, str]]:
+    """Name, absolute path, and folder below the input of every file of an input."""
     if is_address(text):
         yield from _download(text, fetched, found, on_fetched)
     elif _is_tar(text) and Path(text).is_file():
@@ -181,11 +185,13 @@ def _files_of(
         # a link among the others leads out of the folder, or nowhere
         more = [path for path in others if not path.is_symlink() and found.form.accepts(path)]
         found.others += len(others) - len(more)
-        yield from ((path.relative_to(text).as_posix(), absolute(path)) for path in sorted([*audio, *more]))
+        for path in sorted([*audio, *more]):
+            name = path.relative_to(text).as_posix()
+            yield name, absolute(path), _first_folder(name)
     elif text.lower().endswith(MANIFESTS) and Path(text).is_file():
         yield from _listed(Path(text), found)
     elif Path(text).is_file():
-        yield Path(text).name, absolute(Path(text))
+        yield Path(text).name, absolute(Path(text)), ""
     else:
         matched = sorted(path for path in glob.glob(text, recursive=True) if Path(path).is_file())
         if not matched:
@@ -195,7 +201,8 @@ def _files_of(
             if _is_tar(path):
                 yield from _unpack(Path(path), fetched, found, on_fetched)
             else:
-                yield Path(path).relative_to(root).as_posix(), absolute(Path(path))
+                name = Path(path).relative_to(root).as_posix()
+                yield name, absolute(Path(path)), _first_folder(name)
 
 
 def _distinct(name: str, names: Collection[str]) -> str:
@@ -204,32 +211,34 @@ def _distinct(name: str, names: Collection[str]) -> str:
     return next(each for each in itertools.chain([name], counted) if each not in names)
 
 
-def _sort_in(found: Inputs, name: str, path: str) -> None:
-    if not is_unicode(name) or not is_unicode(path):
-        place = os.fsencode(path).decode("utf-8", "backslashreplace")
+def _sort_in(found: Inputs, item: Found) -> None:
+    if not is_unicode(item.name) or not is_unicode(item.path):
+        place = os.fsencode(item.path).decode("utf-8", "backslashreplace")
         found.rejected.append(set_aside_row(found.form.stage, place, UNREADABLE, NAME_IS_NOT_UTF8))
-    elif found.form.accepts(path):
-        found.found.append(Found(name, path))
+    elif found.form.accepts(item.path):
+        found.found.append(item)
     else:
         found.others += 1
 
 
-def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str]]:
+def _listed(manifest: Path, found: Inputs) -> Iterator[tuple[str, str, str]]:
     """Yield the files of a list; paths are relative to its folder."""
     for written, told in found.form.read_list(manifest):
-        path = absolute(manifest.parent / Path(written).expanduser())
+        given = Path(written).expanduser()
+        path = absolute(manifest.parent / given)
         if not Path(path).is_file():
             where = f"{manifest.name}: no such file"
             found.rejected.append(set_aside_row(found.form.stage, path, UNREADABLE, where))
             continue
         if told is not None:
             found.given[written] = told
-        yield written, path
+        leads_elsewhere = given.is_absolute() or ".." in given.parts
+        yield written, path, Path(path).parent.name if leads_elsewhere else _first_folder(given.as_posix())
 
 
 def _unpack(
     tar: Path, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str, str]]:
     """The members of a tar, copied one by one under names of our own; what is copied already is not copied again."""
     stat = tar.stat()
     tag = sha256(f"{absolute(tar)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:16]
@@ -247,7 +256,8 @@ def _unpack(
                 if not target.exists() and not _copy_member(archive, member, target, found, tar):
                     continue
                 on_fetched(member.name)
-                yield f"{tar.name}/{PurePosixPath(member.name).as_posix().lstrip('/')}", absolute(target)
+                inside = PurePosixPath(member.name).as_posix().lstrip("/")
+                yield f"{tar.name}/{inside}", absolute(target), _first_folder(inside) or tar.name
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = f"the archive is damaged: {error}"
         found.rejected.append(set_aside_row(found.form.stage, absolute(tar), UNREADABLE, reason))
@@ -275,7 +285,7 @@ def _copy_member(
 
 def _download(
     address: str, fetched: Path, found: Inputs, on_fetched: Callable[[str], None]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str, str]]:
     """The files of an address: itself, what it matches, or what is below it."""
     import fsspec
 
@@ -299,7 +309,7 @@ def _download(
             found.rejected.append(set_aside_row(found.form.stage, whole, UNREADABLE, reason))
             continue
         on_fetched(whole)
-        yield whole, absolute(target)
+        yield whole, absolute(target), _first_folder(name.removeprefix(_remote_base(root, name)))
 
 
 def _remote_names(system: Any, root: str) -> list[str]:
@@ -308,6 +318,18 @@ def _remote_names(system: Any, root: str) -> list[str]:
     if system.isdir(root):
         return sorted(system.find(root))
     return [root] if system.exists(root) else []
+
+
+def _remote_base(root: str, name: str) -> str:
+    """The part of a remote name that is the address: a folder, or the folders before the first wildcard or the file."""
+    fixed = re.split(r"[*?\[]", root, maxsplit=1)[0].rstrip("/")
+    return f"{fixed}/" if name.startswith(f"{fixed}/") else fixed[: fixed.rfind("/") + 1]
+
+
+def _first_folder(inside: str) -> str:
+    """The first folder of a path; empty where there is none."""
+    parts = [part for part in PurePosixPath(inside).parts if part != ".."]
+    return parts[0] if len(parts) > 1 else ""
 
 
 def _is_tar(text: str) -> bool:

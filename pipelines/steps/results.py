@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel
 
-from audiollm.files.atomic import atomic_path, write_jsonl
+from audiollm.files.atomic import atomic_path, read_jsonl, write_jsonl
 from audiollm.files.set_aside import UNREADABLE, set_aside_row
 from pipelines.steps.rules import Rule
 from pipelines.steps.spool import Row, Spool
@@ -199,7 +199,10 @@ def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, s
     """
     counts = Counter(file for file, _ in places)
     stems = {file: _safe_name(names[file]) for file in counts}
-    taken = Counter(stem.casefold() for stem in stems.values())
+    numbered = {
+        (file, number): f"{stems[file]}--{number:05d}" for file, number in places if counts[file] > 1
+    }
+    taken = Counter(name.casefold() for name in (*stems.values(), *numbered.values()))
     ids = {}
     for file, number in places:
         stem = stems[file]
@@ -233,7 +236,7 @@ def merge_set_aside(folder: Path, parts: Path, own: Sequence[Row]) -> None:
         parts: file of the rows of parts, which is removed.
         own: rows of whole files.
     """
-    rows = [*own, *(json.loads(line) for line in parts.read_text(encoding="utf-8").splitlines())]
+    rows = [*own, *read_jsonl(parts)]
     rows.sort(key=lambda row: (row["place"], row.get("start_s", 0.0)))
     write_jsonl(folder / "set_aside.jsonl", rows)
     parts.unlink()

@@ -53,7 +53,8 @@ class Run:
         return StepRun(self.config, self.context, self.chain.steps, self.ledger, "segments", self.costs)
 
     def annotate(self) -> None:
-        """Take all recordings and their segments through all steps, into the spool; a repeated file is only named.
+        """Take all recordings and their segments through all steps, into the spool; a repeated file is only named,
+        so that no recording is in the training set and in the test set.
 
         Raises:
             EngineError: a step cannot be set up.
@@ -63,7 +64,7 @@ class Run:
 
         def begin() -> Iterator[Walk]:
             for number, source in enumerate(self.sources):
-                same = first.setdefault((source.digest, source.given, source.split), source.name)
+                same = first.setdefault((source.digest, source.given), source.name)
                 if same != source.name:
                     self.spool.put_file(number, walks.repeated(source, same))
                 else:

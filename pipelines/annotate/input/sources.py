@@ -38,7 +38,7 @@ class RecordingSource:
 
     Args:
         digest: SHA-256 of its content.
-        folder: the speaker where nothing else tells: the first folder of the name.
+        folder: the speaker where nothing else tells; see `Found.folder`.
     """
 
     path: str
@@ -114,7 +114,7 @@ def match_sources(
         transcript = (inputs.given if given is None else given).get(item.name)
         known = Given(transcript.text, transcript.speaker, _language(transcript)) if transcript else Given()
         split = _split(transcript, condition) if transcript else None
-        folder = _speaker_by_folder(item.name)
+        folder = item.folder or DEFAULT_SPEAKER
         sources.found.append(RecordingSource(item.path, item.name, digests[item.path], folder, known, split))
     if (
         condition is not None
@@ -183,6 +183,3 @@ def _split(transcript: Transcript, condition: Condition | None) -> str | None:
         )
     return transcript.split
 
-
-def _speaker_by_folder(name: str) -> str:
-    return name.split("/")[0] if "/" in name else DEFAULT_SPEAKER

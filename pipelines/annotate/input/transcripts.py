@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import operator
 import re
@@ -35,7 +36,7 @@ class TranscriptError(ValueError):
 class Transcript:
     """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text."""
 
-    text: str
+    text: str | None
     speaker: str | None
     split: str | None
     fields: Mapping[str, str]
@@ -121,22 +122,23 @@ def read_transcripts(path: Path) -> list[tuple[str, Transcript]]:
 
 def read_manifest(path: Path) -> list[tuple[str, Transcript | None]]:
     """The rows of a list of recordings as (path as written, what is given for it): `read_transcripts` without the need
-    for a text.
+    for a text. None: the row has a path alone.
 
     Raises:
         TranscriptError: as `read_transcripts`.
     """
     rows = _read(path, ("path",))
     return [
-        (fields["path"], transcript_of(fields, where) if fields.get("text") else None)
+        (fields["path"], transcript_of(fields, where) if set(fields) != {"path"} else None)
         for where, fields in rows
     ]
 
 
 def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
-    """Make the transcript of a row with a text."""
+    """Make the transcript of a row, which may lack a text."""
+    text = fields.get("text", "")
     return Transcript(
-        fields["text"], fields.get("speaker") or None, fields.get("split") or None, fields, where
+        text if text.strip() else None, fields.get("speaker") or None, fields.get("split") or None, fields, where
     )
 
 
@@ -165,7 +167,7 @@ def _read(path: Path, required: Sequence[str]) -> list[tuple[str, dict[str, str]
 
 def _csv_rows(path: Path, content: str, required: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     reader = csv.reader(
-        content.splitlines(keepends=True),
+        io.StringIO(content, newline=""),  # `splitlines` also ends lines at U+2028 and the like
         delimiter="\t" if path.suffix.lower() == ".tsv" else ",",
         strict=True,
     )

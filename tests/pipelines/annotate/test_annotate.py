@@ -25,13 +25,14 @@ from rich.console import Console
 
 from audiollm.audio import find_audio, load, save
 from audiollm.errors import StageError
+from audiollm.files.set_aside import read_set_aside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.annotate.execution.config import AnnotationConfig
 from pipelines.annotate.input.synthetic import SAMPLE_RATE, CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
 from pipelines.steps import step as step_module
-from pipelines.steps.results import part_ids
+from pipelines.steps.results import dropped_part_row, merge_set_aside, open_lines, part_ids, put_line
 
 SHARED = Path(
     os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -367,6 +368,23 @@ def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, t
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.rpartition("loaded ")[2].split())
     assert (out / "report.html").exists() and (out / "segments.jsonl").exists()
+
+
+def test_a_file_may_have_the_name_of_another_ones_part() -> None:
+    """As when the parts of an earlier run lie beside the recordings."""
+    names = {0: "talk.wav", 1: "talk--00001.flac", 2: "other.wav"}
+    ids = part_ids([(0, 0), (0, 1), (1, 0), (2, 0)], names)
+    assert len(set(ids.values())) == 4 and ids[2, 0] == "other"
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x0b", "\n"])
+def test_what_is_set_aside_may_have_any_name(tmp_path: Path, odd: str) -> None:
+    row = {"path": f"/in/a{odd}b.wav", "id": "a-b", "start_s": 0.0, "end_s": 1.0}
+    drop = {"kind": "too short", "reason": "", "step": "", "rule": "", "value": None, "threshold": None}
+    with open_lines(tmp_path / "aside.jsonl") as file:
+        put_line(file, dropped_part_row("annotate", row, drop))
+    merge_set_aside(tmp_path, tmp_path / "aside.jsonl", [])
+    assert [each["place"] for each in read_set_aside(tmp_path / "set_aside.jsonl")] == [row["path"]]
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), unique=True, max_size=6), st.integers(1, 3))

@@ -17,9 +17,11 @@ import pytest
 from rich.console import Console
 
 from audiollm.audio import load, save
+from audiollm.commands.cli import build_app
 from audiollm.errors import ConfigError, StageError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
+from pipelines.annotate import command
 from pipelines.annotate.command import _validated
 from pipelines.annotate.execution import chain as chains
 from pipelines.annotate.execution.config import AnnotationConfig
@@ -29,7 +31,7 @@ from pipelines.annotate.execution.run import Run
 from pipelines.annotate.input.sources import RecordingSource
 from pipelines.annotate.input.synthetic import CorpusConfig, speak_corpus
 from pipelines.annotate.stage import STAGE
-from pipelines.annotate.step import Recording, Segment
+from pipelines.annotate.step import Given, Recording, Segment
 from pipelines.annotate.steps.probe import Probe, ProbeConfig
 from pipelines.execution.ledger import Ledger
 from pipelines.steps.spool import Spool
@@ -235,6 +237,41 @@ def test_a_file_that_repeats_another_is_filtered_by_name(tmp_path: Path, spoken:
     assert [row["reason"] for row in _rows(tmp_path / "out", "files")] == ["", *["the same as a.wav"] * 2]
 
 
+def test_a_recording_is_never_in_the_training_set_and_in_the_test_set(tmp_path: Path) -> None:
+    step = Fixed("voice_activity", {"spans": [], "duration_s": 0.2})
+    chain = chains.Chain(
+        (Fixed("probe", FORM), step, Fixed("segments", {"segments": [PART]})), (), (), {}, {
+            name: name for name in ("probe", "voice_activity", "segments")
+        }
+    )  # fmt: skip
+    sources = [
+        RecordingSource(f"/{name}.wav", f"{name}.wav", "same content", "ann", Given("one", "ann"), split)
+        for name, split in (("a", "train"), ("b", "test"), ("c", None))
+    ]
+    config = AnnotationConfig.model_validate({"workers": 1, "recognizers": []})
+    spool = Spool(tmp_path / "spool.sqlite")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        Run(config, _context(tmp_path), chain, Thresholds(), sources, ledger, spool).annotate()
+    assert [row.get("repeats") for row in spool.files()] == [None, "a.wav", "a.wav"]
+    assert [row["split"] for _, _, row in spool.parts()] == ["train"]
+
+
+def test_the_settings_of_a_file_are_not_replaced_by_the_defaults_of_the_command(
+    tmp_path: Path, spoken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[AnnotationConfig] = []
+    monkeypatch.setattr(command, "_show", lambda config, console: asked.append(config))
+    (tmp_path / "own.yaml").write_text("engine: ray\nretry_failed: true\nshards: false\n")
+    arguments = ["annotate", str(spoken), "-o", str(tmp_path / "out"), "--dry-run"]
+    for more in ([], ["--settings", str(tmp_path / "own.yaml")], ["--engine", "ray", "--retry-failed"]):
+        build_app("annotate")([*arguments, *more], standalone_mode=False)
+    assert [(one.engine, one.retry_failed, one.shards) for one in asked] == [
+        ("local", False, True),
+        ("ray", True, False),
+        ("ray", True, True),
+    ]
+
+
 class NoConfig(StepConfig):
     """None."""
 
@@ -264,6 +301,7 @@ class Deadly:
         return {"fine": True}
 
 
+FORM = {"duration_s": 0.2, "sample_rate": 16000, "num_channels": 1, "codec": "PCM_16"}
 PART = {"start_s": 0.0, "end_s": 0.2, "kind": "speech", "speaker": None, "speech_s": 0.2, "overlap_s": 0.0}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,67 @@ def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Pat
     table.write_text("path,text,split\na.wav,A,dev\nann/b.wav,B,train\nc.wav,C,\n")
     sources = _sources(folder / "in", table, "split==dev")
     assert [source.split for source in sources.found] == ["test", "train", "train"]
+
+
+def _voices(folder: Path, *inputs: object) -> list[tuple[str, str | None, str, str | None, str | None]]:
+    """File, text, speaker, language and split of each recording."""
+    found = collect_recordings([str(text) for text in inputs], folder / "fetched", lambda name: None)
+    sources = match_sources(found, {item.path: "digest" for item in found.found}, None, None)
+    return [
+        (Path(s.name).name, s.given.text, s.given.speaker or s.folder, s.given.language, s.split)
+        for s in sources.found
+    ]
+
+
+def test_a_list_tells_speakers_and_splits_without_texts(folder: Path) -> None:
+    table = folder / "list.csv"
+    table.write_text("path,speaker,split,language\nin/a.wav,bob,test,de\nin/ann/b.wav,,,\n")
+    assert _voices(folder, table) == [
+        ("a.wav", None, "bob", "de", "test"),
+        ("b.wav", None, "in", None, None),
+    ]
+    table.write_text("path,text,speaker\nin/a.wav,,bob\nin/c.wav,C,bob\n")
+    assert [row[:3] for row in _voices(folder, table)] == [("a.wav", None, "bob"), ("c.wav", "C", "bob")]
+
+
+def test_a_list_tells_of_files_that_another_input_has_named(folder: Path) -> None:
+    table = folder / "list.csv"
+    table.write_text("path,text,speaker\nin/a.wav,A,bob\n")
+    told = ("a.wav", "A", "bob", None, None)
+    assert told in _voices(folder, folder / "in", table)
+    assert told in _voices(folder, table, folder / "in")
+
+
+def test_the_speaker_is_a_folder_of_the_input_where_nothing_tells(folder: Path) -> None:
+    """Never an empty name, which no stage takes, nor what all files of an address or an archive have in common."""
+    speakers = {"a.wav": "speaker", "b.wav": "ann", "c.wav": "speaker"}
+
+    def found(*inputs: object) -> dict[str, str]:
+        return {name: speaker for name, _, speaker, _, _ in _voices(folder, *inputs)}
+
+    assert found(folder / "in") == speakers
+    assert found(f"file://{folder}/in") == speakers
+    assert found(f"file://{folder}/in/**/*.wav") == found(folder / "in/**/*.wav") == speakers
+    with tarfile.open(folder / "all.tar", "w") as archive:
+        archive.add(folder / "in", "./")
+    assert found(folder / "all.tar") == {"a.wav": "all.tar", "b.wav": "ann", "c.wav": "all.tar"}
+    assert found(folder / "in", folder / "other.wav") == {
+        "a.wav": "0-in", "b.wav": "0-in/ann", "c.wav": "0-in", "other.wav": "1-other_wav",
+    }  # fmt: skip
+    table = folder / "lists" / "list.csv"
+    table.parent.mkdir()
+    table.write_text(f"path\n{folder}/in/ann/b.wav\n../in/c.wav\n")
+    assert found(table) == {"b.wav": "ann", "c.wav": "in"}
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x0b", "\x1c"])
+def test_a_line_of_a_table_ends_with_a_newline_alone(tmp_path: Path, odd: str) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,text\na.wav,one{odd}two\nb.wav,three\n", encoding="utf-8")
+    assert [(path, t.text) for path, t in read_transcripts(table)] == [
+        ("a.wav", f"one{odd}two"),
+        ("b.wav", "three"),
+    ]
 
 
 def test_the_hint_follows_the_names() -> None:
