@@ -21,7 +21,8 @@ from torch.nn import functional
 from audiollm.audio import AudioError, find_audio, load, normalize_rms, pitch, probe, resample
 from audiollm.data.records.manifest import read_samples
 from audiollm.errors import BadSample, StageError
-from audiollm.files.set_aside import UNREADABLE
+from audiollm.files.atomic import is_unicode
+from audiollm.files.set_aside import NAME_IS_NOT_UTF8, UNREADABLE
 from tokenizer.native.pitch import VOICE_HZ, PitchTarget
 
 MAX_CLIP_S = 60.0
@@ -89,6 +90,9 @@ def _clips_of_folder(folder: Path) -> Clips:
     clips: dict[Path, list[Clip]] = {}
     bad = []
     for path in files:
+        if not is_unicode(str(path)):
+            bad.append(BadSample(str(path), "", NAME_IS_NOT_UTF8, UNREADABLE))
+            continue
         try:
             duration_s = probe(path).duration_s
         except AudioError as error:

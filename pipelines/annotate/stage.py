@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from pipelines.annotate.execution.corpus import Verdicts, judge_segments, kept_r
 from pipelines.annotate.execution.plan import plan_annotation
 from pipelines.annotate.execution.rules import RULES, Thresholds
 from pipelines.annotate.execution.run import Run, request_report, write_shards
+from pipelines.annotate.execution.shards import remove_shards
 from pipelines.annotate.input import synthetic
 from pipelines.annotate.input.sources import (
     RECORDINGS,
@@ -62,7 +62,7 @@ def run_annotation(config: AnnotationConfig, context: Context) -> dict[str, Any]
             if config.shards:
                 write_shards(config, context, ledger)
             else:  # those of an earlier run belong to other segments
-                shutil.rmtree(context.folder / "shards", ignore_errors=True)
+                remove_shards(context.folder / "shards")
             request_report(config, context, ledger)
     except (TranscriptError, InputError, AudioError) as error:
         raise StageError(f"annotate: {error}", exit_code=2) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,24 @@ def test_a_table_of_files(recordings: Path) -> None:
         with pytest.raises(ConfigError, match=reason) as caught:
             read_inputs([str(table)])
         assert "list.csv:2" in str(caught.value)
+
+
+def test_an_open_quotation_mark_in_a_table_swallows_no_rows(recordings: Path) -> None:
+    table = recordings / "list.csv"
+    table.write_text('path,text\none.wav,"I see\ndeep/one.wav,"Yes" she said\ndeep/two.flac,fine\n')
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        read_inputs([str(table)])
+    assert "list.csv:3" in str(caught.value) and "quotation mark" in str(caught.value)
+
+
+def test_a_name_that_is_not_utf8_costs_its_file_alone(recordings: Path) -> None:
+    odd = os.fsencode(recordings / "deep") + b"/caf\xe9.wav"
+    Path(os.fsdecode(odd)).write_bytes((recordings / "one.wav").read_bytes())
+    inputs = read_inputs([str(recordings / "deep"), os.fsdecode(odd)])
+    assert [sample.id for sample in inputs.samples] == ["broken", "one", "two"]
+    assert [(bad.place, bad.reason) for bad in inputs.bad] == [
+        (f"{recordings}/deep/caf\\udce9.wav", "its name is not valid UTF-8: rename it")
+    ]
 
 
 def test_samples_stay_as_they_are(recordings: Path, codec: Path, tmp_path: Path) -> None:

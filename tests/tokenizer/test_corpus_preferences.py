@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,30 @@ def test_the_stage_of_recipes_codes_answers_as_it_codes_prompts(
         rate = load_codec(codec_folder).frame_rate
         names = ("heard.wav", "good.wav", "bad.wav", "worse.wav")[: 1 + answers]
         assert frames == [pytest.approx(SECONDS[name] * rate, abs=1) for name in names]
+
+
+class _Demanding(AudioTokenizer):
+    """Refuses clips of less than half a second, and has more codes than 16 bits hold."""
+
+    def encode(self, samples_CN: torch.Tensor) -> torch.Tensor:
+        if samples_CN.shape[1] < 12_000:
+            raise ValueError("too few samples for one frame")
+        return torch.full((8, samples_CN.shape[1] // 960), 40_000)
+
+
+def test_the_stage_sets_aside_what_the_codec_refuses_and_keeps_large_codes(
+    tmp_path: Path, manifest: Path, codec_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = _Demanding(replace(TINY, codebook_size=65_536))
+    monkeypatch.setattr("tokenizer.training.run.load_codec", lambda folder: codec)
+    config = TokenizeConfig(samples=manifest, codec=codec_folder, encodings=1)
+    tokenize_samples(config, Context(tmp_path, None, Console(quiet=True), {}))  # type: ignore[arg-type]
+    rows = {row["id"]: row for row in read_set_aside(tmp_path / "set_aside.jsonl")}
+    assert set(rows) == {"gone", "three"} and rows["three"]["kind"] == "cannot be encoded"
+    assert "worse.wav" in rows["three"]["place"] and "too few samples" in rows["three"]["reason"]
+    source = open_source(tmp_path / "shards")
+    assert [source[index].sample.id for index in range(len(source))] == ["two"]
+    assert all(bool((codes_KT == 40_000).all()) for codes_KT in source[0].encodings[0])
 
 
 def test_shards_hold_the_recordings_of_prompts_and_answers(tmp_path: Path) -> None:

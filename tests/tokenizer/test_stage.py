@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_a_folder_is_split_by_file_and_long_files_are_taken_in_parts(recordings:
     assert spans == [(0.0, 60.0), (60.0, 150.0)] or spans == [(0.0, 60.0), (60.0, 120.0), (120.0, 150.0)]
     assert [Path(bad.place).name for bad in clips.bad] == ["broken.wav"]
     assert find_clips(recordings)[:2] == clips[:2]
+
+
+def test_a_name_that_is_not_utf8_costs_its_file_alone(recordings: Path) -> None:
+    before = find_clips(recordings)
+    odd = Path(os.fsdecode(os.fsencode(recordings) + b"/caf\xe9.wav"))
+    save(recordings / "clean.wav", 0.1 * torch.randn(1, 24_000), 24_000)
+    (recordings / "clean.wav").rename(odd)
+    clips = find_clips(recordings)
+    assert (clips.train, clips.test) == (before.train, before.test)
+    assert clips.bad[-1].reason == "its name is not valid UTF-8: rename it"
 
 
 def test_what_breaks_after_the_start_is_drawn_no_more(recordings: Path) -> None:

@@ -174,10 +174,16 @@ class CorpusInputs:
     def add_file(self, path: Path, name: str, metadata: dict[str, str] | None = None) -> None:
         """A sample of one audio part; `name` is its id, with a number where that is taken."""
         from audiollm.data.records.sample import AudioPart, Message, Sample
+        from audiollm.errors import BadSample
+        from audiollm.files.atomic import is_unicode
+        from audiollm.files.set_aside import NAME_IS_NOT_UTF8, UNREADABLE
 
         if path.resolve() in self._files:
             return
         self._files.add(path.resolve())
+        if not is_unicode(str(path)):
+            self.bad.append(BadSample(str(path), "", NAME_IS_NOT_UTF8, UNREADABLE))
+            return
         free, number = name, 1
         while free in self._ids:
             number += 1
@@ -260,8 +266,13 @@ def _table_rows(listing: Path) -> Iterator[dict[str, str]]:
 
     try:
         with listing.open(encoding="utf-8-sig", newline="") as file:
-            rows: list[dict[Any, Any]] = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reader = csv.DictReader(file, strict=True)
+            rows: list[dict[Any, Any]] = list(reader)
+    except csv.Error as error:
+        where = f"{listing}:{reader.reader.line_num}"
+        remedy = "quote a text that begins with a quotation mark, and double those in it"
+        raise ConfigError(f"cannot be read: {error}", where, remedy) from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", str(listing), "give a CSV file in UTF-8") from None
     for number, row in enumerate(rows, start=2):
         where = f"{listing}:{number}"

@@ -125,6 +125,17 @@ def begin_set_aside(path: Path, bad: Iterable[BadSample], again: Container[str])
     return SetAside(path, "tokenize", [*(row_of(one, "tokenize") for one in bad), *kept])
 
 
+def stored_codes(codes_KT: Tensor, codec: Codec) -> np.ndarray:
+    """Codes as shards hold them, in the smallest type that holds all of the codec's."""
+    return codes_KT.cpu().numpy().astype(np.int16 if codec.codebook_size <= 2**15 else np.int32)
+
+
+def refused_by_codec(sample: Sample, error: ValueError) -> BadSample:
+    """A sample whose sound the codec does not take: too short, or too long."""
+    place = ", ".join(part.path for part in sample.audio_parts())
+    return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
+
+
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write down what a folder is begun with, or compare it with what it was begun with.
 
@@ -267,7 +278,7 @@ def _attempt(codec: Codec, sample: Sample, coding: Coding, advance: Advance) -> 
     except AudioError as error:
         return BadSample(place, sample.id, error.reason, UNREADABLE)
     except ValueError as error:  # the codec refuses it: too short, or too long
-        return BadSample(place, sample.id, f"cannot be encoded: {error}", "cannot be encoded")
+        return refused_by_codec(sample, error)
     metadata = {**sample.metadata, CODED_AUDIO: [about.model_dump() for _, about in pairs]}
     return Coded(sample.model_copy(update={"metadata": metadata}), [codes_KT for codes_KT, _ in pairs])
 
@@ -294,9 +305,8 @@ def _encode_part(
         codes_KT = torch.cat(list(codec.encode_stream(levelled())), dim=1)
     else:
         codes_KT = codec.encode(torch.cat(list(levelled()), dim=1))
-    dtype = np.int16 if codec.codebook_size <= 2**15 else np.int32
     about = CodedAudio(path=part.path, num_samples=num_samples, gain_db=20 * math.log10(gain))
-    return codes_KT[: coding.num_codebooks].cpu().numpy().astype(dtype), about
+    return stored_codes(codes_KT[: coding.num_codebooks], codec), about
 
 
 def _gain_to_level(pieces_1N: Iterable[Tensor], level_dbfs: float) -> float:

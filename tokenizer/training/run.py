@@ -26,7 +26,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
 from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_training_clips, load_levelled
-from tokenizer.corpus.encoding import begin_set_aside
+from tokenizer.corpus.encoding import begin_set_aside, refused_by_codec, stored_codes
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
 from tokenizer.quantizers.codebooks import copy_from_rank_0
@@ -203,6 +203,9 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
             except AudioError as error:
                 set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
                 continue
+            except ValueError as error:
+                set_aside.add([refused_by_codec(samples[index], error)])
+                continue
             writer.write(index, sample, encodings, sound)
     with atomic_path(folder / "codebooks.safetensors") as temporary:
         save_file({"vectors_KVD": codec.codebook_vectors_KVD.contiguous()}, temporary)
@@ -235,7 +238,7 @@ def _encode_sample(
             generator = step_generator(config.seed, index, f"encoding {variant}")
             varied_N = _vary(sound_N, codec, generator) if variant else sound_N
             dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER
-            codes[clip] = codec.encode(dithered_N[None]).numpy().astype(np.int16)
+            codes[clip] = stored_codes(codec.encode(dithered_N[None]), codec)
         result.append([codes[clip] for clip in clips])
     return result
 

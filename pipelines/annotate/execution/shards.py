@@ -161,6 +161,18 @@ def finish_shards(folder: Path, config: ShardConfig, made: Sequence[Made]) -> di
     return index
 
 
+def remove_shards(folder: Path) -> None:
+    """Delete the shards of an earlier run, and the folder where it holds nothing else."""
+    made = list(folder.glob("[0-9]*.tar"))
+    for old in made:
+        old.unlink()
+        old.with_suffix(".json").unlink(missing_ok=True)
+    if made:
+        (folder / INDEX_NAME).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
 def standardize(sound: Waveform, config: ShardConfig) -> Waveform:
     """Convert to mono at the rate and loudness of the shards, with one gain for all samples and without clipping."""
     from audiollm.audio import Waveform, integrated_loudness_lufs

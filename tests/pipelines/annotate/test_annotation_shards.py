@@ -20,6 +20,7 @@ from pipelines.annotate.execution.shards import (
     finish_shards,
     make_shard,
     plan_shards,
+    remove_shards,
     standardize,
 )
 
@@ -103,6 +104,19 @@ def test_what_is_whole_stays_and_what_changed_is_made_again(
     write_shards(rows[:3], folder, config)
     assert json.loads(read(folder)[0]["json"])["text"] == "another"
     assert sorted(path.name for path in folder.glob("*.tar")) == ["000000.tar", "000001.tar"]
+
+
+def test_only_shards_of_an_earlier_run_are_removed(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The folder of results may be one in which somebody keeps shards of another kind."""
+    folder = tmp_path / "shards"
+    write_shards(rows, folder)
+    remove_shards(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    for name in ("shard-000000.tar", "index.json", "notes.txt"):
+        (folder / name).write_text("{}")
+    remove_shards(folder)
+    assert len(list(folder.iterdir())) == 3
 
 
 def test_a_recording_that_is_gone_is_reported_and_the_others_are_there(
