@@ -53,9 +53,7 @@ class BadSample(Exception):
 
     def __init__(self, place: str, id: str, reason: str, kind: str = "") -> None:
         # a file's name may hold bytes that are not UTF-8, which neither JSON nor a terminal takes
-        place, id, reason = (
-            text.encode(errors="backslashreplace").decode() for text in (place, id, reason)
-        )
+        place, id, reason = (text.encode(errors="backslashreplace").decode() for text in (place, id, reason))
         super().__init__(place, id, reason, kind)  # all in args, so that it survives pickling
         self.place, self.id, self.reason, self.kind = place, id, reason, kind or reason
 

@@ -199,9 +199,7 @@ def part_ids(places: Sequence[Place], names: Mapping[int, str]) -> dict[Place, s
     """
     counts = Counter(file for file, _ in places)
     stems = {file: _safe_name(names[file]) for file in counts}
-    numbered = {
-        (file, number): f"{stems[file]}--{number:05d}" for file, number in places if counts[file] > 1
-    }
+    numbered = {(file, number): f"{stems[file]}--{number:05d}" for file, number in places if counts[file] > 1}
     taken = Counter(name.casefold() for name in (*stems.values(), *numbered.values()))
     ids = {}
     for file, number in places:

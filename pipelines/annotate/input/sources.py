@@ -182,4 +182,3 @@ def _split(transcript: Transcript, condition: Condition | None) -> str | None:
             f"or choose the test set by a condition, as in test='split=={transcript.split}'"
         )
     return transcript.split
-

@@ -138,7 +138,11 @@ def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
     """Make the transcript of a row, which may lack a text."""
     text = fields.get("text", "")
     return Transcript(
-        text if text.strip() else None, fields.get("speaker") or None, fields.get("split") or None, fields, where
+        text if text.strip() else None,
+        fields.get("speaker") or None,
+        fields.get("split") or None,
+        fields,
+        where,
     )
 
 

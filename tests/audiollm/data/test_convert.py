@@ -99,9 +99,7 @@ def test_tables_with_a_header(tmp_path: Path, suffix: str, delimiter: str) -> No
 
 
 @pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", "|")])
-def test_an_open_quotation_mark_costs_its_own_line_alone(
-    tmp_path: Path, suffix: str, delimiter: str
-) -> None:
+def test_an_open_quotation_mark_costs_its_own_line_alone(tmp_path: Path, suffix: str, delimiter: str) -> None:
     sounds(tmp_path, *(f"{name}.wav" for name in "abcdef"))
     lines = [
         ("path", "text"),
