@@ -23,9 +23,6 @@ from audiollm.flow.encoding import FACTS
 from audiollm.flow.model.packed import MODALITIES, TIMED, Features, Modality
 from audiollm.flow.sound_model import ConditionFacts
 
-HELD_OUT = ("test", "validation")
-"""Values of `metadata.split` that are not trained on."""
-
 
 @dataclass(frozen=True)
 class CorpusFacts:
@@ -144,7 +141,7 @@ def survey_sounds(sources: Sequence[Shards], facts: CorpusFacts) -> UsableSounds
             except BadSample as error:
                 bad.append(error)
                 continue
-            if loaded.sample.metadata.get("split") in HELD_OUT:
+            if loaded.sample.is_held_out:
                 test.append((number, index))
                 continue
             train[-1].append(index)

@@ -69,7 +69,7 @@ def chosen_samples(samples: Sequence[Sample], split: str, most: int) -> list[Sam
 
 
 def _split(sample: Sample) -> str:
-    return "test" if sample.metadata.get("split") in ("test", "validation") else "train"
+    return "test" if sample.is_held_out else "train"
 
 
 def _make(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,16 +67,16 @@ class EvalAudio:
             reply_request(loaded.sample, audio, seed, sampling, limits)
             for seed, (loaded, audio) in enumerate(samples)
         ]
-        write_jsonl(folder / "prompts.jsonl", map(_described, self._samples))
+        self._names = _file_names(self._samples)
+        write_jsonl(folder / "prompts.jsonl", map(_described, self._names, self._samples))
 
     def __call__(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         engine = Engine.sized_for(self._model, self._template, self._requests)
         writer = SummaryWriter(str(self._folder / "tensorboard"))
-        for sample, each in zip(self._samples, engine.run(self._requests), strict=True):
+        for name, each in zip(self._names, engine.run(self._requests), strict=True):
             samples_1N = self._codec.decode(each.codes_KT).cpu()
-            name = safe_name(sample.id)
             save(self._folder / f"step-{step:06d}" / f"{name}.wav", samples_1N, self._codec.sample_rate)
             writer.add_audio(name, samples_1N, step, sample_rate=self._codec.sample_rate)
         writer.close()
@@ -107,11 +108,22 @@ class ShardedEvalAudio:
         self._ranks.barrier()
 
 
-def _described(sample: Sample) -> dict[str, str]:
+def _file_names(samples: Sequence[Sample]) -> list[str]:
+    """A name for each by its id, with a number where samples of several sources have the same one."""
+    seen: Counter[str] = Counter()
+    names = []
+    for sample in samples:
+        seen[sample.id] += 1
+        again = f" {seen[sample.id]}" if seen[sample.id] > 1 else ""
+        names.append(safe_name(f"{sample.id}{again}"))
+    return names
+
+
+def _described(name: str, sample: Sample) -> dict[str, str]:
     """By the metadata where it tells, else what the user wrote, and nobody."""
     text = str(sample.metadata.get("text", " ".join(sample.texts("user"))))
     speaker = str(sample.metadata.get("speaker") or "")
-    return {"name": safe_name(sample.id), "id": sample.id, "text": text, "speaker": speaker}
+    return {"name": name, "id": sample.id, "text": text, "speaker": speaker}
 
 
 def reply_request(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from audiollm.data.packing import PackedBatch
 from audiollm.data.records.loader import Loader
 from audiollm.devices import default_device
 from audiollm.errors import BadSample, StageError
+from audiollm.recipe.ranks import Ranks
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, evaluation_packs
@@ -54,10 +57,11 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     model = build_decoder(config, template).to(default_device())
     check_attention(config, model.config.head_dim)
     choose_trained(model, config)
+    held_out = evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world)
     task = SFTTask(
         TokenLosses(model),
         Loader(maker, config.workers),
-        evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world),
+        held_out,
         {"text": config.text_weight, "audio": config.audio_weight},
         set_aside,
         ranks,
@@ -68,7 +72,7 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     loop = config.loop_config(
         config.steps_for(samples / required(config.batch_size)),
         default_warmup_steps=50 if config.size == "tiny" else 1000,
-        best=("audio_loss" if config.audio_weight else "text_loss") if config.keep_best else "",
+        best=_best_figure(config, held_out, ranks) if config.keep_best else "",
     )
     figures = train(task, loop, context.folder, context, task.device)
     if ranks.first:
@@ -78,6 +82,12 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     counts = {"vocabulary": template.tokenizer.get_vocab_size(), "sequences": samples}
     passes = zip(sources, maker.passes(figures["steps"]), strict=True)
     return {**figures, **kept, **counts, "passes": {source.name: round(n, 2) for source, n in passes}}
+
+
+def _best_figure(config: TrainConfig, held_out: Mapping[str, Sequence[PackedBatch]], ranks: Ranks) -> str:
+    """The figure that tells the best weights: the loss of speech where held-out samples are spoken, else of text."""
+    own = any(pack.counts["audio"] for packs in held_out.values() for pack in packs)
+    return "audio_loss" if config.audio_weight and any(ranks.gather(own)) else "text_loss"
 
 
 def _batching(config: TrainConfig) -> Batching:

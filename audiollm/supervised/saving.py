@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from audiollm.data.chat.template import Template
-from audiollm.data.records.sample import TextPart
+from audiollm.data.records.sample import Message, TextPart
 from audiollm.data.records.source import Source
 from audiollm.data.text.tokenizer import SPEAKERS_FILE, TRAINED_FILE
+from audiollm.errors import BadSample
 from audiollm.files.atomic import read_json, write_json
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import read_config, save_pretrained
@@ -94,16 +96,21 @@ def save_continued(model: DualFFN, tokenizer: Tokenizer, start: Path, folder: Pa
 def _stream_facts(sources: Sequence[Source], found: SourceSurvey) -> dict[str, Any]:
     """Code frames of a chunk and the system message of the first source of streams; None: none is."""
     for place, source in enumerate(sources):
-        used = found.used(place, held_out=False)
-        if len(used) == 0:
-            continue
-        messages = source[int(used[0])].sample.messages
-        if messages[-1].chunk_frames is None:
+        messages = _first_messages(source, found.used(place, held_out=False))
+        if not messages or messages[-1].chunk_frames is None:
             continue
         told = [part.text for part in messages[0].content if isinstance(part, TextPart)]
         system = "".join(told) if messages[0].role == "system" else ""
         return {"chunk_frames": messages[-1].chunk_frames, "stream_prompt": system}
     return {"chunk_frames": None, "stream_prompt": None}
+
+
+def _first_messages(source: Source, numbers: Iterable[int]) -> list[Message]:
+    """The messages of the first of these samples that can still be read; none where none can."""
+    for number in numbers:
+        with suppress(BadSample):
+            return source[int(number)].sample.messages
+    return []
 
 
 def _codec_of(start: Path) -> list[str | None]:

@@ -128,7 +128,8 @@ class ShardsConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     path: SourceAddress
-    """A folder of shards, or a .jsonl of samples without audio; here, or at any fsspec URL."""
+    """A folder of shards, or a .jsonl of samples (recordings in it need `audio_in: features`, or files of codes); here,
+    or at any fsspec URL."""
     weight: float | None = Field(None, ge=0)
     """Its share of the samples of a step, relative to the others'; None: as many as it has."""
     augment: Augmentation | None = None
@@ -191,12 +192,11 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
         "workers",
         "eval_audio_samples",
         "codec",
-        "max_codes_mb",
     }
 
     text_weight: float = Field(0.1, ge=0)
     audio_weight: float = Field(1.0, ge=0)
-    max_codes_mb: float = Field(64, gt=0)
+    max_codes_mb: float = Field(64, gt=0, exclude_if=lambda value: value == 64)
     """A sample whose codes take more when they are unpacked is set aside; 64 MB are some 11 hours of 8 codebooks."""
     workers: int = Field(0, ge=0)
     """Processes that read and pack ahead; 0: the training process itself."""
@@ -209,7 +209,8 @@ class TrainConfig(PackingSettings, SourceSettings, ModelTrainingConfig):
     evaluations: int = Field(12, ge=1)
     """Evaluations on the held-out samples, evenly over the steps."""
     keep_best: bool = False
-    """End with the weights of the best evaluation, and not of the last step."""
+    """End with the weights of the best evaluation, and not of the last step: that of the least `audio_loss`, or of the
+    least `text_loss` where no held-out sample is spoken or `audio_weight` is 0."""
 
     @model_validator(mode="after")
     def _follow_size(self) -> TrainConfig:

@@ -103,7 +103,7 @@ def _read(path: Any, set_aside: SetAside) -> list[Sample]:
 
 
 def _is_trained(sample: Sample) -> bool:
-    return sample.metadata.get("split") != "test"
+    return not sample.is_held_out
 
 
 def _marked(sample: Sample) -> Sample:

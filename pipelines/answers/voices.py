@@ -28,7 +28,7 @@ def recordings_of_speakers(samples: Sequence[Sample]) -> dict[str, list[AudioPar
     found: dict[str, list[AudioPart]] = defaultdict(list)
     for sample in samples:
         speaker, said = text_and_speaker(sample)[1], sample.audio("assistant")
-        if speaker and said and sample.metadata.get("split") != "test":
+        if speaker and said and not sample.is_held_out:
             found[speaker].append(said[-1])
     return found
 

@@ -14,11 +14,10 @@ from typing import Any
 from audiollm.data.chat.tasks import FieldValue
 from audiollm.data.convert.recordings import is_recording, recording_part
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row, find_columns
-from audiollm.data.records.sample import Sample
+from audiollm.data.records.sample import HELD_OUT_NAMES, Sample, holds_out
 from audiollm.errors import BadSample, ConfigError
 
-_HELD_OUT = "test|validation|valid|val|dev|eval"
-_SPLIT = re.compile(rf"((?:train|{_HELD_OUT})(?:_[a-z]+)*)(?![a-z])", re.IGNORECASE)
+_SPLIT = re.compile(rf"((?:train|{HELD_OUT_NAMES})(?:_[a-z]+)*)(?![a-z])", re.IGNORECASE)
 """A split at the beginning of a file's name: `train-00000-of-00002`, `test_prefs-00000-of-00001`."""
 
 
@@ -61,11 +60,8 @@ def open_splits(source: Path) -> Mapping[str, Any]:
 
 
 def split_of(name: str) -> str:
-    """Return `test` for a split that its name holds out (`test_prefs`, `validation`, `dev-clean`), else the name.
-
-    Trainings leave out samples of the split `test`.
-    """
-    return "test" if re.match(rf"({_HELD_OUT})(?![a-z])", name.lower()) else name
+    """Return `test` for a split that its name holds out (`test_prefs`, `validation`, `dev-clean`), else the name."""
+    return "test" if holds_out(name) else name
 
 
 def row_label(source: Path, split: str, number: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,8 @@ _KINDS = {
 }
 """Types of pydantic's errors, and the kinds of bad samples that they are counted by."""
 _REMEDIES = {"finite_number": "; leave it out where there is no score"}
+HELD_OUT_NAMES = "test|validation|valid|val|dev|eval"
+"""Pattern of the names, and beginnings of names, of splits that trainings leave out."""
 
 
 def _is_none(value: object) -> bool:
@@ -201,6 +204,11 @@ class Sample(_Record):
             )
         return self
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether trainings leave the sample out, by the `split` of its metadata."""
+        return holds_out(str(self.metadata.get("split", "")))
+
     def texts(self, role: str) -> list[str]:
         """The text parts of all messages of `role`, in order."""
         return [p.text for m in self.messages if m.role == role for p in m.content if isinstance(p, TextPart)]
@@ -240,6 +248,11 @@ class Sample(_Record):
             a.model_copy(update={"content": [change(part) for part in a.content]}) for a in self.answers
         ]
         return self.model_copy(update={"messages": messages, "answers": answers})
+
+
+def holds_out(split: str) -> bool:
+    """Return whether trainings leave a split out: `test`, `validation`, `dev`, alone or before more (`dev-clean`)."""
+    return re.match(rf"({HELD_OUT_NAMES})(?![a-z])", split.lower()) is not None
 
 
 def refuse_video(messages: Sequence[Message]) -> None:

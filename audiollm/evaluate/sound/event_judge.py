@@ -48,7 +48,7 @@ def event_judge(samples: Path, folder: Path, steps: int) -> tuple[ClipClassifier
     found, _ = read_samples(samples)
     clips: dict[bool, tuple[list[Clip], list[str]]] = {}
     for held_out in (False, True):
-        own = [each for each in found if (each.metadata.get("split") in ("test", "validation")) is held_out]
+        own = [each for each in found if each.is_held_out is held_out]
         clips[held_out] = _event_clips(own, samples.parent)
     try:
         judge = train_classifier(*clips[False], ClassifierConfig(steps=steps))

@@ -82,7 +82,7 @@ class PromptMaker:
                     set_aside.add([bad.with_traceback(None)])
                     continue
                 samples.append(sample)
-                if sample.metadata.get("split") == "test":
+                if sample.is_held_out:
                     self._held_out.append((place, index))
                 else:
                     train[place].append(index)

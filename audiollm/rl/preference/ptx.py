@@ -101,7 +101,7 @@ class SupervisedMaker:
                 except BadSample as bad:
                     set_aside.add([bad.with_traceback(None)])
                     continue
-                if sample.metadata.get("split") != "test":
+                if not sample.is_held_out:
                     train[number].append(index)
         if not any(train):
             raise StageError("ptx: no sample of the train split has an answer", "see set_aside.jsonl", 2)

@@ -84,7 +84,7 @@ def find_usable(
             except BadSample as bad:
                 set_aside.add([bad.with_traceback(None)])
                 continue
-            kept = held_out if sample.metadata.get("split") == "test" else train
+            kept = held_out if sample.is_held_out else train
             kept[place].append(index)
     return UsableRecords(
         [np.array(each, np.int64) for each in train],

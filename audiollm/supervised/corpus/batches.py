@@ -17,13 +17,14 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from audiollm.data.chat.conditions import corrupt, draw_conditions, hide_conditions
-from audiollm.data.chat.fitting import fit_stream
+from audiollm.data.chat.fitting import Policy, fit_stream
 from audiollm.data.chat.template import Template, TokenStream
 from audiollm.data.hearing.augment import augment_features
 from audiollm.data.hearing.augmentation import Augmentation
 from audiollm.data.hearing.features import ClipFeatures, FeatureShape, HeardClips, PartAudio, part_audio
 from audiollm.data.packing import Pack, PackedBatch, SilenceWeight, idle_pack, pack, plan_step
 from audiollm.data.records.mixture import Mixture, evenly
+from audiollm.data.records.sample import Message
 from audiollm.data.records.source import LoadedSample, Source
 from audiollm.errors import BadSample
 from audiollm.files.set_aside import SetAside
@@ -37,7 +38,7 @@ WINDOW_RUNS = 64
 KEPT_BYTES = 128 * 2**20
 """Bytes of features that each worker keeps: those of small data are computed once and not in every pass."""
 EVALUATED = 256
-"""Held-out samples of a task that an evaluation looks at, at most."""
+"""Held-out samples of a source that an evaluation looks at, at most."""
 
 
 class Batching(PackingSettings):
@@ -126,16 +127,14 @@ class BatchMaker:
         No longer than the step's plan has it: with its text hidden more of its turns could fit.
 
         Raises:
-            BadSample: it can no longer be read.
+            BadSample: it can no longer be read, or is not what was measured.
         """
         loaded, config = self._sources[source][index], self._batching
         shown = draw_conditions(generator, config.text_dropout, config.speaker_dropout, config.corrupt_codes)
         audio = self._audio(source, index, loaded, shown.choose(loaded.encodings, []), generator)
         messages, audio = hide_conditions(loaded.sample.messages, audio, shown.no_text, shown.no_speaker)
-        stream, _ = fit_stream(
-            self._template, messages, audio, int(self._rows[source][index]), config.too_long
-        )
-        assert stream is not None, "the survey leaves out what is refused"
+        place, length = f"{self._sources[source].name} [{index}]", int(self._rows[source][index])
+        stream = _fitted(self._template, place, loaded.sample.id, messages, audio, length, config.too_long)
         if not shown.corrupted:
             return stream
         return corrupt(stream, shown.corrupted, self._template.codebook_size, generator)
@@ -176,10 +175,15 @@ def evaluation_packs(
         used = survey.used(place, held_out=True)
         numbers = used[evenly(len(used), EVALUATED)]
         for loaded, audio in read_usable(source, numbers, batching.encoder, set_aside):
-            messages, length = loaded.sample.messages, batching.max_length
-            stream, _ = fit_stream(template, messages, audio, length, batching.too_long)
-            if stream is not None:
-                streams.setdefault(loaded.sample.task, []).append(stream)
+            sample, length = loaded.sample, batching.max_length
+            try:
+                stream = _fitted(
+                    template, source.name, sample.id, sample.messages, audio, length, batching.too_long
+                )
+            except BadSample as bad:
+                set_aside.add([bad])
+                continue
+            streams.setdefault(sample.task, []).append(stream)
     found = {}
     for task, own in sorted(streams.items()):
         plan = plan_step([len(stream) for stream in own], batching.max_tokens, world)
@@ -214,6 +218,30 @@ def packed(streams: Sequence[TokenStream], template: Template, batching: Batchin
         batching.encoder,
         silence=silence,
     )
+
+
+def _fitted(
+    template: Template,
+    place: str,
+    id: str,
+    messages: Sequence[Message],
+    audio: Sequence[PartAudio],
+    max_length: int,
+    policy: Policy,
+) -> TokenStream:
+    """The stream of a sample that the survey found usable, in at most `max_length` rows.
+
+    Raises:
+        BadSample: its recordings or codes were changed since then.
+    """
+    reason = "a recording is longer than it was"
+    try:
+        stream, _ = fit_stream(template, messages, audio, max_length, policy)
+    except ValueError as error:
+        stream, reason = None, str(error)
+    if stream is None:
+        raise BadSample(place, id, f"changed since it was measured: {reason}; put it back", "changed sample")
+    return stream
 
 
 def _restore(packs: list[Any], bad: list[BadSample]) -> StepBatch:

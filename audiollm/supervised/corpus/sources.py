@@ -43,7 +43,7 @@ def codec_facts(sources: Sequence[Source], start: Path | None) -> dict[str, Any]
     Where no source is coded, the codec of the model to begin from.
 
     Raises:
-        StageError: two sources were coded by different codecs.
+        StageError: two sources were coded by different codecs, or not by the codec of the model to begin from.
     """
     keys = ("num_codebooks", "codebook_size", "digest", "fingerprint")
     found = {source.name: getattr(source, "facts", {}).get("codec") or {} for source in sources}
@@ -61,7 +61,14 @@ def codec_facts(sources: Sequence[Source], start: Path | None) -> dict[str, Any]
                 2,
             )
     agreed = {key: value for codec in codecs.values() for key, value in codec.items()}
-    return agreed or start_codec(start)
+    of_start = start_codec(start)
+    if "digest" in agreed and of_start.get("digest", agreed["digest"]) != agreed["digest"]:
+        raise StageError(
+            f"{' and '.join(codecs)}: coded by another codec than the one whose codes {start} was trained on",
+            "tokenize with the codec of that model, or start from another one",
+            2,
+        )
+    return agreed or of_start
 
 
 def survey_once(

@@ -48,7 +48,7 @@ class SourceSurvey:
     rows: list[np.ndarray]
     """int64 `[N]`: positions of each sample, cut as the policy says; 0: it is not used."""
     held_out: list[np.ndarray]
-    """bool `[N]`: of the split `test`."""
+    """bool `[N]`: of a split that trainings leave out."""
     fittings: list[np.ndarray]
     """int64 `[N]`: a place in `FITTINGS`, -1 where the sample is bad."""
     speakers: tuple[str, ...]
@@ -71,9 +71,9 @@ def texts_of(
 ) -> Iterator[str]:
     """The texts and roles of samples that are trained on, for a vocabulary: `limit` characters and no more."""
     for _, _, loaded in _readable(sources, set_aside, advance):
-        if is_held_out(loaded):
-            continue
         sample = loaded.sample
+        if sample.is_held_out:
+            continue
         turns = [(message.content, message.role) for message in sample.messages]
         for content, role in turns + [(answer.content, "assistant") for answer in sample.answers]:
             texts = [part.text for part in content if isinstance(part, TextPart)] + [role]
@@ -110,7 +110,7 @@ def survey_sources(
             for encoding in loaded.encodings:
                 for codes_KT in encoding:
                     template.check_codes(codes_KT)
-            _refuse_choices(loaded.sample, f"{sources[place].name} [{index}]")
+            _refuse_what_teaches_nothing(loaded.sample, f"{sources[place].name} [{index}]")
             parts = _sizes(loaded, encoder)
             plan = plan_fit(template, loaded.sample.messages, parts, max_length, policy)
         except BadSample as bad:
@@ -122,10 +122,10 @@ def survey_sources(
         if plan.fitting == Fitting.REFUSED:
             reason = f"longer than {max_length} positions, and too_long is {policy}"
             set_aside.add([_bad(sources[place], index, loaded, reason, "too long")])
-        rows[place][index], held_out[place][index] = plan.rows, is_held_out(loaded)
+        rows[place][index], held_out[place][index] = plan.rows, loaded.sample.is_held_out
         fittings[place][index] = FITTINGS.index(plan.fitting)
         speaker = loaded.sample.metadata.get("speaker")
-        if speaker is not None and plan.rows and not is_held_out(loaded):
+        if speaker is not None and plan.rows and not loaded.sample.is_held_out:
             speakers.add(str(speaker))
     digests = tuple(source.digest for source in sources)
     return SourceSurvey(rows, held_out, fittings, tuple(sorted(speakers)), digests)
@@ -172,10 +172,6 @@ def frames_of(loaded: LoadedSample) -> list[int]:
     return [max(codes.shape[1] for codes in part) for part in zip(*loaded.encodings, strict=True)]
 
 
-def is_held_out(loaded: LoadedSample) -> bool:
-    return bool(loaded.sample.metadata.get("split") == "test")
-
-
 def _readable(
     sources: Sequence[Source], set_aside: SetAside, advance: Advance
 ) -> Iterator[tuple[int, int, LoadedSample]]:
@@ -191,14 +187,19 @@ def _readable(
             yield place, index, loaded
 
 
-def _refuse_choices(sample: Sample, where: str) -> None:
-    """Raises: BadSample: the sample holds answers to choose among: it is no conversation to learn."""
+def _refuse_what_teaches_nothing(sample: Sample, where: str) -> None:
+    """Raises: BadSample: no message is the assistant's, or the sample holds answers to choose among."""
     if sample.answers:
         reason = (
             f"holds {len(sample.answers)} answers to choose among, and this training learns from conversations: "
             "train on it by preferences, or write the answer to learn as the last message"
         )
         raise BadSample(where, sample.id, reason, "answers to choose among")
+    if all(message.role != "assistant" for message in sample.messages):
+        reason = (
+            "has no message of the assistant, and only these are learned: add the answer as the last message"
+        )
+        raise BadSample(where, sample.id, reason, "no answer")
 
 
 def _sizes(loaded: LoadedSample, encoder: FeatureShape | None) -> list[PartSize]:

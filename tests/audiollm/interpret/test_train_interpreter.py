@@ -24,6 +24,7 @@ from audiollm.interpret.training.stream_maker import StreamMaker
 from audiollm.interpret.training.stream_rewarder import StreamRewarder, actions_of, check_streams
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.recipe.ranks import Ranks
+from audiollm.recipe.stages import required
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.policy.streams import PromptedContents
@@ -257,6 +258,9 @@ def test_a_training_notes_the_system_message_of_its_streams(folder: Path) -> Non
     sources = [ManifestSource(str(folder / name)) for name in ("texts.jsonl", "streams.jsonl")]
     facts = _stream_facts(sources, Survey())  # type: ignore[arg-type]
     assert facts == {"chunk_frames": CHUNK, "stream_prompt": "a b"}
+    lost = required(sources[1][0].sample.audio_parts()[0].codes)
+    (folder / lost).unlink()  # while the training ran, which went on without it
+    assert _stream_facts(sources, Survey()) == facts  # type: ignore[arg-type]
     assert _stream_facts(sources[:1], Survey()) == {"chunk_frames": None, "stream_prompt": None}  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ SAVED = [
     "clip_norm", "ema_decay", "strategy", "activation_checkpointing", "compile", "spike_deviations",
     "rollbacks", "report_to", "shards", "model", "start", "text_tokenizer", "audio_in", "augment", "max_tokens",
     "max_length", "too_long", "packing", "normalization", "audio_reduction", "text_dropout", "speaker_dropout",
-    "corrupt_codes", "text_weight", "audio_weight", "max_codes_mb", "workers", "strict", "codec",
+    "corrupt_codes", "text_weight", "audio_weight", "workers", "strict", "codec",
     "eval_audio_samples", "evaluations", "keep_best",
 ]  # fmt: skip
 """The order in which settings are saved; the fingerprints of finished runs were taken in it."""
@@ -59,6 +59,13 @@ def test_the_batches_get_every_setting_of_the_recipe(tmp_path: Path) -> None:
 
 def test_settings_are_saved_in_the_order_of_before(tmp_path: Path) -> None:
     assert list(TrainConfig(shards=[str(tmp_path)]).model_dump()) == SAVED
+
+
+def test_a_raised_limit_of_codes_begins_afresh(tmp_path: Path) -> None:
+    """It decides which samples are trained on: a finished run, or one that has its survey, would ignore it."""
+    default, raised = (TrainConfig(shards=[str(tmp_path)], max_codes_mb=size) for size in (64, 128))
+    saved = [each.model_dump_json(exclude=set(each.incidental)) for each in (default, raised)]
+    assert saved[0] != saved[1] and "max_codes_mb" not in saved[0]
 
 
 def test_the_older_name_of_a_setting_still_works(tmp_path: Path) -> None:

@@ -127,14 +127,19 @@ def test_the_codec_of_the_codes_is_kept_with_the_model_and_others_are_refused(tm
     again = write_shards(tmp_path / "again", 7, digest="ours", fingerprint="saved anew")
     run_stage(tmp_path / "run", [str(ours), str(older), str(again)], model=SMALL)
     assert read_json(tmp_path / "run" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
+    with pytest.raises(StageError, match="theirs: coded by another codec than the one whose codes .*run was"):
+        run_stage(tmp_path / "moved", str(theirs), start=str(tmp_path / "run"))
     run_stage(tmp_path / "unknown", str(older), start=str(tmp_path / "run"))
     assert read_json(tmp_path / "unknown" / "model" / TRAINED_FILE)["codec_digest"] is None
     messages = [
         {"role": role, "content": [{"type": "text", "text": "seven"}]} for role in ("user", "assistant")
     ]
     rows = [{"id": f"w{i}", "task": "chat", "messages": messages} for i in range(7)]
+    rows[-1]["metadata"] = {"split": "test"}
     write_jsonl(tmp_path / "words.jsonl", rows)
-    run_stage(tmp_path / "words", str(tmp_path / "words.jsonl"), start=str(tmp_path / "run"), text_weight=1.0)
+    words = {"start": str(tmp_path / "run"), "text_weight": 1.0, "keep_best": True}
+    figures = run_stage(tmp_path / "words", str(tmp_path / "words.jsonl"), **words)
+    assert read_json(tmp_path / "words" / "best" / "state.json")["value"] == figures["text_loss"]
     assert read_json(tmp_path / "words" / "model" / TRAINED_FILE)["codec_digest"] == "ours"
 
 
@@ -286,6 +291,16 @@ def test_the_same_prompts_are_synthesized_every_time(tmp_path: Path, template: T
     request = reply_request(samples[0][0].sample, samples[0][1], 3, SamplingConfig(), Limits(max_frames=7))
     assert [m.role for m in request.messages] == ["system", "user"] and not request.audio
     assert request.seed == 3 and request.limits.max_frames == 7
+
+
+def test_prompts_of_the_same_id_have_files_of_their_own(tmp_path: Path, template: Template) -> None:
+    """Samples of two sources may have the same id."""
+    loaded = open_source(write_shards(tmp_path / "shards", 4))[1]
+    samples = [(loaded, loaded.encodings[0])] * 2
+    EvalAudio(model_of(template).eval(), Tones(), template, samples, tmp_path / "out", SamplingConfig())(5)
+    names = [row["name"] for row in read_jsonl(tmp_path / "out" / "prompts.jsonl")]
+    assert names[0] == "s1" and {path.stem for path in (tmp_path / "out").glob("step-*/*")} == set(names)
+    assert len(set(names)) == 2
 
 
 class Tones:

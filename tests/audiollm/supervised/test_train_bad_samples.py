@@ -13,6 +13,7 @@ from webdataset import TarWriter
 
 from audiollm.data.chat.template import Template
 from audiollm.data.records.opening import open_source
+from audiollm.data.records.sample import Sample, write_samples
 from audiollm.errors import BadSample, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.files.set_aside import SetAside
@@ -52,6 +53,25 @@ def test_bad_and_long_samples_are_named_and_the_rest_goes_on(tmp_path: Path, tem
             SetAside(tmp_path / "c.jsonl", "train", strict=True),
             lambda: None,
         )
+
+
+def test_samples_without_an_answer_and_held_out_splits(tmp_path: Path, template: Template) -> None:
+    """Nothing is learned from a conversation without the assistant; `validation` and `dev` are no training data."""
+    said = SAMPLE.messages[1]
+    answered = [said, said.model_copy(update={"role": "assistant"})]
+    splits = ["train", "validation", "dev-clean", "test", "development", None]
+    samples = [
+        Sample(id=f"s{n}", task="chat", messages=answered, metadata={} if split is None else {"split": split})
+        for n, split in enumerate(splits)
+    ]
+    unanswered = Sample(id="asked", task="chat", messages=[said])
+    write_samples(tmp_path / "samples.jsonl", [*samples, unanswered])
+    aside = SetAside(tmp_path / "set_aside.jsonl", "train")
+    source = open_source(tmp_path / "samples.jsonl")
+    found = survey_sources([source], template, 200, "cut", aside, lambda: None)
+    assert found.used(0, held_out=False).tolist() == [0, 4, 5]
+    assert found.used(0, held_out=True).tolist() == [1, 2, 3]
+    assert [(row["id"], row["kind"]) for row in aside.rows] == [("asked", "no answer")]
 
 
 def write_odd_shards(folder: Path, cut: bytes) -> Path:

@@ -13,7 +13,8 @@ from audiollm.data.chat.template import Kind, Template
 from audiollm.data.packing import pack
 from audiollm.data.records.loader import Loader
 from audiollm.data.records.opening import open_source
-from audiollm.data.records.sample import AudioPart, Message, TextPart
+from audiollm.data.records.part_codes import save_part_codes
+from audiollm.data.records.sample import AudioPart, Message, TextPart, write_samples
 from audiollm.data.records.shards import ShardWriter
 from audiollm.files.set_aside import SetAside
 from audiollm.supervised.corpus.batches import Batching, BatchMaker, StepBatch, evaluation_packs
@@ -202,6 +203,33 @@ def test_what_is_cut_stays_within_its_plan_when_text_is_hidden(tmp_path: Path, t
     packs = [pack for step in range(4) for pack in maker(step).packs]
     assert packs and all(pack.counts["audio"] == 1 for pack in packs)
     assert max(pack.layout.lengths[0] for pack in packs) <= longest
+
+
+@pytest.mark.parametrize("frames, code", [(40, 1), (5, 99)])
+def test_codes_that_were_changed_since_the_survey_are_set_aside(
+    tmp_path: Path, template: Template, frames: int, code: int
+) -> None:
+    """Longer than they were, or of another codec: the training goes on without them."""
+    samples = []
+    for name, split in (("a", "train"), ("b", "train"), ("c", "test"), ("d", "test")):
+        save_part_codes(tmp_path / f"{name}.safetensors", torch.ones(4, 5, dtype=torch.long))
+        part = AudioPart(path=f"{name}.wav", codes=f"{name}.safetensors")
+        messages = [*SAMPLE.messages[:2], Message(role="assistant", content=[part])]
+        update = {"id": name, "messages": messages, "metadata": {"split": split}}
+        samples.append(SAMPLE.model_copy(update=update))
+    write_samples(tmp_path / "s.jsonl", samples)
+    source, aside = open_source(tmp_path / "s.jsonl"), SetAside(tmp_path / "set_aside.jsonl", "train")
+    length = template.length(SAMPLE.messages, [5])
+    config = batching(batch_size=2, max_length=length, too_long="refuse")
+    found = survey_sources([source], template, length, "refuse", aside, lambda: None)
+    maker = BatchMaker([source], None, found, template, config, 0)
+    for name in "ac":
+        save_part_codes(tmp_path / f"{name}.safetensors", torch.full((4, frames), code))
+    step = maker(0)
+    assert [bad.id for bad in step.bad] == ["a"] and sum(pack.counts["audio"] for pack in step.packs) == 1
+    packs = evaluation_packs([source], found, template, config, aside)["tts"]
+    assert sum(pack.counts["audio"] for pack in packs) == 1
+    assert [(row["id"], row["kind"]) for row in aside.rows] == [("c", "changed sample")]
 
 
 def test_evaluation_is_the_mean_over_the_held_out_samples(tmp_path: Path, template: Template) -> None:
