@@ -137,7 +137,7 @@ def safe_name(text: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: the names of files and badly read texts may hold lone surrogates."""
+    """Return whether a text can be written as UTF-8: a file name or a badly read text may hold lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
