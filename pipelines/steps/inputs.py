@@ -185,9 +185,9 @@ def _files_of(
         # a link among the others leads out of the folder, or nowhere
         more = [path for path in others if not path.is_symlink() and found.form.accepts(path)]
         found.others += len(others) - len(more)
-        for path in sorted([*audio, *more]):
-            name = path.relative_to(text).as_posix()
-            yield name, absolute(path), _first_folder(name)
+        for file in sorted([*audio, *more]):
+            name = file.relative_to(text).as_posix()
+            yield name, absolute(file), _first_folder(name)
     elif text.lower().endswith(MANIFESTS) and Path(text).is_file():
         yield from _listed(Path(text), found)
     elif Path(text).is_file():

@@ -112,7 +112,11 @@ def match_sources(
             sources.rejected.append(set_aside_row("annotate", item.path, "no transcript", why))
             continue
         transcript = (inputs.given if given is None else given).get(item.name)
-        known = Given(transcript.text, transcript.speaker, _language(transcript)) if transcript else Given()
+        known = (
+            Given(transcript.text or None, transcript.speaker, _language(transcript))
+            if transcript
+            else Given()
+        )
         split = _split(transcript, condition) if transcript else None
         folder = item.folder or DEFAULT_SPEAKER
         sources.found.append(RecordingSource(item.path, item.name, digests[item.path], folder, known, split))

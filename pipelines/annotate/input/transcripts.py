@@ -34,9 +34,10 @@ class TranscriptError(ValueError):
 
 @dataclass(frozen=True)
 class Transcript:
-    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text."""
+    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text. A row of a
+    list of recordings may have no `text`: it is empty."""
 
-    text: str | None
+    text: str
     speaker: str | None
     split: str | None
     fields: Mapping[str, str]
@@ -138,7 +139,7 @@ def transcript_of(fields: Mapping[str, str], where: str) -> Transcript:
     """Make the transcript of a row, which may lack a text."""
     text = fields.get("text", "")
     return Transcript(
-        text if text.strip() else None,
+        text if text.strip() else "",
         fields.get("speaker") or None,
         fields.get("split") or None,
         fields,
