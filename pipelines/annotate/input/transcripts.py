@@ -34,8 +34,8 @@ class TranscriptError(ValueError):
 
 @dataclass(frozen=True)
 class Transcript:
-    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text. A row of a
-    list of recordings may have no `text`: it is empty."""
+    """Transcript and metadata given for one recording; `fields` holds every column or pattern field, as text. In a
+    list of recordings `text` may be empty: none is given."""
 
     text: str
     speaker: str | None
