@@ -63,6 +63,7 @@ class ZeroStrategy:
         self._engine.backward(loss * self._ranks.world)
         if last:
             self._engine.step()  # clips, and zeroes the gradients
+            self._empty_gradients()
 
     def step(self, optimizer: str, clip_norm: float) -> Tensor:
         return torch.as_tensor(self._engine.get_global_grad_norm())
@@ -168,6 +169,18 @@ class ZeroStrategy:
             weight(parameter, value)
         else:
             moment(parameter, value, entry)
+
+    def _empty_gradients(self) -> None:
+        """ZeRO 3 (0.19.8) empties a gradient with the first backward pass of a step, and only what that pass reaches.
+
+        What a later one reaches first would be added to the gradient of the step before.
+        """
+        from deepspeed.utils import safe_set_local_grad
+
+        if self._stage == 3:
+            for parameter, _ in self._trained():
+                size = internals.partition_size(parameter)
+                safe_set_local_grad(parameter, torch.zeros(size, device=self._device))
 
     def _start_states(self) -> None:
         """Adam's moments, at zero, of what DeepSpeed's optimizer updates: this rank's share of each group, end to end.

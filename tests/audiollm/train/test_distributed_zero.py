@@ -27,7 +27,17 @@ from audiollm.supervised.sft import SFTTask
 from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import Update, step_generator
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, write_shards
-from tests.audiollm.train.two_ranks import STEPS, Mixed, assert_same, losses, on_two_ranks, run, run_killed
+from tests.audiollm.train.two_ranks import (
+    SAMPLES,
+    STEPS,
+    Mixed,
+    TwoBranches,
+    assert_same,
+    losses,
+    on_two_ranks,
+    run,
+    run_killed,
+)
 
 
 def zero_work(folder: Path, ranks: Ranks) -> None:
@@ -72,6 +82,49 @@ def test_zero_is_one_process_too_and_goes_on_elsewhere(tmp_path: Path) -> None:
             assert_same(tmp_path / name, tmp_path / "one", part, 1e-5)
     for name in ("zero2-bf16", "zero3-bf16"):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "one"), rel=0.1), name
+
+
+class Reached(TwoBranches):
+    """A branch without rows is left out, and has no gradient at all."""
+
+    def forward(self, rows: Tensor, is_audio: Tensor) -> Tensor:
+        hidden = self.embed(rows)
+        for block in self.blocks:
+            hidden = block(hidden)
+        out = torch.zeros_like(rows[:, 0])
+        for kind, branch in ((False, self.text), (True, self.audio)):
+            if bool((is_audio == kind).any()):
+                out[is_audio == kind] = branch(hidden[is_audio == kind])[:, 0].to(out.dtype)
+        return out
+
+
+class InTurns(Mixed):
+    """The first pass of a step is text alone, and the second audio alone, on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32)
+        torch.manual_seed(0)
+        self.model = self.wrapped = Reached()
+
+    def batch(self, step: int, generator: torch.Generator, ranks: Ranks = ALONE) -> list[Tensor]:
+        self.ranks = ranks
+        rows = torch.randn(SAMPLES, 7, generator=step_generator(0, step, "rows"), dtype=torch.float64)
+        is_audio = torch.arange(SAMPLES)[:, None] // (SAMPLES // 2)
+        table = torch.cat([rows.to(self.dtype), is_audio], dim=1)[ranks.rank :: ranks.world]
+        return list(table.split(len(table) // 2))
+
+
+def in_turns(folder: Path, ranks: Ranks) -> None:
+    for stage in ("zero2", "zero3"):
+        run(folder / stage, InTurns(), ranks, strategy=stage, ema_decay=0.0)
+
+
+def test_what_a_later_pass_reaches_first_has_the_gradient_of_its_own_step(tmp_path: Path) -> None:
+    run(tmp_path / "one", InTurns(), ema_decay=0.0)
+    on_two_ranks(in_turns, tmp_path)
+    for name in ("zero2", "zero3"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "one"), abs=1e-5), name
+        assert_same(tmp_path / name, tmp_path / "one", "modules", 1e-5)
 
 
 # ------------------------------------------------------------------------------------------ the decoder
