@@ -59,14 +59,37 @@ def choose_trained(model: DualFFN, config: TrainConfig) -> nn.Module:
     """Freeze, in place, what is not trained; with `trained: adapter` the returned module holds the adapter.
 
     Raises:
-        StageError: a pattern of `trained` or `lora` fits nothing.
+        StageError: a pattern of `trained` or `lora` fits nothing, or nothing trains a part that begins at random.
     """
     try:
         adapted = adapt(model, config.trained, config.lora)
     except ValueError as error:
         raise StageError(str(error), "see `trained` and `lora`", 2) from error
     freeze_encoder(model, config)
+    _check_new_parts(model, config)
     return adapted
+
+
+def _check_new_parts(model: DualFFN, config: TrainConfig) -> None:
+    """
+    Raises:
+        StageError: the codes of a language model are new, and nothing trains what reads or says them.
+    """
+    if config.start is None or not is_language_model(config.start):
+        return
+    parts: dict[str, nn.Module] = {}
+    if config.audio_in == "codes" or config.audio_weight > 0:
+        parts["embed_audio_tokens"] = model.model.embed_audio_tokens
+    if config.audio_weight > 0:
+        parts["audio_lm_head"] = model.audio_lm_head
+    left = [name for name, part in parts.items() if not any(p.requires_grad for p in part.parameters())]
+    if left:
+        patterns = ", ".join(f"'*{name}.*'" for name in left)
+        raise StageError(
+            f"{' and '.join(left)} of a language model are new, and nothing trains them",
+            f"add {', '.join(left)} to lora.trained_beside, or {patterns} to `trained`",
+            2,
+        )
 
 
 def check_attention(config: TrainConfig, head_dim: int | None = None) -> None:

@@ -15,7 +15,7 @@ from audiollm.data.chat.delay import IGNORE
 from audiollm.data.chat.template import TokenStream
 from audiollm.data.packing import pack
 from audiollm.data.text.tokenizer import AUDIO_TOKENS, load_text_tokenizer, train_text_tokenizer
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
@@ -91,6 +91,11 @@ def test_a_language_model_learns_to_speak(
     assert not torch.equal(trained, begun)
     card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
     assert "| Begun from | language_model |" in card and "4 codebooks of 32" in card
+    adapter: dict[str, Any] = {"start": str(folder), "trained": "adapter", "ema_decay": 0}
+    with pytest.raises(StageError, match="embed_audio_tokens and audio_lm_head of a language model are new"):
+        run_stage(tmp_path / "lora", shards, **adapter)
+    beside = {"trained_beside": ["embed_audio_tokens", "audio_lm_head"]}
+    run_stage(tmp_path / "lora", shards, **adapter, lora=beside)
 
 
 def test_transformers_higgs_is_trained_on_and_given_back(tmp_path: Path) -> None:
