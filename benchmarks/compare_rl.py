@@ -60,7 +60,7 @@ PROCESS: dict[str, dict[str, Any]] = {
     "outcome": METHODS["grpo"],
     "process": {**HELD, "advantage": "grpo_process", "rewards": {**OUTCOME, "steps": HEARD_STEPS}},
 }
-TARGET_ACCURACY = 0.6
+TARGET_ACCURACY = 0.7
 """Share of right greedy answers to the held-out prompts of the training's evaluations."""
 TARGET_KL, WITHIN = 1.0, 0.25
 """Nats an answer, and the relative distance from it that is allowed at the end."""
