@@ -56,7 +56,7 @@ def _train(config: TrainConfig, context: Context) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = build_decoder(config, template).to(default_device())
     check_attention(config, model.config.head_dim)
-    choose_trained(model, config)
+    choose_trained(model, config, any(getattr(source, "facts", {}).get("codec") for source in sources))
     held_out = evaluation_packs(sources, found, template, batching, set_aside, ranks.rank, ranks.world)
     task = SFTTask(
         TokenLosses(model),

@@ -24,7 +24,7 @@ class VerdictError(Exception):
 def ask_with_ticket(
     chat: Chat, parts_of: Callable[[str], Parts], read: Callable[[str, str], Read], attempts: int, known: str
 ) -> Read:
-    """What a judge's answer says.
+    """Ask a judge until its answer can be read, and return what `read` makes of it.
 
     Args:
         parts_of: the request with a ticket.

@@ -55,8 +55,11 @@ def build_decoder(config: TrainConfig, template: Template) -> DualFFN:
     return model
 
 
-def choose_trained(model: DualFFN, config: TrainConfig) -> nn.Module:
+def choose_trained(model: DualFFN, config: TrainConfig, is_coded: bool) -> nn.Module:
     """Freeze, in place, what is not trained; with `trained: adapter` the returned module holds the adapter.
+
+    Args:
+        is_coded: whether a source has codes.
 
     Raises:
         StageError: a pattern of `trained` or `lora` fits nothing, or nothing trains a part that begins at random.
@@ -66,7 +69,8 @@ def choose_trained(model: DualFFN, config: TrainConfig) -> nn.Module:
     except ValueError as error:
         raise StageError(str(error), "see `trained` and `lora`", 2) from error
     freeze_encoder(model, config)
-    _check_new_parts(model, config)
+    if is_coded:
+        _check_new_parts(model, config)
     return adapted
 
 
@@ -87,7 +91,8 @@ def _check_new_parts(model: DualFFN, config: TrainConfig) -> None:
         patterns = ", ".join(f"'*{name}.*'" for name in left)
         raise StageError(
             f"{' and '.join(left)} of a language model are new, and nothing trains them",
-            f"add {', '.join(left)} to lora.trained_beside, or {patterns} to `trained`",
+            f"add {', '.join(left)} to lora.trained_beside, or {patterns} to `trained`; where nothing is spoken, set "
+            "audio_weight: 0",
             2,
         )
 

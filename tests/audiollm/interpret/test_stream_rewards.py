@@ -244,7 +244,7 @@ def test_sentences_have_their_own_quality_and_latency() -> None:
 
 
 def test_chinese_is_counted_by_characters() -> None:
-    """As written without spaces it has the scores of the same characters as words."""
+    """A text without spaces has the scores of its characters as words with spaces between."""
     reference, said = ["", "你好", "", "世界"], ["", "你", "好世", "界"]
     whole = InterpretedStream([says(text) for text in said], [says(text) for text in reference], [1, 3])
     apart = InterpretedStream(

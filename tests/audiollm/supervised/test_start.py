@@ -20,7 +20,7 @@ from audiollm.files.atomic import read_json
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained
-from audiollm.supervised.decoder.building import build_decoder
+from audiollm.supervised.decoder.building import build_decoder, choose_trained
 from audiollm.supervised.decoder.start import start_template, start_vocabulary
 from audiollm.supervised.planning import plan_training
 from tests.audiollm.supervised.train_samples import SMALL, run_stage, settings_of, write_shards
@@ -96,6 +96,11 @@ def test_a_language_model_learns_to_speak(
         run_stage(tmp_path / "lora", shards, **adapter)
     beside = {"trained_beside": ["embed_audio_tokens", "audio_lm_head"]}
     run_stage(tmp_path / "lora", shards, **adapter, lora=beside)
+    config = settings_of({"shards": shards, **adapter})
+    decoder = build_decoder(config, start_template(tmp_path / "run"))
+    choose_trained(
+        decoder, config, is_coded=False
+    )  # texts alone, or recordings as features: no code is read or said
 
 
 def test_transformers_higgs_is_trained_on_and_given_back(tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ def test_with_two_workers_the_command_itself_loads_nothing_heavy(spoken: Path, t
 
 
 def test_a_file_may_have_the_name_of_another_ones_part() -> None:
-    """As when the parts of an earlier run lie beside the recordings."""
+    """Parts of an earlier run lie beside the recordings: their names are those that a cut recording's parts get."""
     names = {0: "talk.wav", 1: "talk--00001.flac", 2: "other.wav"}
     ids = part_ids([(0, 0), (0, 1), (1, 0), (2, 0)], names)
     assert len(set(ids.values())) == 4 and ids[2, 0] == "other"
