@@ -139,6 +139,7 @@ def interpret(
         choose_form(form, language),
         scorers,
         given_verdicts,
+        judge.chat.name if judge else str(verdicts),
         not_judged,
     )
     try:

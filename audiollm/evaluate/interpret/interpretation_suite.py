@@ -58,6 +58,8 @@ class InterpretationBench:
     """The form in which recognized texts are compared."""
     scorers: Sequence[TextScorer] = ()
     verdicts: Sequence[FragmentVerdict] = ()
+    judged_by: str = ""
+    """Name of the judge of the fragments, or the file of their verdicts."""
     not_judged: Sequence[tuple[str, str]] = ()
     """Outputs that the judge of fragments gave no verdict on, each with the reason."""
 
@@ -84,6 +86,7 @@ def evaluate_interpretation(
     result: dict[str, Any] = {"suite": "interpret", "systems": scores}
     tables = [_quality_table(scores), *_latency_tables(scores, unit), _output_table(scores)]
     if bench.verdicts:
+        about.append(f"fragments judged by {bench.judged_by}")
         result["verdicts"] = {
             system.name: tally(of_system(bench.verdicts, system.name)) for system in systems
         }

@@ -183,6 +183,7 @@ def test_the_command_asks_an_endpoint(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(listener.asked) == 2
     found = json.loads((tmp_path / "out" / "results.json").read_text())["verdicts"]
     assert (found["ours"]["vip"]["accuracy"], found["other"]["vip"]["accuracy"]) == (1.0, 0.5)
+    assert "fragments judged by listener" in (tmp_path / "out" / "report.html").read_text()
     again = CliRunner().invoke(
         build_app(), [*command, "--verdicts", str(tmp_path / "out" / "verdicts.jsonl")]
     )
