@@ -60,7 +60,9 @@ def test_trainings_of_learn_tts_grpo_are_typed(tmp_path: Path) -> None:
     found = stage_names(learn_tts_grpo.firsts_of(tmp_path, (1,)), tmp_path)
     assert found == ["first_1", "first_1_says", "first_1_as_sampled", "judges", "reward_judges"]
     found = stage_names(learn_tts_grpo.recipe_of(tmp_path, tmp_path, (1,)), tmp_path)
-    trained = [f"{kind}_1{says}" for kind in ("grpo", "grpo_shuffled") for says in ("", "_as_sampled", "_says")]
+    trained = [
+        f"{kind}_1{says}" for kind in ("grpo", "grpo_shuffled") for says in ("", "_as_sampled", "_says")
+    ]
     assert found == [*trained, "report"]
 
 
