@@ -181,7 +181,7 @@ def _files_of(
     elif _is_tar(text) and Path(text).is_file():
         yield from _unpack(Path(text), fetched, found, on_fetched)
     elif Path(text).is_dir():
-        audio, others = find_audio(text)
+        audio, others = ([p for p in paths if not _is_output(p, text, fetched)] for paths in find_audio(text))
         # a link among the others leads out of the folder, or nowhere
         more = [path for path in others if not path.is_symlink() and found.form.accepts(path)]
         found.others += len(others) - len(more)
@@ -203,6 +203,12 @@ def _files_of(
             else:
                 name = Path(path).relative_to(root).as_posix()
                 yield name, absolute(Path(path)), _first_folder(name)
+
+
+def _is_output(path: Path, folder: str, fetched: Path) -> bool:
+    """Whether a file of a folder is what the pipeline writes, whose output lies within that folder."""
+    output = absolute(fetched.parent)
+    return output.startswith(absolute(Path(folder)) + os.sep) and absolute(path).startswith(output + os.sep)
 
 
 def _distinct(name: str, names: Collection[str]) -> str:

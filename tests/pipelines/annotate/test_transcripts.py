@@ -216,6 +216,14 @@ def test_a_condition_marks_the_test_set_and_the_rest_is_for_training(folder: Pat
     assert [source.split for source in sources.found] == ["test", "train", "train"]
 
 
+def test_an_output_within_the_input_is_not_read(folder: Path) -> None:
+    (folder / "in/out/report").mkdir(parents=True)
+    for name in ("clip.wav", "notes.txt"):
+        (folder / "in/out/report" / name).write_bytes(b"RIFF")
+    inputs = collect_recordings([str(folder / "in")], folder / "in/out/fetched", lambda name: None)
+    assert [each.name for each in inputs.found] == ["a.wav", "ann/b.wav", "c.wav"] and inputs.others == 1
+
+
 def _voices(folder: Path, *inputs: object) -> list[tuple[str, str | None, str, str | None, str | None]]:
     """File, text, speaker, language and split of each recording."""
     found = collect_recordings([str(text) for text in inputs], folder / "fetched", lambda name: None)
