@@ -82,6 +82,23 @@ def test_what_was_trained_is_kept_beside_when_settings_change(tmp_path: Path) ->
     assert result is not None and result.figures["resumed"] is False
 
 
+def test_a_trained_stage_that_keeps_files_is_kept_beside_without_them(tmp_path: Path) -> None:
+    """The verdicts of a judge stay in the stage's folder; the checkpoint and the model go to `a.before`."""
+    for value in (1, 2):
+        recipe = recipe_of(tmp_path, [], {"a": value})
+        a = recipe.stages[0]
+        keeping = replace(a, stage=replace(a.stage, keeps=("verdicts", "absent")))
+        run_recipe(replace(recipe, stages=(keeping, *recipe.stages[1:])), QUIET)
+        if value == 1:
+            (tmp_path / "a" / "checkpoint").mkdir()
+            (tmp_path / "a" / "verdicts").mkdir()
+            (tmp_path / "a" / "verdicts" / "judge.jsonl").write_text("{}")
+    before = tmp_path / "a.before"
+    assert (before / "checkpoint").is_dir() and (before / "out.txt").read_text() == "1"
+    assert (tmp_path / "a" / "verdicts" / "judge.jsonl").read_text() == "{}"
+    assert not (before / "verdicts").exists() and not (tmp_path / "a" / "checkpoint").exists()
+
+
 def test_a_lost_artifact_is_made_again(tmp_path: Path) -> None:
     ran: list[str] = []
     run_recipe(recipe_of(tmp_path, ran, {}), QUIET)
