@@ -23,6 +23,7 @@ from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
 from audiollm.data.convert.objects import read_objects
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
 from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.text.forms import form_of_options
 from audiollm.errors import BadSample
 
 TASK = "audio_qa"
@@ -253,7 +254,8 @@ def sample_of_question(
     request: ConversionRequest, asked: AskedQuestion, is_held_out: bool
 ) -> Sample | BadSample:
     place, asking = f"{request.source}: {asked.id}", request.asking
-    if len(set(asked.choices)) < max(2, len(asked.choices)):
+    form_of = form_of_options(asked.choices)
+    if len({form_of(choice) or choice for choice in asked.choices}) < max(2, len(asked.choices)):
         return bad_row(place, asked.id, "needs at least two options, all of them different")
     if asked.answer not in asked.choices:
         return bad_row(place, asked.id, f"the answer {asked.answer!r} is none of the options")

@@ -172,6 +172,19 @@ def test_wrong_options_are_wrong(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ MMAU
 
 
+def test_options_that_are_told_apart_by_nothing_that_is_said_are_set_aside(tmp_path: Path) -> None:
+    """As the training and the evaluation compare options: by words, and by signs where the words are equal."""
+    sounds(tmp_path, "a.wav")
+    row = {"audio_id": "a.wav", "question": "Which?", "answer": "F major"}
+    rows = [
+        {**row, "id": "kept", "choices": ["F major", "F# major"]},
+        {**row, "id": "twice", "choices": ["F major", "f major."]},
+    ]
+    assert [sample.id for sample in converted(tmp_path, "mmau", rows)] == ["kept"]
+    aside = [json.loads(line) for line in (tmp_path / "out.set_aside.jsonl").read_text().splitlines()]
+    assert [each["id"] for each in aside] == ["twice"] and "all of them different" in aside[0]["reason"]
+
+
 def test_mmau_keeps_domain_and_difficulty(tmp_path: Path) -> None:
     sounds(tmp_path / "mine", "a.wav", "b.wav")
     row = {

@@ -394,6 +394,15 @@ def test_options_that_are_there_twice_are_refused() -> None:
         check_rewards(reward_terms({"format": 1}), [prompt(choices=["Man", "Woman", "man."])], speaks=False)
 
 
+def test_options_that_differ_in_signs_alone_are_two_options() -> None:
+    keys = ["F major", "F# major"]
+    check_rewards(reward_terms({"accuracy": 1}), [prompt("F# major", choices=keys)], speaks=False)
+    with pytest.raises(ConfigError, match="is there twice"):
+        check_rewards(
+            reward_terms({"accuracy": 1}), [prompt("F major", choices=[*keys, "f major."])], speaks=False
+        )
+
+
 def test_a_plug_in_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be imported: ModuleNotFoundError"):
         check_rewards(reward_terms({"no_such_module:f": 1}), [prompt()], speaks=False)
