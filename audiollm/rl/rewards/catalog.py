@@ -13,6 +13,7 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
 from audiollm.rl.rewards import settings as s
 
+OWN_FUNCTION = "package.module:function, or my_rewards:brevity of my_rewards.py in the folder where you start"
 PLUG_IN_REMEDY = "give package.module:function of a function f(batch) that returns a value per answer"
 
 
@@ -117,7 +118,8 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
         raise ConfigError(f"{key}.timeout_s: must be a positive number, not {timeout_s!r}", where)
     if name not in CATALOG:
         if not is_import_path(name):
-            raise ConfigError(f"{key}: no such reward", where, suggestion(name, CATALOG))
+            remedy = f"{suggestion(name, CATALOG)}; a function of yours is named as {OWN_FUNCTION}"
+            raise ConfigError(f"{key}: no such reward", where, remedy)
         if values:
             raise ConfigError(
                 f"{key}: a function of yours has a weight and a timeout_s alone",

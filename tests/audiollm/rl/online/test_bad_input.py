@@ -11,14 +11,16 @@ from safetensors.torch import save_file
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import write_samples
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_jsonl
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.recipe.stages import load_recipe
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.bad_rewards import PLACE, REASONS
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.online.stage_runs import error_of, run
+from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
 from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 
@@ -170,6 +172,30 @@ def test_steps_whose_recordings_have_all_vanished_are_skipped(folder: Path) -> N
     assert [row["skipped"] for row in figures_of(out)] == [1.0] * 10 and rows_of(out) == []
     told = error_of(folder, max_skipped_steps=2, **SHORT)
     assert "2 steps in a row had nothing to train on" in told and "set_aside.jsonl" in told
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason", "remedy"),
+    [
+        ("my_rewrds:brevity", "no module 'my_rewrds'", "my_rewards.py"),
+        ("my_own:brevty", "has no 'brevty'", "did you mean 'brevity'?"),
+        ("my_own.py:brevity", "cannot be imported", "name my_rewards.py in the folder where you start as"),
+        ("./my_own.py:brevity", "no such reward", "my_rewards:brevity of my_rewards.py"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told_before_the_first_stage(
+    folder: Path, reward: str, reason: str, remedy: str
+) -> None:
+    """By `run` and by `plan`: the stages before `train_policy` may take days."""
+    (folder / "my_own.py").write_text("def brevity(batch):\n    return [1.0 for _ in batch]\n")
+    recipe = write_recipe(folder, rewards={reward: 1.0})
+    for absent in (None, []):  # a run; a plan
+        with pytest.raises(ConfigError) as caught:
+            load_recipe(recipe, runs=folder, absent=absent)
+        assert reason in str(caught.value) and remedy in str(caught.value)
+    load_recipe(write_recipe(folder, rewards={"my_own:brevity": 1.0}), runs=folder)
+    (folder / "my_own.py").write_text("from tests.audiollm.rl.online.bad_rewards import *\n")
+    load_recipe(write_recipe(folder, rewards={"my_own:nan": 1.0}), runs=folder)
 
 
 def test_what_can_be_known_is_told_before_any_work(folder: Path) -> None:
