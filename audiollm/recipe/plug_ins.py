@@ -13,7 +13,9 @@ from typing import Any
 
 from audiollm.errors import ConfigError, suggestion
 
-FILE_REMEDY = "name my_rewards.py in the folder where you start as my_rewards:function, or install its package"
+FILE_REMEDY = (
+    "name my_rewards.py in the folder where you start as my_rewards:function, or install its package"
+)
 
 
 def is_import_path(given: str) -> bool:
@@ -52,7 +54,9 @@ def source_digest(path: str) -> str:
         with _working_directory():
             found = util.find_spec(module)
     except Exception as error:
-        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", path, FILE_REMEDY) from error
+        raise ConfigError(
+            f"cannot be imported: {type(error).__name__}: {error}", path, FILE_REMEDY
+        ) from error
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise ConfigError(f"no module {module!r}", path, FILE_REMEDY)
     source = Path(found.origin).read_bytes()

@@ -68,7 +68,12 @@ def test_options_within_options_and_options_that_are_letters() -> None:
 
 def test_options_that_differ_in_signs_alone_are_told_apart() -> None:
     keys = ["F major", "F# major", "Db major"]
-    for reply, place in (("F# major", 1), ("f major.", 0), ("The key is F# major.", 1), ("It is F major!", 0)):
+    for reply, place in (
+        ("F# major", 1),
+        ("f major.", 0),
+        ("The key is F# major.", 1),
+        ("It is F major!", 0),
+    ):
         assert read_choice(reply, keys) == place
     assert read_choice("either F major or F# major", keys) is None
     assert [read_choice(reply, ["-1 dB", "+1 dB"]) for reply in ("+1 dB", "-1 dB", "1 dB")] == [1, 0, None]
