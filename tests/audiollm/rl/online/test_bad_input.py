@@ -76,6 +76,25 @@ def test_every_failure_of_a_reward_is_named_and_left_out(folder: Path) -> None:
     assert left_out > 5 and len(figures_of(out)) == 10
 
 
+def test_a_reward_that_fails_is_an_alarm_with_its_line(folder: Path) -> None:
+    """It is named on the console and in the report; that all its rewards are missing is not equality."""
+    (folder / "my_failing.py").write_text(
+        "from statistics import fmean\n\n\ndef empty(batch):\n    return [fmean([]) for _ in batch]\n\n\n"
+        "async def later(batch):\n    return [fmean([]) for _ in batch]\n"
+    )
+    for name, line in (("empty", 5), ("later", 9)):
+        out = run(folder, name, rewards={f"my_failing:{name}": 1.0}, max_skipped_steps=11, **SHORT)
+        told = {row["kind"]: row["text"] for row in read_jsonl(out / "alarms.jsonl")}
+        assert (
+            f"raised StatisticsError: fmean requires at least one data point (my_failing.py, line {line})"
+            in (told["failed reward"])
+        )
+        assert "skipped" in told and "no variance" not in told
+    out = run(folder, "none", rewards={f"{PLACE}none": 1.0}, **SHORT)
+    alarms = read_jsonl(out / "alarms.jsonl") if (out / "alarms.jsonl").exists() else []
+    assert "failed reward" not in {row["kind"] for row in alarms}, "None leaves an answer out"
+
+
 def test_an_answer_that_lacks_one_of_several_rewards_is_left_out_of_each(folder: Path) -> None:
     """GDPO, which has a baseline for each reward."""
     rewards = {f"{PLACE}none": 1.0, f"{OWN}evenness": 1.0}
