@@ -29,7 +29,8 @@ from audiollm.errors import BadSample
 TASK = "audio_qa"
 NUM_OPTIONS = 4
 MMAU_KEYS = (
-    "id", "audio_id", "question", "choices", "answer", "task", "difficulty", "category", "sub-category", "split", "heard"
+    "id", "audio_id", "question", "choices", "answer", "task", "difficulty", "category", "sub-category", "split",
+    "heard",
 )  # fmt: skip
 SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
 NOTES = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
