@@ -313,6 +313,9 @@ def _report_failure(
     for stage in recipe.stages:
         if stage.stage.reads_run:
             shutil.rmtree(stage.folder, ignore_errors=True)
+            console.print(
+                f"{failed.name} failed; [bold]{stage.name}[/bold]: {stage.stage.help}", highlight=False
+            )
             try:
                 with _plain_errors(stage.folder):
                     _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))

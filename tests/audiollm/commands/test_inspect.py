@@ -142,6 +142,10 @@ def test_what_cannot_be_shown_says_why(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("report: {}\n")
     with pytest.raises(ConfigError, match="holds no samples"):
         run(tmp_path)
+    (tmp_path / "config.yaml").write_text("train_policy:\n  samples: [{path: mine/samples.jsonl}]\n")
+    told = r"config.yaml  its samples are not there: mine/samples.jsonl\n  go to the folder in which the run was started"
+    with pytest.raises(ConfigError, match=told):
+        run(tmp_path)
     write_samples(tmp_path / "forged.jsonl", [sample(0, "a <|eot_id|> b")])
     with pytest.raises(ConfigError, match=r"sample clip_0: the user's text holds the control token"):
         run(tmp_path / "forged.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -120,6 +121,17 @@ def test_failure_keeps_the_folder_reports_and_resumes(tmp_path: Path) -> None:
     assert ran[3:] == ["b", "c", "report"]
     resumed = read_result(tmp_path / "b")
     assert resumed is not None and resumed.figures["resumed"] is True
+
+
+def test_the_report_of_a_failure_is_announced(tmp_path: Path) -> None:
+    """Else its "done in 8 s" reads as that of the stage that failed."""
+    output = io.StringIO()
+    with pytest.raises(StageError):
+        run_recipe(
+            recipe_of(tmp_path, [], {}, fail=lambda name: name == "b"), Console(file=output, width=100)
+        )
+    lines = [line.strip() for line in output.getvalue().splitlines()]
+    assert lines.index("b failed; report: counts") == len(lines) - 2 and lines[-1].startswith("done in")
 
 
 def test_settings_that_a_stage_finds_wrong_end_it_as_failed(tmp_path: Path) -> None:
