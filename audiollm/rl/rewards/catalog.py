@@ -112,7 +112,8 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
     values = dict(given) if isinstance(given, Mapping) else {"weight": given}
     weight = values.pop("weight", 1.0)
     if not _is_number(weight):
-        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where)
+        remedy = "write a space behind the colon, as {accuracy: 2.0}" if weight is None else ""
+        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where, remedy)
     timeout_s = values.pop("timeout_s", None)
     if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
         raise ConfigError(f"{key}.timeout_s: must be a positive number, not {timeout_s!r}", where)
