@@ -143,7 +143,9 @@ def test_what_cannot_be_shown_says_why(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no samples"):
         run(tmp_path)
     (tmp_path / "config.yaml").write_text("train_policy:\n  samples: [{path: mine/samples.jsonl}]\n")
-    told = r"config.yaml  its samples are not there: mine/samples.jsonl\n  go to the folder in which the run was"
+    told = (
+        r"config.yaml  its samples are not there: mine/samples.jsonl\n  go to the folder in which the run was"
+    )
     with pytest.raises(ConfigError, match=told):
         run(tmp_path)
     write_samples(tmp_path / "forged.jsonl", [sample(0, "a <|eot_id|> b")])
