@@ -248,7 +248,9 @@ def _checked_steps(steps: Sequence[Any]) -> Outcome:
 def _line_of(error: BaseException, function: RewardFunction) -> str:
     """The innermost line of a function's own file at which an error was raised; empty where there is none."""
     code = getattr(function, "__code__", None)
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if code is not None]
+    if code is None:
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
     lines = [each.lineno for each in frames if each.filename == code.co_filename]
     return f" ({Path(code.co_filename).name}, line {lines[-1]})" if lines else ""
 
