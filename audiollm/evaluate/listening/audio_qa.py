@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
-from audiollm.data.text.forms import recognition_form
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
+from audiollm.evaluate.listening.option_forms import option_form
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records
@@ -146,8 +146,9 @@ def _words(text: str) -> set[str]:
 
 
 def _is_text(text: str, choices: Sequence[str]) -> set[int]:
-    form = recognition_form(text)
-    return {place for place, choice in enumerate(choices) if form and recognition_form(choice) == form}
+    form = option_form(choices)
+    said = form(text)
+    return {place for place, choice in enumerate(choices) if said and form(choice) == said}
 
 
 def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
@@ -166,9 +167,10 @@ def _marked_letter(text: str, choices: Sequence[str]) -> set[int]:
 
 
 def _holds_text(text: str, choices: Sequence[str]) -> set[int]:
-    left = f" {recognition_form(text)} "
+    form = option_form(choices)
+    left = f" {form(text)} "
     found: set[int] = set()
-    forms = [recognition_form(choice) for choice in choices]
+    forms = [form(choice) for choice in choices]
     for place in sorted(range(len(choices)), key=lambda at: -len(forms[at])):
         if forms[place] and f" {forms[place]} " in left:
             found.add(place)

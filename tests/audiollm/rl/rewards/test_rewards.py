@@ -394,6 +394,15 @@ def test_options_that_are_there_twice_are_refused() -> None:
         check_rewards(reward_terms({"format": 1}), [prompt(choices=["Man", "Woman", "man."])], speaks=False)
 
 
+def test_keys_that_a_sharp_alone_tells_apart_are_two_options() -> None:
+    """MusicBench's questions for the key: `F major` and `F# major` stand side by side."""
+    keys = ["F major", "F# major", "A major"]
+    sample = prompt("F# major", choices=keys)
+    check_rewards(reward_terms({"accuracy": 1}), [sample], speaks=False)
+    replies = [answer(f"<answer>{key}</answer>", sample) for key in keys]
+    assert values_of({"accuracy": 1}, *replies) == [0.0, 1.0, 0.0]
+
+
 def test_a_plug_in_that_cannot_be_imported_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be imported: ModuleNotFoundError"):
         check_rewards(reward_terms({"no_such_module:f": 1}), [prompt()], speaks=False)
