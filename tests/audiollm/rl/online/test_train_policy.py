@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ import torch
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.online import run as stage
+from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.rollouts.records import RolloutRecords
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
@@ -107,6 +113,33 @@ def test_a_kill_changes_nothing(folder: Path) -> None:
         "kl": {"controller": {"name": "horizon", "coefficient": 0.1, "target": 0.1, "horizon": 50}},
     }
     check_killed_run(folder, settings, kills=(4, 9))
+
+
+class OverflowsOnce(PolicyTask):
+    """The pass of step 5 overflows, the first time."""
+
+    passes = 0
+
+    def _first_passes(self, packs: Sequence[Any]) -> list[AnswerLogprobs]:
+        found = super()._first_passes(packs)
+        OverflowsOnce.passes += 1
+        if OverflowsOnce.passes != 6:
+            return found
+        return [replace(each, policy_T=each.policy_T * torch.nan) for each in found]
+
+
+def test_a_step_that_overflows_beside_a_reference_is_rolled_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KL is not finite either, which the controller must not follow."""
+    monkeypatch.setattr(stage, "PolicyTask", OverflowsOnce)
+    monkeypatch.setattr(OverflowsOnce, "passes", 0)
+    kl = {"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.1}}
+    out = run(folder, kl=kl, steps=10, evaluations=1)
+    (left_out,) = read_jsonl(out / "left_out.jsonl")
+    assert left_out["step"] == 6 and left_out["kind"] == "not finite"
+    trained = [row for row in read_jsonl(out / "metrics.jsonl") if "kl_weight" in row]
+    assert len(trained) >= 9 and all(row["kl"] == row["kl"] for row in trained)
 
 
 def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
