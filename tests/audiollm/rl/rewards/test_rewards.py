@@ -294,6 +294,26 @@ def test_a_reward_that_raises_is_named_with_its_sample() -> None:
     )
 
 
+def test_a_reward_that_yields_its_values_fails_like_any_other() -> None:
+    end = threading.Event()
+
+    def sometimes(batch: RewardBatch) -> Iterator[float | None]:
+        for each in batch:
+            yield 1.0 / (each.number != 1)
+
+    def hanging(batch: RewardBatch) -> Iterator[float | None]:
+        for each in batch:
+            end.wait(20 * (each.number == 1))
+            yield 1.0
+
+    yielding: Any = {"fine": fine, "sometimes": sometimes}
+    only_the_second_is_out(suite(yielding).score(batch_of(3)), "ZeroDivisionError")
+    yielding = {"fine": fine, "sometimes": hanging}
+    scores = suite(yielding, timeout_s=0.2).score(batch_of(2))
+    end.set()
+    assert scores.kept_A == [True, False] and "hangs" in scores.problems[0].reason
+
+
 def test_too_few_values() -> None:
     def sometimes(batch: RewardBatch) -> list[float | None]:
         return [1.0 for each in batch if each.number != 1]
