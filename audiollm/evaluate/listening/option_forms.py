@@ -20,6 +20,12 @@ def option_form(choices: Sequence[str]) -> Callable[[str], str]:
     return max((recognition_form, signed_form), key=lambda form: len({form(each) for each in choices} - {""}))
 
 
+def are_told_apart(choices: Sequence[str]) -> bool:
+    """Whether a reply with the text of an option names that one alone."""
+    form = option_form(choices)
+    return len({form(each) for each in choices} - {""}) == len(choices)
+
+
 def signed_form(text: str) -> str:
     """Lower case and single spaces, without the punctuation around words; signs within and before them stay."""
     text = unicodedata.normalize("NFKC", text).lower().translate(_SIGNS)
