@@ -156,6 +156,14 @@ def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
 def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     assert "did you mean 'accuracy'" in error_of(folder, rewards={"acuracy": 1.0})
     assert "rewards.words: scores speech, and answer is text" in error_of(folder, rewards={"words": 1.0})
+    for name, settings in (("reward_model", {"folder": "llm"}), ("accuracy", {})):
+        told = error_of(folder, answer="audio", rewards={name: settings})
+        assert f"rewards.{name}: scores words, and answer is audio" in told
+    told = error_of(folder, overlong={}, max_answer_tokens=8)
+    assert "recipe.yaml:" in told and "overlong.buffer is 16, and an answer has at most 8" in told
+    assert "rewards.overlong: max_tokens or max_frames must be given" in error_of(
+        folder, rewards={"overlong": {"buffer": 3}}
+    )
     assert "group_size is 1" in error_of(folder, group_size=1)
     assert "did you mean 'grpo'" in error_of(folder, objective="grpoo")
     assert "reference is set, but kl is not" in error_of(folder, reference="llm")

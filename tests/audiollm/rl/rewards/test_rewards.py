@@ -129,6 +129,11 @@ def test_rewards_and_evaluation_and_mmau_read_the_same_part() -> None:
         ("2e", r"2\cdot e", "math", True),
         ("__import__('os').getcwd()", "1", "math", False),
         (r"\sqrt{2}", "2^0.5", "math", True),
+        ("B", "a", "math", False),
+        ("h", "2b", "math", False),
+        ("a*d", "d*a", "math", True),
+        ("x + y", "y + x", "math", True),
+        ("2x", "y", "math", False),
     ],
 )
 def test_the_right_answer_by_every_form(given: str, key: str, match: Any, right: bool) -> None:
