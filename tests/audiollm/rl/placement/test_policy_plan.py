@@ -72,11 +72,19 @@ def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: P
     for device, size in [(d, s) for d in ("auto", "cpu") for s in ("small", "tiny")]:
         reward = {"reward_model": {"folder": str(tmp_path / "judge"), "device": device}}
         config = PolicyTrainingConfig(
-            samples=str(tmp_path / "prompts.jsonl"), model=tmp_path / "llm", rewards=reward, size=size, steps=10
+            samples=str(tmp_path / "prompts.jsonl"),
+            model=tmp_path / "llm",
+            rewards=reward,
+            size=size,
+            steps=10,
         )
         told[device, size] = plan_policy_training(config, {})
     without = PolicyTrainingConfig(
-        samples=str(tmp_path / "prompts.jsonl"), model=tmp_path / "llm", rewards={"format": 1.0}, size="small", steps=10
+        samples=str(tmp_path / "prompts.jsonl"),
+        model=tmp_path / "llm",
+        rewards={"format": 1.0},
+        size="small",
+        steps=10,
     )
     assert told["cpu", "small"].memory_mb == plan_policy_training(without, {}).memory_mb
     assert told["auto", "small"].memory_mb > told["cpu", "small"].memory_mb

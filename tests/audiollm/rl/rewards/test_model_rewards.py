@@ -75,7 +75,9 @@ def test_a_model_of_the_other_kind_is_refused(folder: Path) -> None:
 
 def test_a_model_scores_on_the_device_of_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A published model on a CPU would not be done before the time-out of a step."""
-    monkeypatch.setattr("audiollm.rl.rewards.models.default_device", lambda: torch.device("meta"), raising=False)
+    monkeypatch.setattr(
+        "audiollm.rl.rewards.models.default_device", lambda: torch.device("meta"), raising=False
+    )
     for given, device in (({}, "meta"), ({"device": "cpu"}, "cpu")):
         terms = reward_terms({"reward_model": {"folder": str(folder / "answers"), **given}})
         reward = load_rewards(terms)["reward_model"]
