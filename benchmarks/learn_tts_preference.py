@@ -23,7 +23,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,13 @@ def aligned(kind: str, model: str, samples: str, seed: int) -> dict[str, Any]:
     return {"name": f"{kind}_{seed}", "train_preference": settings}
 
 
-def spoken(source: Path, kind: str, seed: int) -> dict[str, Any]:
+def spoken(
+    source: Path,
+    kind: str,
+    seed: int,
+    says: str = "says",
+    setting: Mapping[str, Any] = learn_tts.SETTING,
+) -> dict[str, Any]:
     """The clips that a model is judged by."""
     settings = {
         "model": f"${{{kind}_{seed}.checkpoint}}",
@@ -174,9 +180,9 @@ def spoken(source: Path, kind: str, seed: int) -> dict[str, Any]:
         "samples": str(samples_of(source)),
         "takes": TAKES,
         "seed": seed,
-        **learn_tts.SETTING,
+        **setting,
     }
-    return {"name": f"{kind}_{seed}_says", "generate": settings}
+    return {"name": f"{kind}_{seed}_{says}", "generate": settings}
 
 
 def codec_of(source: Path) -> str:
@@ -227,7 +233,7 @@ def write_shuffled(pairs: Path, path: Path, seed: int) -> None:
 
 
 def score(
-    folder: Path, seeds: Sequence[int], console: Console, kinds: Sequence[str] = KINDS
+    folder: Path, seeds: Sequence[int], console: Console, kinds: Sequence[str] = KINDS, says: str = "says"
 ) -> dict[str, dict[str, float]]:
     """The share of wrong digits and of right voices of every model, by the judges that real takes trained."""
     trained = {
@@ -239,7 +245,7 @@ def score(
         for kind in kinds:
             name = f"{kind}_{seed}"
             with console.status(f"judging {name}"):
-                clips = read_generated_clips(folder / f"{name}_says" / "generated.jsonl")
+                clips = read_generated_clips(folder / f"{name}_{says}" / "generated.jsonl")
                 heard = [judges.judge(clip, embedded=False) for clip in clips]
             shares = {
                 judge: statistics.mean(

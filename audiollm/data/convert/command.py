@@ -115,7 +115,10 @@ def convert(
     held_out: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help="Share of the questions that is held out (split: test).", show_default="0"
+            min=0,
+            max=1,
+            help="Share of the questions that is held out (split: test), with all others about their recordings.",
+            show_default="0",
         ),
     ] = None,
     strict: Annotated[

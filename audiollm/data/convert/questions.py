@@ -1,7 +1,7 @@
 """Questions with options about recordings: MMAU's layout, AVQA, and MusicBench made into multiple choice.
 
 Each becomes a conversation that ends with the right answer, with the options in `metadata.choices`. What is drawn
-depends on the seed and the question's id alone.
+depends on the seed and the names of question and recording alone.
 
 Sources: MMAU (arXiv 2410.19168); the rules for AVQA and MusicBench are Ke-Omni-R's (github.com/shuaijiang/Ke-Omni-R),
 without its mistakes: an option that is the right answer under another name (F# and Gb), and one that is told by its
@@ -231,7 +231,7 @@ def _rows(request: ConversionRequest, found: Sequence[Found], notes: tuple[str, 
     if count is not None:
         random.Random(request.seed).shuffle(drawn)
 
-    held_out = _held_out(request, [each.id for each in drawn if isinstance(each, AskedQuestion)])
+    held_out = _held_out(request, [each for each in drawn if isinstance(each, AskedQuestion)])
 
     def results() -> Iterator[Sample | BadSample]:
         made = 0
@@ -275,8 +275,18 @@ def sample_of_question(
         return bad_row(place, asked.id, str(error))
 
 
-def _held_out(request: ConversionRequest, ids: Sequence[str]) -> set[str]:
-    """The asked share of the questions, at least one, by numbers that are drawn for their ids."""
-    share = request.asking.held_out
-    drawn = sorted(ids, key=lambda id: random.Random(f"{request.seed}/split/{id}").random())
-    return set(drawn[: max(1, round(share * len(drawn)))]) if share else set()
+def _held_out(request: ConversionRequest, asked: Sequence[AskedQuestion]) -> set[str]:
+    """Return the ids of the questions about held-out recordings: about the asked share of all, at least one recording.
+
+    Recordings are taken in the order of numbers that are drawn for their names, while their questions fit the share.
+    """
+    by_recording: dict[str, list[str]] = {}
+    for each in asked:
+        by_recording.setdefault(each.recordings[0], []).append(each.id)
+    drawn = sorted(by_recording, key=lambda name: random.Random(f"{request.seed}/split/{name}").random())
+    most = round(request.asking.held_out * len(asked))
+    held_out: set[str] = set()
+    for name in drawn if request.asking.held_out else ():
+        if not held_out or len(held_out) + len(by_recording[name]) <= most:
+            held_out.update(by_recording[name])
+    return held_out

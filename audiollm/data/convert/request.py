@@ -50,7 +50,7 @@ class QuestionAsking:
     count: int | None = None
     """Questions that are drawn; None: all."""
     held_out: float = 0.0
-    """Share of the questions that is held out (`split: test`)."""
+    """Share of the questions that is held out (`split: test`), by recording."""
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,9 @@ class AnswerLogprobs:
     """Entropy of the policy's distribution at each token, in nats, with gradient (policy gradients)."""
     value_T: Tensor | None = None
     """The critic's value before each token is chosen, with gradient (GAE; `value_A` is that of the first)."""
-    is_code_T: Tensor | None = None
-    """bool: the token is a code of speech, and no word (a KL of its own for speech)."""
+    codebook_T: Tensor | None = None
+    """int64: the codebook that a code of speech is from, counted from 0; -1 of a word (a KL of its own for speech, the
+    codes that have advantages)."""
     draw_T: Tensor | None = None
     """A random number per token, independent of packing (`length.answer_draws`; SamPO)."""
     value_A: Tensor | None = None
@@ -95,7 +96,7 @@ class AnswerLogprobs:
             "log_collision_T",
             "entropy_T",
             "value_T",
-            "is_code_T",
+            "codebook_T",
             "draw_T",
         ):
             self._check(name, self.policy_T.shape)
@@ -118,6 +119,11 @@ class AnswerLogprobs:
             raise ValueError(f"this objective reads {name}, which was not computed")
         assert isinstance(value, Tensor)
         return value
+
+    @property
+    def is_code_T(self) -> Tensor | None:
+        """bool: the token is a code of speech, and no word."""
+        return None if self.codebook_T is None else self.codebook_T >= 0
 
     @cached_property
     def sums_A(self) -> Tensor:

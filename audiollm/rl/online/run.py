@@ -138,6 +138,10 @@ def _train(
     )
     if config.answer != "text" and not isinstance(policy, DualFFNPolicy):
         raise StageError(f"answer: {config.answer}, and this model answers in text", "set answer: text", 2)
+    if config.codebooks is not None and isinstance(policy, DualFFNPolicy):
+        books = policy.template.num_codebooks
+        if config.codebooks > books:
+            raise StageError(f"codebooks: {config.codebooks} of a model of {books}", f"at most {books}", 2)
     make = make or _by_rewards(config, prompts, context, joined)
     settings = RolloutSettings(
         config.seed, 0, config.temperature, config.answer, config.max_answer_tokens, config.max_frames

@@ -104,6 +104,10 @@ class AdvantageMaker:
             weights = importance_weights(behaviour_T, old_T, answer_T, len(pack.places), settings, kept_T)
             mismatch.append(weights.figures)
             advantage_T = scaled_advantages(self._advantage, raw, moments).to(old_T)
+            if self._config.codebooks is not None:
+                assert answers.codebook_T is not None  # the policy speaks
+                is_fine_T = answers.codebook_T.cpu() >= self._config.codebooks
+                advantage_T = advantage_T.masked_fill(is_fine_T, 0.0)
             reference_T = None if answers.reference_T is None else answers.reference_T.cpu()
             assert answers.entropy_T is not None
             entropy_T = answers.entropy_T.cpu()

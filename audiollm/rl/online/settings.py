@@ -190,6 +190,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     top_entropy: float = Field(1.0, gt=0, le=1)
     """Share of the step's tokens, those of the highest entropy, that the objective is trained on (0.2 in arXiv
     2506.01939)."""
+    codebooks: int | None = Field(None, ge=1, exclude_if=lambda value: value is None)
+    """Codes of speech of the first so many codebooks have advantages, those of the finer ones have none (the KL counts
+    all); None: all have."""
     max_tokens: int | None = Field(None, ge=64)
     """Tokens in memory at a time, with padding; a step takes as many such batches as its answers need."""
     reward_timeout_s: float = Field(60.0, gt=0)
@@ -242,6 +245,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         self._check_critic()
         self._check_placement()
         self._check_lagged()
+        self._check_codebooks()
         speech = [term.name for term in self.reward_terms if term.speech]
         if speech and self.answer == "text":
             raise ValueError(
@@ -275,6 +279,7 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             "correction": self.correction is not None,
             "entropy_weight": self.entropy_weight != 0,
             "top_entropy": self.top_entropy != 1,
+            "codebooks": self.codebooks is not None,
         }
         if given := [key for key, is_set in unread.items() if is_set]:
             raise ValueError(f"objective: {fresh.name} does not read {given[0]}: leave it out")
@@ -326,6 +331,18 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if "rollout" in shares and self.ahead:
             raise ValueError(
                 "placement.rollout: ahead: 1 samples in a process of its own: leave one of them out"
+            )
+
+    def _check_codebooks(self) -> None:
+        if self.codebooks is None:
+            return
+        if self.answer == "text":
+            raise ValueError("codebooks is set, and answer is text: leave it out, or set answer: audio")
+        level = getattr(self.policy_term.settings, "level", "token")
+        if level in ("sequence", "product"):
+            raise ValueError(
+                f"codebooks: the ratios of objective: {self.objective.name} are those of whole answers, with all their "
+                "codes: leave it out, or take an objective of tokens (grpo, dapo, gspo_token)"
             )
 
     def _check_lagged(self) -> None:

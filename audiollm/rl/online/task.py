@@ -514,7 +514,7 @@ def _without_gradient(answers: AnswerLogprobs) -> AnswerLogprobs:
         answers.reference_T,
         entropy_T=None if entropy_T is None else entropy_T.detach(),
         value_T=None if value_T is None else value_T.detach(),
-        is_code_T=answers.is_code_T,
+        codebook_T=answers.codebook_T,
     )
 
 

@@ -271,7 +271,7 @@ class DualFFNPolicy:
         figures = root(scored, request, reference=rows, draw_T=draw_T)
         assert isinstance(figures, TokenFigures)
         answers = logprobs_of_figures(batch, figures, reference_T, draw_T, request)
-        return replace(answers, is_code_T=batch.entry_T >= len(batch.pack.text_targets))
+        return replace(answers, codebook_T=batch.codebook_T)
 
     def prompt_lengths(self, batch: PackedAnswers) -> Tensor:
         """See `prompt_tokens.prompt_lengths`."""

@@ -76,6 +76,12 @@ class PackedAnswers:
     forbidden_codes: ForbiddenTargets | None = None
     """... and codes, by row of audio targets. They have no probability in any pass over the batch."""
 
+    @property
+    def codebook_T(self) -> Tensor:
+        """int64: the codebook that each token is a code of, counted from 0; -1: it is a word."""
+        texts, books = len(self.pack.text_targets), self.pack.audio_targets_XK.shape[1]
+        return torch.where(self.entry_T < texts, -1, (self.entry_T - texts) % books)
+
     def with_prompts(self) -> PackedAnswers:
         """See `prompt_tokens.ScoredAnswers`."""
         packed, count = self.pack, self.num_answers

@@ -116,10 +116,17 @@ def test_questions_are_drawn_by_the_seed(tmp_path: Path) -> None:
         for seed in (1, 1, 2)
     ]
     assert len(set(ids[0])) == 10 and ids[0] == ids[1] != ids[2]
-    held_out = converted(
-        tmp_path, "avqa", rows[1:4] + rows[5:8] + rows[9:12] + rows[13:14], "--held-out", 0.2
-    )
-    assert sum(sample.metadata["split"] == "test" for sample in held_out) == 2
+
+
+def test_all_questions_about_a_recording_are_held_out_together(tmp_path: Path) -> None:
+    sounds(tmp_path / "data_aug2", *(f"{n}.wav" for n in range(10)))
+    samples = converted(tmp_path, "musicbench", [music(n) for n in range(10)], "--held-out", 0.2)
+    splits: dict[str, set[str]] = {}
+    for sample in samples:
+        splits.setdefault(sample.id.split("_")[1], set()).add(sample.metadata["split"])
+    assert sorted(splits.values(), key=min) == [{"test"}] * 2 + [{"train"}] * 8
+    whole = converted(tmp_path, "musicbench", [music(n) for n in range(10)], "--held-out", 1)
+    assert {sample.metadata["split"] for sample in whole} == {"test"}
 
 
 # ------------------------------------------------------------------------------------------ MusicBench

@@ -62,6 +62,13 @@ def now_and_then(batch: RewardBatch) -> list[float | None]:
     return [float(sum(map(ord, answer.text)) % 4 == 0) for answer in batch]
 
 
+def even_codes(batch: RewardBatch) -> list[float | None]:
+    """The share of even codes."""
+    return [
+        None if each.codes_KT is None else float((each.codes_KT % 2 == 0).double().mean()) for each in batch
+    ]
+
+
 def same_for_all(batch: RewardBatch) -> list[float | None]:
     """Nothing can be learned from it."""
     return [1.0 for _ in batch]
@@ -118,7 +125,7 @@ def make_task(
         ranks.world,
     )
     terms = config.reward_terms
-    sampling = RolloutSettings(4, 0, config.temperature, "text", config.max_answer_tokens, 9)
+    sampling = RolloutSettings(4, 0, config.temperature, config.answer, config.max_answer_tokens, 9)
     rewards = RewardSuite(terms, load_rewards(terms))
     maker = maker_of(config, engine_of(policy), policy, rewards, sampling, prompts, ranks)
     kl = config.kl or KLChoice()

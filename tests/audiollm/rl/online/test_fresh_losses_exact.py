@@ -22,6 +22,7 @@ from audiollm.rl.objectives.figures import StepFigures
 from audiollm.rl.objectives.registry import mixed_losses
 from audiollm.rl.online.objectives import SELECTIONS, fresh_objective
 from audiollm.rl.online.rollout_step import RolloutStep
+from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.policy.token_figures import TokenRequest
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.fresh_tasks import (
@@ -311,6 +312,55 @@ def test_top_entropy_by_hand(folder: Path) -> None:
 
     update, _ = check(folder, "llm", "top-entropy", expected)
     assert 0 < float(update.figures["entropy"]) < 10
+
+
+def test_coarse_codes_alone_have_advantages(folder: Path) -> None:
+    """Codes whose log-probability reaches the head of the first codebook act; all codes are in the mean."""
+    spoken = {"rewards": {f"{PLUG_INS}even_codes": 1.0}, "answer": "audio", "max_frames": 9, "codebooks": 1}
+    task, policy = make_task(folder, "dual", spoken, 300)
+    made = task.batch(1, torch.Generator()).made
+    config = policy.root.model.config
+    answers = plain_answers(made, policy, task)
+    scalar, acting = torch.zeros((), dtype=torch.float64), 0
+    for group in {each.group for each in answers}:
+        own = [each for each in answers if each.group == group]
+        rewards = [each.reward for each in own]
+        for each in own:
+            advantage = (each.reward - mean_of(rewards)) / (deviation_of(rewards) + 1e-4)
+            for logprob in each.policy_N:
+                (by_row,) = torch.autograd.grad(
+                    logprob, policy.root.model.audio_lm_head.weight, retain_graph=True
+                )
+                rows = by_row.abs().sum(1).nonzero().flatten()
+                if rows.max() < config.codebook_size:
+                    acting += 1
+                    scalar = scalar - advantage / len(each.policy_N) / len(answers) * logprob
+    assert 0 < acting < sum(len(each.policy_N) for each in answers) / (config.num_codebooks - 1)
+    scalar.backward()
+    wanted = flat_gradient(policy.root)[::7].clone()
+    policy.root.zero_grad()
+    _, gradient, _ = gradient_of_step(task)
+    assert wanted.abs().max() > 1e-4
+    torch.testing.assert_close(gradient, wanted, rtol=1e-7, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"answer": "text"}, "answer is text"),
+        ({"objective": "gspo"}, "whole answers"),
+        ({"objective": "rloo"}, "whole answers"),
+        ({"objective": "online_dpo"}, "does not read codebooks"),
+    ],
+)
+def test_where_advantages_of_coarse_codes_would_reach_others(
+    folder: Path, changed: dict[str, Any], told: str
+) -> None:
+    spoken = {"rewards": {f"{PLUG_INS}even_codes": 1.0}, "answer": "audio", "codebooks": 1}
+    with pytest.raises(ValueError, match=told):
+        PolicyTrainingConfig(
+            samples=str(folder / "prompts.jsonl"), model=folder / "dual", **{**spoken, **changed}
+        )
 
 
 def test_top_entropy_tokens_are_those_of_before_the_updates(folder: Path) -> None:
