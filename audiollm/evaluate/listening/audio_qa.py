@@ -118,7 +118,8 @@ def read_choice(reply: str, choices: Sequence[str]) -> int | None:
 
     In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
     says that the answer is a letter (which may begin an option, as in `A major`); it holds one marked letter; it holds
-    the text of one option as whole words, an option within a longer one aside. Of a reply with tags the answer alone is looked at (`read_answer`).
+    the text of one option as whole words, an option within a longer one aside. Of a reply with tags the answer alone is
+    looked at (`read_answer`).
     """
     text = read_answer(reply).answer
     for rule in _RULES:
