@@ -26,6 +26,7 @@ from audiollm.rl.policy_gradient.settings import (
     KLSettings,
     ProcessAdvantageSettings,
     ReinforceSettings,
+    VESPOSettings,
 )
 from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
@@ -338,8 +339,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             return
         if self.answer == "text":
             raise ValueError("codebooks is set, and answer is text: leave it out, or set answer: audio")
-        level = getattr(self.policy_term.settings, "level", "token")
-        if level in ("sequence", "product"):
+        settings = self.policy_term.settings
+        if isinstance(settings, VESPOSettings) or getattr(settings, "level", "") in ("sequence", "product"):
             raise ValueError(
                 f"codebooks: the ratios of objective: {self.objective.name} are those of whole answers, with all their "
                 "codes: leave it out, or take an objective of tokens (grpo, dapo, gspo_token)"

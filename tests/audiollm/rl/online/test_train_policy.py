@@ -164,6 +164,8 @@ def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     assert "rewards.overlong: max_tokens or max_frames must be given" in error_of(
         folder, rewards={"overlong": {"buffer": 3}}
     )
+    told = error_of(folder, answer="audio", codebooks=1, objective="vespo")
+    assert "the ratios of objective: vespo are those of whole answers" in told
     assert "group_size is 1" in error_of(folder, group_size=1)
     assert "did you mean 'grpo'" in error_of(folder, objective="grpoo")
     assert "reference is set, but kl is not" in error_of(folder, reference="llm")
