@@ -23,7 +23,7 @@ from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
 from audiollm.data.convert.objects import read_objects
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
 from audiollm.data.records.sample import HELD_OUT_NAMES, Message, Sample, TextPart
-from audiollm.data.text.forms import form_of_options
+from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 
 TASK = "audio_qa"
@@ -278,8 +278,7 @@ def sample_of_question(
     request: ConversionRequest, asked: AskedQuestion, is_held_out: bool
 ) -> Sample | BadSample:
     place, asking = f"{request.source}: {asked.id}", request.asking
-    form_of = form_of_options(asked.choices)
-    if len({form_of(choice) or choice for choice in asked.choices}) < max(2, len(asked.choices)):
+    if len(asked.choices) < 2 or not are_told_apart(asked.choices):
         return bad_row(place, asked.id, "needs at least two options, all of them different")
     if asked.answer not in asked.choices:
         return bad_row(place, asked.id, f"the answer {asked.answer!r} is none of the options")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
 
 from audiollm.data.text import normalize
 from audiollm.data.text.sound_tags import sound_tags
@@ -15,7 +14,6 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _DIGIT = re.compile("[0-9]")
-_AROUND_WORDS = ".,;:!?'\"()[]\u2018\u2019\u201c\u201d"
 _HAN_DIGITS = str.maketrans("0123456789", "零一二三四五六七八九")
 _LONGEST_NUMBER = 15
 """Digits; what is longer (an account, a telephone) is read digit by digit, as is what begins with a zero."""
@@ -64,22 +62,6 @@ def recognition_form(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
     kept = "".join(c if c == "'" or unicodedata.category(c)[0] in "LMN" else " " for c in text)
     words = (word.strip("'") for word in kept.split())
-    return " ".join(word for word in words if word)
-
-
-def form_of_options(options: Sequence[str]) -> Callable[[str], str]:
-    """The form in which the options of a question, and the answers to it, are compared.
-
-    It is `recognition_form`, but where that does not tell different options apart (F major and F# major), or leaves
-    nothing of one (+), the signs are kept: lower case, no punctuation around words, single spaces (Unicode NFKC).
-    """
-    different = set(options)
-    forms = {recognition_form(option) for option in different}
-    return recognition_form if len(forms) == len(different) and "" not in forms else _form_with_signs
-
-
-def _form_with_signs(text: str) -> str:
-    words = (word.strip(_AROUND_WORDS) for word in unicodedata.normalize("NFKC", text).lower().split())
     return " ".join(word for word in words if word)
 
 

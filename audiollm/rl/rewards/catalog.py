@@ -24,6 +24,8 @@ class RewardEntry:
     settings: type[s.RewardSettings]
     speech: bool = False
     """It scores speech: the policy must speak."""
+    words: bool = False
+    """It scores words: the policy must write."""
     key: bool = False
     """It compares with the answer key."""
     steps: bool = False
@@ -31,17 +33,17 @@ class RewardEntry:
 
 
 CATALOG: dict[str, RewardEntry] = {
-    "accuracy": RewardEntry(s.AccuracySettings, key=True),
-    "format": RewardEntry(s.FormatSettings),
-    "think": RewardEntry(s.ThinkSettings),
-    "cosine": RewardEntry(s.CosineSettings, key=True),
-    "repetition": RewardEntry(s.RepetitionSettings),
-    "language": RewardEntry(s.LanguageSettings),
-    "steps": RewardEntry(s.StepsSettings, steps=True),
-    "step_model": RewardEntry(s.StepModelSettings, steps=True),
-    "reward_model": RewardEntry(s.ModelSettings),
+    "accuracy": RewardEntry(s.AccuracySettings, words=True, key=True),
+    "format": RewardEntry(s.FormatSettings, words=True),
+    "think": RewardEntry(s.ThinkSettings, words=True),
+    "cosine": RewardEntry(s.CosineSettings, words=True, key=True),
+    "repetition": RewardEntry(s.RepetitionSettings, words=True),
+    "language": RewardEntry(s.LanguageSettings, words=True),
+    "steps": RewardEntry(s.StepsSettings, words=True, steps=True),
+    "step_model": RewardEntry(s.StepModelSettings, words=True, steps=True),
+    "reward_model": RewardEntry(s.ModelSettings, words=True),
     "overlong": RewardEntry(s.OverlongSettings),
-    "judge": RewardEntry(s.JudgeSettings),
+    "judge": RewardEntry(s.JudgeSettings, words=True),
     "words": RewardEntry(s.WordsSettings, speech=True),
     "voice": RewardEntry(s.VoiceSettings, speech=True),
     "length": RewardEntry(s.LengthSettings, speech=True),
@@ -68,6 +70,10 @@ class RewardTerm:
     @property
     def speech(self) -> bool:
         return not self.is_plug_in and CATALOG[self.name].speech
+
+    @property
+    def words(self) -> bool:
+        return not self.is_plug_in and CATALOG[self.name].words
 
     @property
     def scores_steps(self) -> bool:
@@ -137,7 +143,8 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
         if first["type"] == "extra_forbidden":
             remedy = suggestion(setting, model.model_fields)
             raise ConfigError(f"{key}: no setting {setting!r}", where, remedy) from None
-        raise ConfigError(f"{key}.{setting}: {first['msg']}", where) from None
+        what = f"{key}.{setting}" if setting else key
+        raise ConfigError(f"{what}: {first['msg'].removeprefix('Value error, ')}", where) from None
 
 
 def _is_number(value: Any) -> bool:

@@ -5,7 +5,6 @@ Shapes: A answers.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import statistics
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from audiollm.errors import StageError
-from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, ScoredStep
+from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, ScoredStep, called_reward
 from audiollm.rl.rewards.catalog import RewardTerm
 
 OnError = Literal["skip", "stop"]
@@ -200,14 +199,9 @@ class _Call:
 
     def _run(self, function: RewardFunction, batch: RewardBatch) -> None:
         try:
-            made: Any = function(batch)
-            self._future.set_result(asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
+            self._future.set_result(called_reward(function, batch))
         except BaseException as error:
             self._future.set_exception(error)
-
-
-async def _awaited(made: Any) -> Any:
-    return await made
 
 
 def _value_of(outcome: Outcome) -> float | None:
@@ -223,10 +217,12 @@ def _steps_of(outcome: Outcome) -> Sequence[ScoredStep] | None:
 
 
 def _checked(value: Any) -> Outcome:
+    return _checked_steps(value) if isinstance(value, list | tuple) else _checked_number(value)
+
+
+def _checked_number(value: Any) -> float | str:
     if value is None:
         return GAVE_NONE
-    if isinstance(value, list | tuple):
-        return _checked_steps(value)
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -240,8 +236,10 @@ def _checked_steps(steps: Sequence[Any]) -> Outcome:
     for step in steps:
         if not isinstance(step, ScoredStep):
             return f"gave a list of {type(step).__name__}, not of ScoredStep"
-        if not math.isfinite(step.score):
-            return f"gave {step.score} for the step {step.text!r}"
+        if isinstance(reason := _checked_number(step.score), str):
+            return f"{reason} for the step {step.text!r}"
+        if not isinstance(step.end, int | None):
+            return f"gave {type(step.end).__name__} as the end of the step {step.text!r}, no number of characters"
     return list(steps)
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import write_samples
+from audiollm.data.records.sample import TextPart, write_samples
 from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_jsonl
 from audiollm.models.dual_ffn import DualFFN
@@ -215,6 +215,16 @@ def test_a_function_that_is_not_there_is_told_before_the_first_stage(
     load_recipe(write_recipe(folder, rewards={"my_own:brevity": 1.0}), runs=folder)
     (folder / "my_own.py").write_text("from tests.audiollm.rl.online.bad_rewards import *\n")
     load_recipe(write_recipe(folder, rewards={"my_own:nan": 1.0}), runs=folder)
+
+
+def test_answers_that_differ_in_spelling_alone_are_no_options(folder: Path) -> None:
+    """Nobody gave options; the right answers of one question are `low` and `Low.`"""
+    samples = read_samples(folder / "prompts.jsonl")[0]
+    spelt = samples[4].messages[1].model_copy(update={"content": [TextPart(text="Low.")]})
+    samples[4] = samples[4].model_copy(update={"messages": [samples[4].messages[0], spelt]})
+    write_samples(folder / "prompts.jsonl", samples)
+    out = run(folder, rewards={"accuracy": 1.0, f"{OWN}evenness": 1.0}, **SHORT)
+    assert "tone4" in {row["id"] for row in rows_of(out) if row["reward"] is not None}
 
 
 def test_what_can_be_known_is_told_before_any_work(folder: Path) -> None:
