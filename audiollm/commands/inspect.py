@@ -223,6 +223,10 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
         )
+    if stages := sorted(path.parent.name for path in folder.glob("*/stage.json")):
+        raise ConfigError(
+            "the folder of a whole run", str(folder), f"give that of a stage: {', '.join(stages)}"
+        )
     return target, None, None
 
 

@@ -148,6 +148,11 @@ def test_what_cannot_be_shown_says_why(shards: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=told):
         run(tmp_path)
+    for stage in ("train", "compose"):
+        (tmp_path / "run" / stage).mkdir(parents=True)
+        (tmp_path / "run" / stage / "stage.json").write_text("{}")
+    with pytest.raises(ConfigError, match="folder of a whole run\n.*a stage: compose, train"):
+        run(tmp_path / "run")
     write_samples(tmp_path / "forged.jsonl", [sample(0, "a <|eot_id|> b")])
     with pytest.raises(ConfigError, match=r"sample clip_0: the user's text holds the control token"):
         run(tmp_path / "forged.jsonl")
