@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
-from audiollm.data.text.forms import recognition_form
+from audiollm.data.text.option_forms import option_form
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
@@ -117,8 +117,9 @@ def read_choice(reply: str, choices: Sequence[str]) -> int | None:
     """The option that a reply names; None where it names none or more than one.
 
     In turn: the reply is an option's text; it is a letter, or begins with one that is marked (`B.`, `(B) ...`); it
-    says that the answer is a letter; it holds one marked letter; it holds the text of one option as whole words, an
-    option within a longer one aside. Of a reply with tags the answer alone is looked at (`read_answer`).
+    says that the answer is a letter (which may begin an option, as in `A major`); it holds one marked letter; it holds
+    the text of one option as whole words, an option within a longer one aside. Of a reply with tags the answer alone is
+    looked at (`read_answer`).
     """
     text = read_answer(reply).answer
     for rule in _RULES:
@@ -146,8 +147,9 @@ def _words(text: str) -> set[str]:
 
 
 def _is_text(text: str, choices: Sequence[str]) -> set[int]:
-    form = recognition_form(text)
-    return {place for place, choice in enumerate(choices) if form and recognition_form(choice) == form}
+    form = option_form(choices)
+    said = form(text)
+    return {place for place, choice in enumerate(choices) if said and form(choice) == said}
 
 
 def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
@@ -157,8 +159,25 @@ def _is_letter(text: str, choices: Sequence[str]) -> set[int]:
 
 def _says_letter(text: str, choices: Sequence[str]) -> set[int]:
     said = r"\b(?:answer|option|choice)\b(?:\s+is)?[\s:]*\(?([A-Z])(?:\)|(?=[.,;:\s]|$))"
-    found = [match[1] for match in re.finditer(said, text, re.IGNORECASE) if match[1].isupper()]
-    return _places(found, choices)
+    found: set[int] = set()
+    for match in re.finditer(said, text, re.IGNORECASE):
+        if not match[1].isupper():
+            continue
+        behind = text[match.end(1) :]
+        named = set[int]()
+        if behind[:1].isspace():  # `A major` is an option, and `A dog` one behind an article
+            named = _begins_with(text[match.start(1) :], choices)
+            named = named or (_begins_with(behind, choices) if match[1] == "A" else set())
+        found |= named or _places([match[1]], choices)
+    return found
+
+
+def _begins_with(text: str, choices: Sequence[str]) -> set[int]:
+    """The longest option whose text stands at the beginning."""
+    form = option_form(choices)
+    said, forms = f"{form(text)} ", [form(choice) for choice in choices]
+    found = [place for place, own in enumerate(forms) if own and said.startswith(f"{own} ")]
+    return {max(found, key=lambda place: len(forms[place]))} if found else set()
 
 
 def _marked_letter(text: str, choices: Sequence[str]) -> set[int]:
@@ -166,9 +185,10 @@ def _marked_letter(text: str, choices: Sequence[str]) -> set[int]:
 
 
 def _holds_text(text: str, choices: Sequence[str]) -> set[int]:
-    left = f" {recognition_form(text)} "
+    form = option_form(choices)
+    left = f" {form(text)} "
     found: set[int] = set()
-    forms = [recognition_form(choice) for choice in choices]
+    forms = [form(choice) for choice in choices]
     for place in sorted(range(len(choices)), key=lambda at: -len(forms[at])):
         if forms[place] and f" {forms[place]} " in left:
             found.add(place)

@@ -72,6 +72,7 @@ def _planned(
         term.name: _parameters(term.settings.folder, plans) if isinstance(term.settings, ModelSettings) else 0
         for term in config.reward_terms
     }
+    on_cpu = [term.name for term in config.reward_terms if getattr(term.settings, "device", "") == "cpu"]
     critic = 0
     if config.critic is not None:
         critic = _parameters(config.critic.model or config.model, plans)
@@ -91,6 +92,9 @@ def _planned(
         reads_reference=config.needs_reference,
         critic=critic,
         rewards=sizes,
+        reward_parameters=sum(
+            size for name, size in sizes.items() if config.size == "tiny" or name not in on_cpu
+        ),
         unknown_rewards=tuple(
             term.name for term in config.reward_terms if term.is_plug_in or term.name in UNTIMED_REWARDS
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 from audiollm.evaluate.listening.stage import choices_of, question_of
 from audiollm.files.set_aside import SetAside
@@ -86,7 +87,9 @@ class PromptMaker:
                     self._held_out.append((place, index))
                 else:
                     train[place].append(index)
-        self._choices = choices_of([each for each in samples if each.messages[-1].role == "assistant"])
+        answered = [each for each in samples if each.messages[-1].role == "assistant"]
+        found = choices_of(answered).items()
+        self._choices = {question: answers for question, answers in found if are_told_apart(answers)}
         self.samples = [self._with_choices(sample) for sample in samples]
         """All that can be asked."""
         self._train = [np.array(each, np.int64) for each in train]
@@ -170,7 +173,9 @@ class PromptMaker:
         )
 
     def _with_choices(self, sample: Sample) -> Sample:
-        """The sample with the options of its question: its own, or the answers that all samples give to it."""
+        """The sample with the options of its question: its own, or the answers that all samples give to it.
+
+        Answers that a reply cannot tell apart (`low` and `Low.`) are no options."""
         if sample.metadata.get("choices") or sample.messages[-1].role != "assistant":
             return sample
         choices = self._choices.get(question_of(sample))

@@ -26,6 +26,7 @@ from audiollm.rl.policy_gradient.settings import (
     KLSettings,
     ProcessAdvantageSettings,
     ReinforceSettings,
+    VESPOSettings,
 )
 from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
 from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
@@ -239,9 +240,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         _told(lambda: self.advantage_term)
         _told(lambda: self.policy_term if self.fresh_objective is None else None)
         self._check_fresh_objective()
+        self._check_overlong_and_refill()
         self._check_steps()
         self._check_kl_place()
-        self._check_overlong_and_refill()
         self._check_critic()
         self._check_placement()
         self._check_lagged()
@@ -250,6 +251,11 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         if speech and self.answer == "text":
             raise ValueError(
                 f"rewards.{speech[0]}: scores speech, and answer is text: leave it out, or set answer: audio"
+            )
+        words = [term.name for term in self.reward_terms if term.words]
+        if words and self.answer == "audio":
+            raise ValueError(
+                f"rewards.{words[0]}: scores words, and answer is audio: leave it out, or set answer: any"
             )
         if self.kl is not None and self.kl.audio is not None and self.answer == "text":
             raise ValueError("kl.audio is set, and answer is text: leave it out, or set answer: any")
@@ -333,8 +339,8 @@ class PolicyTrainingConfig(ModelTrainingConfig):
             return
         if self.answer == "text":
             raise ValueError("codebooks is set, and answer is text: leave it out, or set answer: audio")
-        level = getattr(self.policy_term.settings, "level", "token")
-        if level in ("sequence", "product"):
+        settings = self.policy_term.settings
+        if isinstance(settings, VESPOSettings) or getattr(settings, "level", "") in ("sequence", "product"):
             raise ValueError(
                 f"codebooks: the ratios of objective: {self.objective.name} are those of whole answers, with all their "
                 "codes: leave it out, or take an objective of tokens (grpo, dapo, gspo_token)"
@@ -369,6 +375,12 @@ class PolicyTrainingConfig(ModelTrainingConfig):
     def _check_overlong_and_refill(self) -> None:
         if self.overlong is not None and "overlong" in self.rewards:
             raise ValueError("overlong is given twice, beside rewards and among them: leave one out")
+        limits = self._answer_limits
+        if self.overlong is not None and self.overlong.buffer > min(limits.values()):
+            raise ValueError(
+                f"overlong.buffer is {self.overlong.buffer}, and an answer has at most {min(limits.values())}: lower "
+                f"it, or raise {' and '.join(limits)}"
+            )
         if self.refill is not None and self.fresh_objective is None and not self.compares_answers:
             raise ValueError(
                 f"refill: {self.advantage.name} does not compare the answers of a group: leave refill out"
@@ -379,10 +391,16 @@ class PolicyTrainingConfig(ModelTrainingConfig):
         """The rewards with their checked settings, and the penalty on long answers where there is one."""
         given = self.rewards
         if self.overlong is not None:
-            limits = {"max_tokens": self.max_answer_tokens} if self.answer != "audio" else {}
-            limits |= {"max_frames": self.max_frames} if self.answer != "text" else {}
+            names = {"max_answer_tokens": "max_tokens", "max_frames": "max_frames"}
+            limits = {names[key]: limit for key, limit in self._answer_limits.items()}
             given = {**given, "overlong": {**self.overlong.model_dump(), **limits}}
         return reward_terms(given)
+
+    @property
+    def _answer_limits(self) -> dict[str, int]:
+        """The limits of an answer of the kind that is sampled, by the name of the setting."""
+        limits = {} if self.answer == "audio" else {"max_answer_tokens": self.max_answer_tokens}
+        return limits if self.answer == "text" else {**limits, "max_frames": self.max_frames}
 
     @property
     def advantage_term(self) -> AdvantageTerm:

@@ -81,6 +81,8 @@ class PlannedTraining:
     """Parameters of the critic; 0: none."""
     rewards: Mapping[str, int] = field(default_factory=dict)
     """Parameters of the rewards' models by name; 0 for a rule."""
+    reward_parameters: int = 0
+    """Parameters of those that are on a training rank's device, where no actors have them."""
     unknown_rewards: tuple[str, ...] = ()
     """Rewards whose time is not known: functions of a user's own, judges, recognizers."""
     value_bytes: int = 4
@@ -104,6 +106,8 @@ def memory_mb(plan: PlannedTraining, devices: int) -> float:
         total += _trained_bytes(plan, plan.critic, plan.trained_share, devices)
     if "reference" not in plan.placement.shares:
         total += WEIGHT_BYTES * plan.reference
+    if "reward" not in plan.placement.shares:
+        total += WEIGHT_BYTES * plan.reward_parameters
     layers, width = plan.model.layers, plan.model.hidden_size
     total += plan.max_tokens * layers * width * KEPT_VALUES * plan.value_bytes
     if "rollout" not in plan.placement.shares:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 from audiollm.rl.placement.joining import Joined
 from audiollm.rl.placement.pool import ActorPool
-from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, RewardValues
+from audiollm.rl.rewards.batch import RewardBatch, RewardFunction, RewardValues, called_reward
 from audiollm.rl.rewards.catalog import RewardTerm
 from audiollm.rl.rewards.registry import load_rewards
 
@@ -35,12 +33,7 @@ class RewardHost:
 
     def score(self, name: str, batch: RewardBatch) -> Any:
         """Return what a reward returns for a batch."""
-        made: Any = self._functions[name](batch)
-        return asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made
-
-
-async def _awaited(made: Any) -> Any:
-    return await made
+        return called_reward(self._functions[name], batch)
 
 
 class PlacedReward:

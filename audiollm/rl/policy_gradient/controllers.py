@@ -44,10 +44,10 @@ class KLController(nn.Module):
             answers: sampled answers of the whole step.
 
         Raises:
-            ValueError: `kl` is not finite.
+            FloatingPointError: `kl` is not finite: the training goes back to its last checkpoint.
         """
         if not math.isfinite(kl):
-            raise ValueError(f"the KL of a step is {kl}, which no controller can follow")
+            raise FloatingPointError(f"the KL of a step is {kl}, which no controller can follow")
         self.coefficient.mul_(self.factor(kl, answers))
 
     def factor(self, kl: float, answers: int) -> float:

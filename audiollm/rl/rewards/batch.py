@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
@@ -90,3 +92,15 @@ RewardFunction = Callable[[RewardBatch], RewardValues | Awaitable[RewardValues]]
 def each_answer(score: Callable[[SampledAnswer], RewardValue]) -> RewardFunction:
     """The reward function that scores every answer by itself."""
     return lambda batch: [score(answer) for answer in batch]
+
+
+def called_reward(function: RewardFunction, batch: RewardBatch) -> Any:
+    """What a reward returns for a batch: awaited where it is to be, and read to the end where it is a generator."""
+    made: Any = function(batch)
+    if inspect.isawaitable(made):
+        made = asyncio.run(_awaited(made))
+    return list(made) if isinstance(made, Iterator) else made
+
+
+async def _awaited(made: Awaitable[Any]) -> Any:
+    return await made

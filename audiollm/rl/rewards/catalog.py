@@ -13,6 +13,7 @@ from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
 from audiollm.rl.rewards import settings as s
 
+OWN_FUNCTION = "package.module:function, or my_rewards:brevity of my_rewards.py in the folder where you start"
 PLUG_IN_REMEDY = "give package.module:function of a function f(batch) that returns a value per answer"
 
 
@@ -23,6 +24,8 @@ class RewardEntry:
     settings: type[s.RewardSettings]
     speech: bool = False
     """It scores speech: the policy must speak."""
+    words: bool = False
+    """It scores words: the policy must write."""
     key: bool = False
     """It compares with the answer key."""
     steps: bool = False
@@ -30,17 +33,17 @@ class RewardEntry:
 
 
 CATALOG: dict[str, RewardEntry] = {
-    "accuracy": RewardEntry(s.AccuracySettings, key=True),
-    "format": RewardEntry(s.FormatSettings),
-    "think": RewardEntry(s.ThinkSettings),
-    "cosine": RewardEntry(s.CosineSettings, key=True),
-    "repetition": RewardEntry(s.RepetitionSettings),
-    "language": RewardEntry(s.LanguageSettings),
-    "steps": RewardEntry(s.StepsSettings, steps=True),
-    "step_model": RewardEntry(s.StepModelSettings, steps=True),
-    "reward_model": RewardEntry(s.ModelSettings),
+    "accuracy": RewardEntry(s.AccuracySettings, words=True, key=True),
+    "format": RewardEntry(s.FormatSettings, words=True),
+    "think": RewardEntry(s.ThinkSettings, words=True),
+    "cosine": RewardEntry(s.CosineSettings, words=True, key=True),
+    "repetition": RewardEntry(s.RepetitionSettings, words=True),
+    "language": RewardEntry(s.LanguageSettings, words=True),
+    "steps": RewardEntry(s.StepsSettings, words=True, steps=True),
+    "step_model": RewardEntry(s.StepModelSettings, words=True, steps=True),
+    "reward_model": RewardEntry(s.ModelSettings, words=True),
     "overlong": RewardEntry(s.OverlongSettings),
-    "judge": RewardEntry(s.JudgeSettings),
+    "judge": RewardEntry(s.JudgeSettings, words=True),
     "words": RewardEntry(s.WordsSettings, speech=True),
     "voice": RewardEntry(s.VoiceSettings, speech=True),
     "length": RewardEntry(s.LengthSettings, speech=True),
@@ -67,6 +70,10 @@ class RewardTerm:
     @property
     def speech(self) -> bool:
         return not self.is_plug_in and CATALOG[self.name].speech
+
+    @property
+    def words(self) -> bool:
+        return not self.is_plug_in and CATALOG[self.name].words
 
     @property
     def scores_steps(self) -> bool:
@@ -111,13 +118,15 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
     values = dict(given) if isinstance(given, Mapping) else {"weight": given}
     weight = values.pop("weight", 1.0)
     if not _is_number(weight):
-        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where)
+        remedy = "write a space behind the colon, as {accuracy: 2.0}" if weight is None else ""
+        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where, remedy)
     timeout_s = values.pop("timeout_s", None)
     if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
         raise ConfigError(f"{key}.timeout_s: must be a positive number, not {timeout_s!r}", where)
     if name not in CATALOG:
         if not is_import_path(name):
-            raise ConfigError(f"{key}: no such reward", where, suggestion(name, CATALOG))
+            remedy = f"{suggestion(name, CATALOG)}; a function of yours is named as {OWN_FUNCTION}"
+            raise ConfigError(f"{key}: no such reward", where, remedy)
         if values:
             raise ConfigError(
                 f"{key}: a function of yours has a weight and a timeout_s alone",
@@ -134,7 +143,8 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
         if first["type"] == "extra_forbidden":
             remedy = suggestion(setting, model.model_fields)
             raise ConfigError(f"{key}: no setting {setting!r}", where, remedy) from None
-        raise ConfigError(f"{key}.{setting}: {first['msg']}", where) from None
+        what = f"{key}.{setting}" if setting else key
+        raise ConfigError(f"{what}: {first['msg'].removeprefix('Value error, ')}", where) from None
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from audiollm.data.records.sample import Sample
-from audiollm.data.text.forms import recognition_form
+from audiollm.data.text.option_forms import option_form
 from audiollm.errors import ConfigError
 from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.catalog import RewardTerm, import_reward
@@ -64,7 +64,8 @@ def _check_keys(term: RewardTerm, samples: Sequence[Sample], where: str) -> None
 
 def _check_choices(sample: Sample) -> None:
     choices = SampledAnswer(sample, "", 0).choices
-    counts = Counter(recognition_form(choice) or choice for choice in choices)
+    form = option_form(choices)
+    counts = Counter(form(choice) or choice for choice in choices)
     twice = [choice for choice, count in counts.items() if count > 1]
     if twice:
         raise ConfigError(

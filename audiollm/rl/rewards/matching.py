@@ -117,7 +117,7 @@ def _evaluated(node: ast.expr, probe: float) -> float:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.Name) and len(node.id) == 1:
-        return probe * (1 + ord(node.id) % 31)
+        return probe * (2 + math.sin(ord(node.id)))  # no letter is the sum or the multiple of others
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _evaluated(node.operand, probe)
         return -value if isinstance(node.op, ast.USub) else value

@@ -12,6 +12,7 @@ import torch
 
 from audiollm.data.records.sample import Part, RatedAnswer, Sample, TextPart
 from audiollm.data.records.source import AudioClip, LoadedSample
+from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.evaluate.judges.single_scores import read_points
 from audiollm.evaluate.report.store import RowStore
@@ -70,7 +71,8 @@ def load_model_reward(settings: ModelSettings) -> ModelReward | StepModelReward:
     Raises:
         ConfigError: there is none, or it scores whole answers where steps are to be scored, or the reverse.
     """
-    model = load_reward_model(settings.folder, torch.device(settings.device))
+    device = default_device() if settings.device == "auto" else torch.device(settings.device)
+    model = load_reward_model(settings.folder, device)
     if (model.scored == "steps") != isinstance(settings, StepModelSettings):
         other = "reward_model" if model.scored == "answers" else "step_model"
         raise ConfigError(

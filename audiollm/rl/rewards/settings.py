@@ -90,7 +90,8 @@ class ModelSettings(RewardSettings):
 
     folder: Path
     """Folder of a `train_reward` stage, or its `model`."""
-    device: str = "cpu"
+    device: str = "auto"
+    """`auto`: that of the training rank, or of the actor; or another by name (`cpu`, `cuda`)."""
 
 
 class StepModelSettings(ModelSettings):

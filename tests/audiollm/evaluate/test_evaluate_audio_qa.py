@@ -66,6 +66,50 @@ def test_options_within_options_and_options_that_are_letters() -> None:
     assert read_choice("same", ["same", "same", "x"]) == read_choice("(B)", ["same", "same", "x"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("reply", "choice"),
+    [
+        ("F# major", 2),
+        ("f major.", 0),
+        ("<think>F major?</think><answer>F♯ major</answer>", 2),
+        ("The key is F# major, I think.", 2),
+        ("It is in F major", 0),
+        ("F major or F# major", None),
+        ("C", 2),
+    ],
+)
+def test_options_that_a_sign_alone_tells_apart(reply: str, choice: int | None) -> None:
+    assert read_choice(reply, ["F major", "D major", "F# major", "A major"]) == choice
+
+
+@pytest.mark.parametrize(
+    ("reply", "choice"),
+    [
+        ("The answer is A major.", 2),
+        ("The answer is A major, not C major", 2),
+        ("The answer is A.", 0),
+        ("The answer is A because of the third", 0),
+        ("Answer: C A major", 2),
+        ("The answer is (A) C major", 0),
+        ("The answer is B minor", 1),
+        ("The answer is B flat", 1),
+    ],
+)
+def test_a_letter_that_begins_an_option_is_no_mark(reply: str, choice: int) -> None:
+    assert read_choice(reply, ["C major", "D major", "A major", "B minor"][:3]) == choice
+
+
+def test_an_article_is_no_letter() -> None:
+    assert read_choice("The answer is A woman.", VOICES) == 1
+    assert read_choice("The right choice is A dog", ["Dog", "Cat"][::-1]) == 1
+
+
+def test_numbers_with_and_without_a_minus_are_two_options() -> None:
+    levels = ["5 dB", "-5 dB", "10 dB"]
+    assert [read_choice(reply, levels) for reply in ("-5 dB", "5 dB", "by \u22125 dB")] == [1, 0, 1]
+    assert read_choice("+", ["+", "-"]) == 0 and read_choice("-", ["+", "-"]) == 1
+
+
 @given(
     st.lists(st.sampled_from(["cat", "dog", "a red car", "rain", "two bells"]), min_size=2, unique=True),
     st.data(),

@@ -246,7 +246,7 @@ def test_settings_that_do_not_go_together_are_refused(folder: Path) -> None:
     assert "group_size is 1" in error_of(folder, objective="online_dpo", group_size=1)
     assert "leave refill out" in error_of(folder, refill={}, advantage="reinforce_plus_plus")
     assert "leave one out" in error_of(folder, overlong={}, rewards={"overlong": {"max_tokens": 20}})
-    assert "at most the limit of an answer, 12" in error_of(folder, overlong={"buffer": 13})
+    assert "an answer has at most 12: lower it" in error_of(folder, overlong={"buffer": 13})
     assert not (folder / "bad").exists()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ import torch
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.rl.objectives.answers import AnswerLogprobs
+from audiollm.rl.online import run as stage
+from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.rollouts.records import RolloutRecords
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
@@ -109,6 +115,33 @@ def test_a_kill_changes_nothing(folder: Path) -> None:
     check_killed_run(folder, settings, kills=(4, 9))
 
 
+class OverflowsOnce(PolicyTask):
+    """The pass of step 5 overflows, the first time."""
+
+    passes = 0
+
+    def _first_passes(self, packs: Sequence[Any]) -> list[AnswerLogprobs]:
+        found = super()._first_passes(packs)
+        OverflowsOnce.passes += 1
+        if OverflowsOnce.passes != 6:
+            return found
+        return [replace(each, policy_T=each.policy_T * torch.nan) for each in found]
+
+
+def test_a_step_that_overflows_beside_a_reference_is_rolled_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KL is not finite either, which the controller must not follow."""
+    monkeypatch.setattr(stage, "PolicyTask", OverflowsOnce)
+    monkeypatch.setattr(OverflowsOnce, "passes", 0)
+    kl = {"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.1}}
+    out = run(folder, kl=kl, steps=10, evaluations=1)
+    (left_out,) = read_jsonl(out / "left_out.jsonl")
+    assert left_out["step"] == 6 and left_out["kind"] == "not finite"
+    trained = [row for row in read_jsonl(out / "metrics.jsonl") if "kl_weight" in row]
+    assert len(trained) >= 9 and all(row["kl"] == row["kl"] for row in trained)
+
+
 def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
     out = run(folder, rewards={f"{OWN}broken_for_one": 1.0})
     told = read_jsonl(out / "set_aside.jsonl")
@@ -123,6 +156,16 @@ def test_an_answer_without_a_reward_is_left_out_and_named(folder: Path) -> None:
 def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     assert "did you mean 'accuracy'" in error_of(folder, rewards={"acuracy": 1.0})
     assert "rewards.words: scores speech, and answer is text" in error_of(folder, rewards={"words": 1.0})
+    for name, settings in (("reward_model", {"folder": "llm"}), ("accuracy", {})):
+        told = error_of(folder, answer="audio", rewards={name: settings})
+        assert f"rewards.{name}: scores words, and answer is audio" in told
+    told = error_of(folder, overlong={}, max_answer_tokens=8)
+    assert "recipe.yaml:" in told and "overlong.buffer is 16, and an answer has at most 8" in told
+    assert "rewards.overlong: max_tokens or max_frames must be given" in error_of(
+        folder, rewards={"overlong": {"buffer": 3}}
+    )
+    told = error_of(folder, answer="audio", codebooks=1, objective="vespo")
+    assert "the ratios of objective: vespo are those of whole answers" in told
     assert "group_size is 1" in error_of(folder, group_size=1)
     assert "did you mean 'grpo'" in error_of(folder, objective="grpoo")
     assert "reference is set, but kl is not" in error_of(folder, reference="llm")

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from audiollm.commands.cli import build_app
+from audiollm.rl.online.planning import plan_policy_training
+from audiollm.rl.online.settings import PolicyTrainingConfig
 from audiollm.rl.placement.planning import (
     CPU,
     GPU,
@@ -22,6 +24,7 @@ from audiollm.rl.placement.planning import (
     step_seconds,
 )
 from audiollm.rl.placement.settings import PlacementChoice
+from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
 from tests.audiollm.rl.online.stage_runs import write_recipe
 from tests.audiollm.rl.policy.packed_samples import save_model
@@ -56,6 +59,36 @@ def test_memory_follows_the_layout() -> None:
     assert (memory_mb(ahead, 1) - 2 * OWN_MB) * 2**20 / N == pytest.approx(20)
     critic = replace(PLAN, critic=N)
     assert (memory_mb(critic, 1) - OWN_MB) * 2**20 / N == pytest.approx(32)
+    judged = replace(PLAN, rewards={"reward_model": N, "format": 0}, reward_parameters=N)
+    assert (memory_mb(judged, 1) - OWN_MB) * 2**20 / N == pytest.approx(20)
+    elsewhere = replace(judged, placement=placed(reward={"actors": 1}))
+    assert memory_mb(elsewhere, 1) == memory_mb(PLAN, 1)
+
+
+def test_a_reward_model_is_in_the_memory_of_the_device_that_it_is_on(tmp_path: Path) -> None:
+    RewardModel.begin(save_model(tmp_path / "llm", "features")).save(tmp_path / "judge")
+    write_prompts(tmp_path)
+    told = {}
+    for device, size in [(d, s) for d in ("auto", "cpu") for s in ("small", "tiny")]:
+        reward = {"reward_model": {"folder": str(tmp_path / "judge"), "device": device}}
+        config = PolicyTrainingConfig(
+            samples=str(tmp_path / "prompts.jsonl"),
+            model=tmp_path / "llm",
+            rewards=reward,
+            size=size,
+            steps=10,
+        )
+        told[device, size] = plan_policy_training(config, {})
+    without = PolicyTrainingConfig(
+        samples=str(tmp_path / "prompts.jsonl"),
+        model=tmp_path / "llm",
+        rewards={"format": 1.0},
+        size="small",
+        steps=10,
+    )
+    assert told["cpu", "small"].memory_mb == plan_policy_training(without, {}).memory_mb
+    assert told["auto", "small"].memory_mb > told["cpu", "small"].memory_mb
+    assert told["auto", "tiny"].memory_mb == told["cpu", "tiny"].memory_mb  # trained on the CPU, too
 
 
 def test_time_follows_the_work() -> None:

@@ -12,7 +12,7 @@ from audiollm.errors import ConfigError
 from audiollm.rl.reward.model import RewardModel, Scored
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
 from audiollm.rl.rewards.catalog import reward_terms
-from audiollm.rl.rewards.models import StepModelReward
+from audiollm.rl.rewards.models import ModelReward, StepModelReward
 from audiollm.rl.rewards.registry import load_rewards
 from audiollm.rl.rewards.scoring import RewardSuite
 from tests.audiollm.models.tiny_audio_llms import save_tiny
@@ -71,3 +71,15 @@ def test_a_model_of_the_other_kind_is_refused(folder: Path) -> None:
         load_rewards(reward_terms({"step_model": {"folder": str(folder / "answers")}}))
     with pytest.raises(ConfigError, match="scores steps\n.*name it step_model"):
         load_rewards(reward_terms({"reward_model": {"folder": str(folder / "steps")}}))
+
+
+def test_a_model_scores_on_the_device_of_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published model on a CPU would not be done before the time-out of a step."""
+    monkeypatch.setattr(
+        "audiollm.rl.rewards.models.default_device", lambda: torch.device("meta"), raising=False
+    )
+    for given, device in (({}, "meta"), ({"device": "cpu"}, "cpu")):
+        terms = reward_terms({"reward_model": {"folder": str(folder / "answers"), **given}})
+        reward = load_rewards(terms)["reward_model"]
+        assert isinstance(reward, ModelReward)
+        assert next(reward.model.root.parameters()).device.type == device

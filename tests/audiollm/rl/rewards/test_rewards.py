@@ -129,6 +129,11 @@ def test_rewards_and_evaluation_and_mmau_read_the_same_part() -> None:
         ("2e", r"2\cdot e", "math", True),
         ("__import__('os').getcwd()", "1", "math", False),
         (r"\sqrt{2}", "2^0.5", "math", True),
+        ("B", "a", "math", False),
+        ("h", "2b", "math", False),
+        ("a*d", "d*a", "math", True),
+        ("x + y", "y + x", "math", True),
+        ("2x", "y", "math", False),
     ],
 )
 def test_the_right_answer_by_every_form(given: str, key: str, match: Any, right: bool) -> None:
@@ -294,6 +299,26 @@ def test_a_reward_that_raises_is_named_with_its_sample() -> None:
     )
 
 
+def test_a_reward_that_yields_its_values_fails_like_any_other() -> None:
+    end = threading.Event()
+
+    def sometimes(batch: RewardBatch) -> Iterator[float | None]:
+        for each in batch:
+            yield 1.0 / (each.number != 1)
+
+    def hanging(batch: RewardBatch) -> Iterator[float | None]:
+        for each in batch:
+            end.wait(20 * (each.number == 1))
+            yield 1.0
+
+    yielding: Any = {"fine": fine, "sometimes": sometimes}
+    only_the_second_is_out(suite(yielding).score(batch_of(3)), "ZeroDivisionError")
+    yielding = {"fine": fine, "sometimes": hanging}
+    scores = suite(yielding, timeout_s=0.2).score(batch_of(2))
+    end.set()
+    assert scores.kept_A == [True, False] and "hangs" in scores.problems[0].reason
+
+
 def test_too_few_values() -> None:
     def sometimes(batch: RewardBatch) -> list[float | None]:
         return [1.0 for each in batch if each.number != 1]
@@ -371,6 +396,8 @@ def test_a_misspelt_reward_or_setting_has_the_nearest() -> None:
     for wrong in (float("nan"), "much", True):
         with pytest.raises(ConfigError, match="the weight must be a number"):
             reward_terms({"think": wrong})
+    with pytest.raises(ConfigError, match="write a space behind the colon"):
+        reward_terms({"accuracy:2.0": None})  # YAML's reading of {accuracy:2.0}
 
 
 def test_speech_rewards_need_a_policy_that_speaks() -> None:
@@ -392,6 +419,15 @@ def test_prompts_without_a_key_are_refused_before_any_work() -> None:
 def test_options_that_are_there_twice_are_refused() -> None:
     with pytest.raises(ConfigError, match="the option 'man' is there twice"):
         check_rewards(reward_terms({"format": 1}), [prompt(choices=["Man", "Woman", "man."])], speaks=False)
+
+
+def test_keys_that_a_sharp_alone_tells_apart_are_two_options() -> None:
+    """MusicBench's questions for the key: `F major` and `F# major` stand side by side."""
+    keys = ["F major", "F# major", "A major"]
+    sample = prompt("F# major", choices=keys)
+    check_rewards(reward_terms({"accuracy": 1}), [sample], speaks=False)
+    replies = [answer(f"<answer>{key}</answer>", sample) for key in keys]
+    assert values_of({"accuracy": 1}, *replies) == [0.0, 1.0, 0.0]
 
 
 def test_a_plug_in_that_cannot_be_imported_is_refused() -> None:

@@ -80,6 +80,22 @@ def test_steps_that_cannot_be_used_are_named() -> None:
     assert [own is not None for own in scores.steps_by_name["own"]] == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (ScoredStep("x", None), "gave None for the step 'x'"),  # type: ignore[arg-type]
+        (ScoredStep("x", "good"), "gave str, no number for the step 'x'"),  # type: ignore[arg-type]
+        (ScoredStep("x", 1.0, "3"), "gave str as the end of the step 'x', no number of characters"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_step_without_a_number_is_named(step: ScoredStep, reason: str) -> None:
+    suite = RewardSuite(
+        [RewardTerm("own", 1.0, RewardSettings())], {"own": lambda batch: [[step]] * len(batch)}
+    )
+    scores = suite.score(RewardBatch([answer("a")]))
+    assert [problem.reason for problem in scores.problems] == [reason] and scores.kept_A == [False]
+
+
 def test_overlong_answers_by_hand() -> None:
     words = [answer("x", length) for length in (4, 6, 8, 9, 12)]
     assert scores_of({"overlong": {"buffer": 4, "max_tokens": 10}}, *words).by_name["overlong"] == [
