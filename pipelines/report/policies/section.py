@@ -214,7 +214,10 @@ def _prompt(
         given = given_answer({**row, "stopped": not group.answers[0].is_truncated})
         clips = spoken.clips(group.answers[0]) if row in (chosen[0], chosen[-1]) else []
         note = "" if reward is None else f"reward {reward:.2f}".replace("-", "−")
-        answers.append({"name": f"step {row['step']:,}", **given, "note": note, "clips": clips})
+        speaks = group.answers[0].speech_file is not None
+        answers.append(
+            {"name": f"step {row['step']:,}", **given, "note": note, "clips": clips, "speaks": speaks}
+        )
     asked = words_and_clips(groups[0].question, {"id": id}, sounds)
     return {
         "id": id,

@@ -231,6 +231,16 @@ def test_spoken_answers_are_decoded(whole: Run, monkeypatch: pytest.MonkeyPatch)
     assert "no longer there" in worst["clips"][0].problem
 
 
+def test_speech_between_the_first_and_the_last_evaluation_is_named_without_its_sound(whole: Run) -> None:
+    clip, folder = whole.audio / "heard.wav", whole.folder("first")
+    rows = [answer(clip, "held0", 0, 1.0, step=step, answer="", speech=str(step)) for step in (0, 5, 10)]
+    write_jsonl(folder / "answers.jsonl", rows)
+    (prompt,) = section(whole)["stages"][0]["prompts"]
+    first, between, last = prompt["answers"]
+    assert "no longer there" in first["clips"][0].problem and len(last["clips"]) == 1
+    assert between["clips"] == [] and between["speaks"] and not between["text"]
+
+
 def test_signs_are_read_as_they_are_written() -> None:
     assert [signed(value) for value in (0.714, -0.1, 0.001)] == ["+0.71", "−0.10", "0.00"]
 
