@@ -24,6 +24,9 @@ GROUPS = {
     "sound": "Make sounds from video and words, and edit them.",
 }
 """Help text of each command group; a group of another package needs no entry here."""
+INTERRUPTED = 130
+"""Exit code at Ctrl-C."""
+STOPPED = "stopped; the same command goes on from here"
 
 
 def build_app(wanted: str = "") -> typer.Typer:
@@ -78,9 +81,13 @@ def main() -> None:
     except DamagedFile as error:
         errors.print(str(error), style="red", highlight=False, markup=False)
         sys.exit(1)
+    except SystemExit as end:  # typer ends with this code at Ctrl-C
+        if end.code == INTERRUPTED:
+            errors.print(STOPPED, highlight=False)
+        raise
     except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on from here", highlight=False)
-        sys.exit(130)
+        errors.print(STOPPED, highlight=False)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         told = disk_error(error)
         if told is None:

@@ -213,9 +213,19 @@ def _find(target: str) -> tuple[str, Path | None, FeatureShape | None]:
                 learned = [folder / "model", folder / "vocabulary", *begun_from]
                 with_one = [each for each in learned if (each / "tokenizer.json").exists()]
                 found = with_one[0] if with_one else None
-                return str(sources[0]["path"]), found, _features(folder, stage)
+                path = str(sources[0]["path"])
+                if "://" not in path and not Path(path).exists():
+                    remedy = "go to the folder in which the run was started"
+                    raise ConfigError(
+                        f"its samples are not there: {path}", str(folder / "config.yaml"), remedy
+                    )
+                return path, found, _features(folder, stage)
         raise ConfigError(
             "this stage holds no samples", str(folder), "give that of compose, tokenize or train"
+        )
+    if stages := sorted(path.parent.name for path in folder.glob("*/stage.json")):
+        raise ConfigError(
+            "the folder of a whole run", str(folder), f"give that of a stage: {', '.join(stages)}"
         )
     return target, None, None
 

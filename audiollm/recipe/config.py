@@ -60,9 +60,11 @@ def apply_overrides(document: Document, overrides: Sequence[str], targets: Targe
         if not equals or not all(parts):
             raise ConfigError(f"{text!r} is not key=value", "command line", "example: train.steps=500")
         try:
-            parsed = yaml.safe_load(value)
+            parsed, node = yaml.safe_load(value), yaml.compose(value, Loader=yaml.SafeLoader)
         except yaml.YAMLError:
-            parsed = value
+            parsed, node = value, None
+        if node is not None:
+            _record_lines(node, tuple(parts), "command line", {})  # refuses a key that is given twice
         _write_override(document, parts, parsed, targets)
 
 

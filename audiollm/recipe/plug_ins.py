@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,11 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
-from audiollm.errors import ConfigError
+from audiollm.errors import ConfigError, suggestion
+
+FILE_REMEDY = (
+    "name my_rewards.py in the folder where you start as my_rewards:function, or install its package"
+)
 
 
 def is_import_path(given: str) -> bool:
@@ -38,22 +43,33 @@ def import_named(path: str, remedy: str) -> Any:
 def source_digest(path: str) -> str:
     """SHA-256 of the file of the module in `package.module:name`: a stage's fingerprint changes with it.
 
-    The modules that this one imports do not count.
+    The modules that this one imports do not count. The module is not imported: a run reads the digest before its first
+    stage, and again at the stage that uses it.
 
     Raises:
-        ConfigError: there is no such module, or it has no source.
+        ConfigError: there is no such module, it has no source, or its source does not mention the name.
     """
-    module = path.partition(":")[0]
+    module, _, name = path.partition(":")
     try:
         with _working_directory():
             found = util.find_spec(module)
     except Exception as error:
-        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", path) from error
-    if found is None or found.origin is None or not Path(found.origin).is_file():
         raise ConfigError(
-            f"no module {module!r}", path, "run in the folder that holds it, or install its package"
-        )
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+            f"cannot be imported: {type(error).__name__}: {error}", path, FILE_REMEDY
+        ) from error
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise ConfigError(f"no module {module!r}", path, FILE_REMEDY)
+    source = Path(found.origin).read_bytes()
+    words = set(re.findall(r"\w+", source.decode(errors="replace")))
+    if name not in words and b"import *" not in source:
+        remedy = f"it is looked for in {found.origin}; {suggestion(name, _definitions(source))}"
+        raise ConfigError(f"cannot be imported: the module {module!r} has no {name!r}", path, remedy)
+    return hashlib.sha256(source).hexdigest()
+
+
+def _definitions(source: bytes) -> list[str]:
+    """The names of the functions and classes that a module defines."""
+    return re.findall(r"^(?:async def|def|class) (\w+)", source.decode(errors="replace"), re.MULTILINE)
 
 
 @contextmanager

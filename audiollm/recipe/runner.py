@@ -264,22 +264,27 @@ def _has_trained(folder: Path) -> bool:
 
 
 def _clear(folder: Path, keeps: tuple[str, ...], context: Context) -> None:
-    """Out of the way with it; what was trained is not thrown away, but put in place of what was kept before."""
-    if keeps and folder.is_dir():
-        for path in folder.iterdir():
-            if path.name in keeps:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        return
+    """Empty the folder but for what the stage keeps; what was trained takes the place of what was kept before."""
     if _has_trained(folder):
-        kept = folder.with_name(f"{folder.name}.before")
-        shutil.rmtree(kept, ignore_errors=True)
-        os.replace(folder, kept)
-        context.say(f"what was trained before is kept in {kept}")
-    shutil.rmtree(folder, ignore_errors=True)
+        before = folder.with_name(f"{folder.name}.before")
+        shutil.rmtree(before, ignore_errors=True)
+        os.replace(folder, before)
+        context.say(f"what was trained before is kept in {before}")
+        for path in (before / name for name in keeps):
+            if path.exists():
+                folder.mkdir(exist_ok=True)
+                os.replace(path, folder / path.name)
+        return
+    if not keeps or not folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.name in keeps:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _is_done(stage: RecipeStage, fingerprint: str) -> StageResult | None:
@@ -308,6 +313,9 @@ def _report_failure(
     for stage in recipe.stages:
         if stage.stage.reads_run:
             shutil.rmtree(stage.folder, ignore_errors=True)
+            console.print(
+                f"{failed.name} failed; [bold]{stage.name}[/bold]: {stage.stage.help}", highlight=False
+            )
             try:
                 with _plain_errors(stage.folder):
                     _run_stage(stage, "after a failure", Context(stage.folder, recipe, console, results))

@@ -351,6 +351,8 @@ def _build_stages(
             if key in stage.config.model_fields:
                 resolved.setdefault(key, value)
         config, inputs = _typed(stage, resolved, path, document, made, absent)
+        if stage.facts is not None:
+            stage.facts(config)  # a user's function that is not there ends a run before its first stage
         upstream = tuple(s.name for s in stages if stage.reads_run or s.name in referred)
         stages.append(RecipeStage(name, stage, config, folder / name, upstream, tuple(inputs)))
         made[name] = {artifact: str(where) for artifact, where in stages[-1].artifacts.items()}

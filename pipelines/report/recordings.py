@@ -12,6 +12,10 @@ from pipelines.report.media import Gallery
 
 SEGMENTS_SHOWN = 8
 SET_ASIDE_SHOWN = 200
+TRAININGS = (
+    "train_tokenizer", "tokenize", "train", "train_preference", "train_reward", "train_policy", "train_interpreter",
+)  # fmt: skip
+"""Stages that set recordings and samples aside, beside those that make samples."""
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}
 
 
@@ -96,7 +100,7 @@ def _set_aside_rows(material: Material) -> list[Row]:
     """The set-aside rows of all stages, each once: the lists of stages `compose` begin with that of `annotate`."""
     first, *later = (
         list(chain.from_iterable(stage.rows("set_aside.jsonl") for stage in material.stages(kind)))
-        for kind in ("compose", "train_tokenizer", "tokenize", "train")
+        for kind in ("compose", *TRAININGS)
     )
     annotated = material.last("annotate")
     if not first and annotated is not None:

@@ -22,11 +22,16 @@ from pydantic import ValidationError
 from audiollm.data.chat.question_prompts import asks_for_tags, question_prompt
 from audiollm.data.convert.objects import read_objects
 from audiollm.data.convert.request import ConversionRequest, SourceRows, bad_row
-from audiollm.data.records.sample import Message, Sample, TextPart
+from audiollm.data.records.sample import HELD_OUT_NAMES, Message, Sample, TextPart
+from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
 
 TASK = "audio_qa"
 NUM_OPTIONS = 4
+MMAU_KEYS = (
+    "id", "audio_id", "question", "choices", "answer", "task", "difficulty", "category", "sub-category", "split",
+    "heard",
+)  # fmt: skip
 SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")
 NOTES = ("C", "Db", "D", "Eb", "E", "F", "F#", "G", "Ab", "A", "Bb", "B")
 """One name for each of the twelve notes."""
@@ -69,8 +74,12 @@ Found = AskedQuestion | BadSample
 def mmau(request: ConversionRequest) -> SourceRows:
     """MMAU's layout: `id`, `audio_id`, `question`, `choices`, `answer`; also `task`, `difficulty`, `category`, and
     `heard`, a list of what can be heard, for rewards of the steps of a thought.
+
+    Other keys go to the metadata as they are, and are named.
     """
-    return _rows(request, [each for place, row in _objects(request) for each in _told(place, row, _of_mmau)])
+    rows = _objects(request)
+    found = [each for place, row in rows for each in _told(place, row, _of_mmau)]
+    return _rows(request, found, _mmau_notes([row for _, row in rows if isinstance(row, dict)]))
 
 
 def avqa(request: ConversionRequest) -> SourceRows:
@@ -128,14 +137,30 @@ def _of_mmau(row: dict[str, Any]) -> list[AskedQuestion]:
         "difficulty": row.get("difficulty"),
         "category": row.get("category"),
         "sub_category": row.get("sub-category"),
-        "split": row["split"] if row.get("split") in ("train", "test") else None,
+        "split": row.get("split") if _is_read(row.get("split")) else None,
     }
-    kept: dict[str, Any] = {key: value for key, value in about.items() if isinstance(value, str)}
+    kept: dict[str, Any] = {key: value for key, value in row.items() if key not in MMAU_KEYS}
+    kept |= {key: value for key, value in about.items() if isinstance(value, str)}
     if heard := row.get("heard"):
         kept["heard"] = [str(name) for name in _list(heard, "what is heard")]
     choices = [str(choice) for choice in _list(row["choices"])]
     name = str(row["audio_id"])
     return [AskedQuestion(str(row["id"]), str(row["question"]), choices, str(row["answer"]), [name], kept)]
+
+
+def _is_read(split: object) -> bool:
+    """Whether a split is `train` or one that is held out, alone: MMAU's own lists have `test-mini` in every row."""
+    return isinstance(split, str) and re.fullmatch(f"train|{HELD_OUT_NAMES}", split.lower()) is not None
+
+
+def _mmau_notes(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    others = dict.fromkeys(key for row in rows for key in row if key not in MMAU_KEYS)
+    splits = dict.fromkeys(
+        str(row["split"]) for row in rows if row.get("split") and not _is_read(row["split"])
+    )
+    notes = [f"keys of no meaning here, kept as metadata: {', '.join(others)}"] if others else []
+    unread = f"splits that are not read: {', '.join(splits)}; train, test and validation are, and --held-out draws one"
+    return (*notes, *([unread] if splits else []))
 
 
 def _of_avqa(row: dict[str, Any]) -> list[AskedQuestion]:
@@ -253,7 +278,7 @@ def sample_of_question(
     request: ConversionRequest, asked: AskedQuestion, is_held_out: bool
 ) -> Sample | BadSample:
     place, asking = f"{request.source}: {asked.id}", request.asking
-    if len(set(asked.choices)) < max(2, len(asked.choices)):
+    if len(asked.choices) < 2 or not are_told_apart(asked.choices):
         return bad_row(place, asked.id, "needs at least two options, all of them different")
     if asked.answer not in asked.choices:
         return bad_row(place, asked.id, f"the answer {asked.answer!r} is none of the options")

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audiollm.data.chat.question_prompts import LETTERS, MAX_WORDS, PLAIN, question_prompt
+from audiollm.data.text.option_forms import option_form
 from audiollm.evaluate.listening.answer_parts import AnswerParts, read_answer
-from audiollm.evaluate.listening.option_forms import option_form
 from audiollm.evaluate.listening.replies import Inquiry, Reply
 from audiollm.evaluate.report.formats import percent, with_interval
 from audiollm.evaluate.report.lists import need_unique, read_records

@@ -11,8 +11,8 @@ import numpy as np
 from audiollm.data.records.mixture import Mixture, evenly
 from audiollm.data.records.sample import AudioPart, Sample, check_without_video
 from audiollm.data.records.source import LoadedSample, Source
+from audiollm.data.text.option_forms import are_told_apart
 from audiollm.errors import BadSample
-from audiollm.evaluate.listening.option_forms import are_told_apart
 from audiollm.evaluate.listening.stage import choices_of, question_of
 from audiollm.files.set_aside import SetAside
 from audiollm.rl.policy.protocol import Policy

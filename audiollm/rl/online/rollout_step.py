@@ -21,9 +21,12 @@ from audiollm.errors import BadSample
 from audiollm.rl.online.prompts import Prompt
 from audiollm.rl.online.steps import StepReward, StepRewarder
 from audiollm.rl.rewards.batch import RewardBatch, SampledAnswer
-from audiollm.rl.rewards.scoring import RewardScores, RewardSuite
+from audiollm.rl.rewards.scoring import GAVE_NONE, RewardScores, RewardSuite
 from audiollm.rl.rollouts.process import ProcessRollouts
 from audiollm.rl.rollouts.protocol import Rollout, RolloutEngine, RolloutSettings
+
+NO_REWARD = "no reward"
+"""Kind of an answer that is set aside because a reward has no value for it."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,14 @@ def total_rewards(scores: RewardScores) -> Tensor:
 
 def missing_rewards(scores: RewardScores) -> list[BadSample]:
     """Return rewards without a value, as they are set aside."""
-    return [BadSample(f"reward {each.reward}", each.sample, f"answer {each.number}: {each.reason}", "no reward")
+    return [BadSample(f"reward {each.reward}", each.sample, f"answer {each.number}: {each.reason}", NO_REWARD)
             for each in scores.problems]  # fmt: skip
+
+
+def failed_reward(bad: Sequence[BadSample]) -> BadSample | None:
+    """The first reward that failed: it raised, hung, or returned no number. One that gave None did not fail."""
+    missing = (each for each in bad if each.kind == NO_REWARD)
+    return next((each for each in missing if not each.reason.endswith(GAVE_NONE)), None)
 
 
 def selected_groups(made: RolloutStep, chosen: Sequence[bool]) -> RolloutStep:

@@ -30,7 +30,7 @@ from audiollm.rl.online.fresh_losses import PackLogprobs, StepLoss, fresh_loss
 from audiollm.rl.online.prompts import PromptMaker
 from audiollm.rl.online.refill import SamplesSteps
 from audiollm.rl.online.rollout_files import GreedyAnswerFiles, RolloutFiles
-from audiollm.rl.online.rollout_step import RolloutStep, group_numbers, selected_answers
+from audiollm.rl.online.rollout_step import RolloutStep, failed_reward, group_numbers, selected_answers
 from audiollm.rl.online.scored_packs import (
     AdvantageMaker,
     RolloutPack,
@@ -122,6 +122,7 @@ class PolicyTask:
         self._make_advantages = AdvantageMaker(config, ranks, self._kl_weight)
         self._loss = fresh_loss(config, ranks)
         self._skips = SkippedSteps(config.max_skipped_steps)
+        self._failed_reward: BadSample | None = None
         self.device = next(policy.root.parameters()).device
 
     def modules(self) -> dict[str, nn.Module]:
@@ -159,6 +160,7 @@ class PolicyTask:
         made = self._maker(prompts, step)
         made.seconds["weights"] = filled
         self._set_aside.add([*bad, *made.bad])
+        self._failed_reward = failed_reward(made.bad)
         supervised = None if self._ptx is None else self._ptx(step)
         return PackedStep(made, self._packs(made), supervised)
 
@@ -234,9 +236,16 @@ class PolicyTask:
         return self._means(self._rows_of(made))
 
     def alarms(self, figures: Mapping[str, float], step: int) -> Mapping[str, str]:
-        """Tell of steps that teach nothing, and of answers that are sampled from another distribution."""
+        """Tell of rewards that fail, steps that teach nothing, and answers sampled from another distribution."""
         found = {}
-        if self._learns_from_differences and figures.get("groups_without_variance", 0.0) >= 1.0:
+        failed = self._failed_reward
+        if failed is not None:
+            found["failed reward"] = (
+                f"{failed}; such answers are left out, and named in set_aside.jsonl (on_error: stop ends the run "
+                "instead)"
+            )
+        are_equal = figures.get("groups_without_variance", 0.0) >= 1.0
+        if self._learns_from_differences and are_equal and (failed is None or "reward" in figures):
             found["no variance"] = (
                 "in every group all answers have the same reward, so the step changes nothing: take harder or easier "
                 "prompts, a higher temperature, or larger groups"

@@ -15,6 +15,7 @@ from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
 from audiollm.recipe.stages import checked_path
 from audiollm.rl.rewards import settings as s
 
+OWN_FUNCTION = "package.module:function, or my_rewards:brevity of my_rewards.py in the folder where you start"
 PLUG_IN_REMEDY = "give package.module:function of a function f(batch) that returns a value per answer"
 
 
@@ -145,13 +146,15 @@ def _term(name: str, given: Any, where: str) -> RewardTerm:
     values = dict(given) if isinstance(given, Mapping) else {"weight": given}
     weight = values.pop("weight", 1.0)
     if not _is_number(weight):
-        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where)
+        remedy = "write a space behind the colon, as {accuracy: 2.0}" if weight is None else ""
+        raise ConfigError(f"{key}: the weight must be a number, not {weight!r}", where, remedy)
     timeout_s = values.pop("timeout_s", None)
     if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
         raise ConfigError(f"{key}.timeout_s: must be a positive number, not {timeout_s!r}", where)
     if name not in CATALOG:
         if not is_import_path(name):
-            raise ConfigError(f"{key}: no such reward", where, suggestion(name, CATALOG))
+            remedy = f"{suggestion(name, CATALOG)}; a function of yours is named as {OWN_FUNCTION}"
+            raise ConfigError(f"{key}: no such reward", where, remedy)
         if values:
             raise ConfigError(
                 f"{key}: a function of yours has a weight and a timeout_s alone",

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from audiollm.data.records.sample import Sample
+from audiollm.data.text.option_forms import option_form
 from audiollm.errors import ConfigError
-from audiollm.evaluate.listening.option_forms import option_form
 from audiollm.rl.rewards.batch import SampledAnswer
 from audiollm.rl.rewards.catalog import RewardTerm, import_reward
 from audiollm.rl.rewards.settings import AccuracySettings, CosineSettings

@@ -10,9 +10,11 @@ import math
 import statistics
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from audiollm.errors import StageError
@@ -22,6 +24,8 @@ from audiollm.rl.rewards.catalog import RewardTerm
 OnError = Literal["skip", "stop"]
 """`skip`: the answer is left out and the run goes on; `stop`: the run ends with the error."""
 TIMEOUT_S = 120.0
+GAVE_NONE = "gave None"
+"""Reason where a reward leaves an answer out of its own accord."""
 
 Outcome = float | Sequence[ScoredStep] | str
 """The value of an answer, or those of its steps; where it is missing, why it is."""
@@ -169,6 +173,7 @@ class _Call:
 
     def __init__(self, function: RewardFunction, batch: RewardBatch) -> None:
         self._future: Future[Any] = Future()
+        self._function = function
         self._start_s = time.monotonic()
         self.is_hanging = False
         threading.Thread(target=self._run, args=(function, batch), daemon=True).start()
@@ -181,7 +186,8 @@ class _Call:
             self.is_hanging = True
             return f"hangs: no value after {timeout_s:g} s"
         if error is not None:
-            return f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            told = f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return told + _line_of(error, self._function)
         values = self._future.result()
         try:
             values = list(values)
@@ -216,7 +222,7 @@ def _checked(value: Any) -> Outcome:
 
 def _checked_number(value: Any) -> float | str:
     if value is None:
-        return "gave None"
+        return GAVE_NONE
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -235,6 +241,16 @@ def _checked_steps(steps: Sequence[Any]) -> Outcome:
         if not isinstance(step.end, int | None):
             return f"gave {type(step.end).__name__} as the end of the step {step.text!r}, no number of characters"
     return list(steps)
+
+
+def _line_of(error: BaseException, function: RewardFunction) -> str:
+    """The innermost line of a function's own file at which an error was raised; empty where there is none."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == code.co_filename]
+    return f" ({Path(code.co_filename).name}, line {lines[-1]})" if lines else ""
 
 
 def _is_async(function: RewardFunction) -> bool:

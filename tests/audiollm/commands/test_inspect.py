@@ -142,6 +142,17 @@ def test_what_cannot_be_shown_says_why(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("report: {}\n")
     with pytest.raises(ConfigError, match="holds no samples"):
         run(tmp_path)
+    (tmp_path / "config.yaml").write_text("train_policy:\n  samples: [{path: mine/samples.jsonl}]\n")
+    told = (
+        r"config.yaml  its samples are not there: mine/samples.jsonl\n  go to the folder in which the run was"
+    )
+    with pytest.raises(ConfigError, match=told):
+        run(tmp_path)
+    for stage in ("train", "compose"):
+        (tmp_path / "run" / stage).mkdir(parents=True)
+        (tmp_path / "run" / stage / "stage.json").write_text("{}")
+    with pytest.raises(ConfigError, match="folder of a whole run\n.*a stage: compose, train"):
+        run(tmp_path / "run")
     write_samples(tmp_path / "forged.jsonl", [sample(0, "a <|eot_id|> b")])
     with pytest.raises(ConfigError, match=r"sample clip_0: the user's text holds the control token"):
         run(tmp_path / "forged.jsonl")

@@ -179,6 +179,55 @@ def test_wrong_options_are_wrong(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ MMAU
 
 
+def test_other_keys_of_mmau_are_kept_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sounds(tmp_path, "a.wav")
+    row = {"audio_id": "a.wav", "question": "Which?", "answer": "rain", "choices": ["rain", "a dog"]}
+    own = {"room": "kitchen", "levels": [1, 2.5], "choices_": None}
+    (sample,) = converted(tmp_path, "mmau", [{**row, "id": "q", **own}])
+    assert sample.metadata == {**own, "split": "train", "choices": ["rain", "a dog"]}
+    assert "kept as metadata: room, levels, choices_" in capsys.readouterr().out
+    samples = converted(tmp_path, "mmau", [{**row, "id": "q"}])
+    assert "kept as metadata" not in capsys.readouterr().out and set(samples[0].metadata) == {
+        "split",
+        "choices",
+    }
+
+
+@pytest.mark.parametrize(
+    ("split", "is_held_out"),
+    [
+        ("train", False),
+        ("test", True),
+        ("validation", True),
+        ("dev", True),
+        ("Test", True),
+        ("test-mini", False),
+    ],
+)
+def test_splits_of_mmau(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, is_held_out: bool
+) -> None:
+    """A list that is all `test-mini`, as MMAU's is, is left to `--held-out`, and this is said."""
+    sounds(tmp_path, "a.wav")
+    row = {"audio_id": "a.wav", "question": "Which?", "answer": "rain", "choices": ["rain", "a dog"]}
+    (sample,) = converted(tmp_path, "mmau", [{**row, "id": "q", "split": split}])
+    assert sample.is_held_out is is_held_out
+    assert ("splits that are not read: test-mini" in capsys.readouterr().out) is (split == "test-mini")
+
+
+def test_options_that_are_told_apart_by_nothing_that_is_said_are_set_aside(tmp_path: Path) -> None:
+    """As the training and the evaluation compare options: by words, and by signs where the words are equal."""
+    sounds(tmp_path, "a.wav")
+    row = {"audio_id": "a.wav", "question": "Which?", "answer": "F major"}
+    rows = [
+        {**row, "id": "kept", "choices": ["F major", "F# major"]},
+        {**row, "id": "twice", "choices": ["F major", "f major."]},
+    ]
+    assert [sample.id for sample in converted(tmp_path, "mmau", rows)] == ["kept"]
+    aside = [json.loads(line) for line in (tmp_path / "out.set_aside.jsonl").read_text().splitlines()]
+    assert [each["id"] for each in aside] == ["twice"] and "all of them different" in aside[0]["reason"]
+
+
 def test_mmau_keeps_domain_and_difficulty(tmp_path: Path) -> None:
     sounds(tmp_path / "mine", "a.wav", "b.wav")
     row = {
@@ -198,7 +247,7 @@ def test_mmau_keeps_domain_and_difficulty(tmp_path: Path) -> None:
     )
     assert first.metadata == {
         "split": "test", "domain": "sound", "difficulty": "easy", "category": "Reasoning", "sub_category": "Events",
-        "choices": ["rain", "a dog"],
+        "choices": ["rain", "a dog"], "dataset": "mine",
     }  # fmt: skip
     assert first.texts("assistant") == ["rain"] and second.metadata["split"] == "train"
     aside = [json.loads(line) for line in (tmp_path / "out.set_aside.jsonl").read_text().splitlines()]

@@ -116,6 +116,7 @@ def test_errors_name_place_key_and_remedy(tmp_path: Path, change: str, to: str, 
         ("compse.min_seconds=3", ["command line", "no such key", "did you mean 'compose.'?"]),
         ("audoi=x", ["command line", "did you mean 'audio'?"]),
         ("audio", ["not key=value"]),
+        ("audio={a: 1, b: {c: 2, c: 3}}", ["command line", "audio.b.c: given twice", "keep one of them"]),
     ],
 )
 def test_errors_in_overrides(tmp_path: Path, override: str, expected: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -82,6 +83,23 @@ def test_what_was_trained_is_kept_beside_when_settings_change(tmp_path: Path) ->
     assert result is not None and result.figures["resumed"] is False
 
 
+def test_a_trained_stage_that_keeps_files_is_kept_beside_without_them(tmp_path: Path) -> None:
+    """The verdicts of a judge stay in the stage's folder; the checkpoint and the model go to `a.before`."""
+    for value in (1, 2):
+        recipe = recipe_of(tmp_path, [], {"a": value})
+        a = recipe.stages[0]
+        keeping = replace(a, stage=replace(a.stage, keeps=("verdicts", "absent")))
+        run_recipe(replace(recipe, stages=(keeping, *recipe.stages[1:])), QUIET)
+        if value == 1:
+            (tmp_path / "a" / "checkpoint").mkdir()
+            (tmp_path / "a" / "verdicts").mkdir()
+            (tmp_path / "a" / "verdicts" / "judge.jsonl").write_text("{}")
+    before = tmp_path / "a.before"
+    assert (before / "checkpoint").is_dir() and (before / "out.txt").read_text() == "1"
+    assert (tmp_path / "a" / "verdicts" / "judge.jsonl").read_text() == "{}"
+    assert not (before / "verdicts").exists() and not (tmp_path / "a" / "checkpoint").exists()
+
+
 def test_a_lost_artifact_is_made_again(tmp_path: Path) -> None:
     ran: list[str] = []
     run_recipe(recipe_of(tmp_path, ran, {}), QUIET)
@@ -103,6 +121,17 @@ def test_failure_keeps_the_folder_reports_and_resumes(tmp_path: Path) -> None:
     assert ran[3:] == ["b", "c", "report"]
     resumed = read_result(tmp_path / "b")
     assert resumed is not None and resumed.figures["resumed"] is True
+
+
+def test_the_report_of_a_failure_is_announced(tmp_path: Path) -> None:
+    """Else its "done in 8 s" reads as that of the stage that failed."""
+    output = io.StringIO()
+    with pytest.raises(StageError):
+        run_recipe(
+            recipe_of(tmp_path, [], {}, fail=lambda name: name == "b"), Console(file=output, width=100)
+        )
+    lines = [line.strip() for line in output.getvalue().splitlines()]
+    assert lines.index("b failed; report: counts") == len(lines) - 2 and lines[-1].startswith("done in")
 
 
 def test_settings_that_a_stage_finds_wrong_end_it_as_failed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from audiollm.evaluate.report.statistics import share
 from audiollm.files.atomic import write_jsonl
+from audiollm.files.set_aside import set_aside_row
 from pipelines.report.answers import _by_question
 from pipelines.report.material import Material
 from pipelines.report.media import Gallery
@@ -18,9 +19,12 @@ from pipelines.report.policies import section as policies
 from pipelines.report.policies.browser import NO_ROLLOUTS, AnswerSounds, signed
 from pipelines.report.policies.history import FreshTraining
 from pipelines.report.policies.section import policies_section
+from pipelines.report.recordings import recordings_section
+from tests.audiollm.rl.online.prompt_records import OWN
 from tests.pipelines.report.report_run import HOSTILE, Page, Run, beep
 
-STAGE = '{samples: "${compose.samples}", model: AUDIO, rewards: {accuracy: 2.0, "mine:brevity": 0.5}, kl: KL}'
+OWN_REWARD = f"{OWN}brevity"
+STAGE = f'{{samples: "${{compose.samples}}", model: AUDIO, rewards: {{accuracy: 2.0, "{OWN_REWARD}": 0.5}}, kl: KL}}'
 KL = "{controller: {name: proportional, coefficient: 0.1, target: 2.0}}"
 RECIPE = f"""
 name: reasoner
@@ -51,7 +55,7 @@ def answer(clip: Path, id: str, number: int, reward: float, **more: Any) -> dict
     advantages = [reward, reward, reward / 2]
     row = {
         "id": id, "messages": prompt(clip), "number": number, "answer": f"{HOSTILE} {number}", "tokens": 3,
-        "truncated": False, "rewards": {"accuracy": float(reward > 0), "mine:brevity": None}, "reward": reward,
+        "truncated": False, "rewards": {"accuracy": float(reward > 0), OWN_REWARD: None}, "reward": reward,
         "pieces": [HOSTILE, " ", str(number)], "advantages": advantages, "behaviour": [-1.0] * 3, "old": [-1.0] * 3,
     }  # fmt: skip
     return {**row, **more}
@@ -64,7 +68,7 @@ def trained(run: Run, stage: str, right: int = 6) -> None:
     figures = {
         "reward": 1.0,
         "reward/accuracy": 0.5,
-        "reward/mine:brevity": -2.0,
+        f"reward/{OWN_REWARD}": -2.0,
         "kl": 0.5,
         "kl_weight": 0.1,
     }
@@ -125,6 +129,19 @@ def test_rewards_before_and_after_have_intervals(whole: Run) -> None:
     evaluated = first["evaluated"]
     assert [cell["value"] for when in ("before", "after") for cell in evaluated[when]] == [0.4, 0.8]
     assert not other["evaluated"]["after"]
+
+
+def test_what_a_policy_set_aside_is_named(whole: Run) -> None:
+    aside = set_aside_row(
+        "train_policy", "questions.jsonl [3]", "cannot be read", "no such file: door.wav", "q3"
+    )
+    write_jsonl(whole.folder("first") / "set_aside.jsonl", [aside])
+    rows = recordings_section(Material(whole.recipe, whole.results), Gallery(players=False))["set_aside"][
+        "rows"
+    ]
+    assert [(row["id"], row["stage"], row["reason"]) for row in rows] == [
+        ("q3", "train_policy", "no such file: door.wav")
+    ]
 
 
 def test_curves_name_what_they_show(whole: Run) -> None:

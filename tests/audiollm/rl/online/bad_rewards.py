@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from audiollm.rl.rewards.batch import RewardBatch
 
+_RAISED_AT = 1 + Path(__file__).read_text().splitlines().index(
+    '        raise RuntimeError("no judge is there")'
+)
 PLACE = "tests.audiollm.rl.online.bad_rewards:"
 REASONS = {
-    "raises": ("tone1", "raised RuntimeError: no judge is there"),
+    "raises": ("tone1", f"raised RuntimeError: no judge is there (bad_rewards.py, line {_RAISED_AT})"),
     "nan": ("tone2", "gave nan"),
     "none": ("tone3", "gave None"),
     "few": ("tone4", "returned 0 values for 1 answers"),

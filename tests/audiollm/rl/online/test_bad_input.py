@@ -11,14 +11,16 @@ from safetensors.torch import save_file
 
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import TextPart, write_samples
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import read_jsonl
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.recipe.stages import load_recipe
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.reward.model import RewardModel
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.online.bad_rewards import PLACE, REASONS
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.online.stage_runs import error_of, run
+from tests.audiollm.rl.online.stage_runs import error_of, run, write_recipe
 from tests.audiollm.rl.policy.packed_samples import save_model
 from tests.audiollm.rl.preference.records import tone
 
@@ -72,6 +74,25 @@ def test_every_failure_of_a_reward_is_named_and_left_out(folder: Path) -> None:
                 assert all(value * (row["reward"] - mean) >= 0 for value in row["advantages"])
                 assert any(row["advantages"]) == (abs(row["reward"] - mean) > 1e-9)
     assert left_out > 5 and len(figures_of(out)) == 10
+
+
+def test_a_reward_that_fails_is_an_alarm_with_its_line(folder: Path) -> None:
+    """It is named on the console and in the report; that all its rewards are missing is not equality."""
+    (folder / "my_failing.py").write_text(
+        "from statistics import fmean\n\n\ndef empty(batch):\n    return [fmean([]) for _ in batch]\n\n\n"
+        "async def later(batch):\n    return [fmean([]) for _ in batch]\n"
+    )
+    for name, line in (("empty", 5), ("later", 9)):
+        out = run(folder, name, rewards={f"my_failing:{name}": 1.0}, max_skipped_steps=11, **SHORT)
+        told = {row["kind"]: row["text"] for row in read_jsonl(out / "alarms.jsonl")}
+        assert (
+            f"raised StatisticsError: fmean requires at least one data point (my_failing.py, line {line})"
+            in (told["failed reward"])
+        )
+        assert "skipped" in told and "no variance" not in told
+    out = run(folder, "none", rewards={f"{PLACE}none": 1.0}, **SHORT)
+    alarms = read_jsonl(out / "alarms.jsonl") if (out / "alarms.jsonl").exists() else []
+    assert "failed reward" not in {row["kind"] for row in alarms}, "None leaves an answer out"
 
 
 def test_an_answer_that_lacks_one_of_several_rewards_is_left_out_of_each(folder: Path) -> None:
@@ -170,6 +191,30 @@ def test_steps_whose_recordings_have_all_vanished_are_skipped(folder: Path) -> N
     assert [row["skipped"] for row in figures_of(out)] == [1.0] * 10 and rows_of(out) == []
     told = error_of(folder, max_skipped_steps=2, **SHORT)
     assert "2 steps in a row had nothing to train on" in told and "set_aside.jsonl" in told
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason", "remedy"),
+    [
+        ("my_rewrds:brevity", "no module 'my_rewrds'", "my_rewards.py"),
+        ("my_own:brevty", "has no 'brevty'", "did you mean 'brevity'?"),
+        ("my_own.py:brevity", "cannot be imported", "name my_rewards.py in the folder where you start as"),
+        ("./my_own.py:brevity", "no such reward", "my_rewards:brevity of my_rewards.py"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told_before_the_first_stage(
+    folder: Path, reward: str, reason: str, remedy: str
+) -> None:
+    """By `run` and by `plan`: the stages before `train_policy` may take days."""
+    (folder / "my_own.py").write_text("def brevity(batch):\n    return [1.0 for _ in batch]\n")
+    recipe = write_recipe(folder, rewards={reward: 1.0})
+    for absent in (None, []):  # a run; a plan
+        with pytest.raises(ConfigError) as caught:
+            load_recipe(recipe, runs=folder, absent=absent)
+        assert reason in str(caught.value) and remedy in str(caught.value)
+    load_recipe(write_recipe(folder, rewards={"my_own:brevity": 1.0}), runs=folder)
+    (folder / "my_own.py").write_text("from tests.audiollm.rl.online.bad_rewards import *\n")
+    load_recipe(write_recipe(folder, rewards={"my_own:nan": 1.0}), runs=folder)
 
 
 def test_answers_that_differ_in_spelling_alone_are_no_options(folder: Path) -> None:

@@ -396,6 +396,8 @@ def test_a_misspelt_reward_or_setting_has_the_nearest() -> None:
     for wrong in (float("nan"), "much", True):
         with pytest.raises(ConfigError, match="the weight must be a number"):
             reward_terms({"think": wrong})
+    with pytest.raises(ConfigError, match="write a space behind the colon"):
+        reward_terms({"accuracy:2.0": None})  # YAML's reading of {accuracy:2.0}
 
 
 def test_speech_rewards_need_a_policy_that_speaks() -> None:
