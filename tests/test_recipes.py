@@ -388,6 +388,15 @@ def test_questions_with_options_are_answered_and_rewarded(tmp_path: Path, recipe
     assert "best of 8" in page or "of equal answers" in page
 
 
+def test_many_voices_need_no_classifier_of_them() -> None:
+    """A stage that trains one ends where no two speakers have recordings enough, as in samples of the task clone."""
+    path = RECIPES / "tts_grpo" / "full.yaml"
+    recipe = load_recipe(path, required(path), absent=[])
+    assert "train_voice_judge" not in {stage.name for stage in recipe.stages}
+    (policy,) = [stage for stage in recipe.stages if stage.name == "train_policy"]
+    assert policy.config.rewards["voice"]["judge"] == "/not/there/judge"
+
+
 @pytest.mark.slow
 def test_takes_of_a_voice_are_rewarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voices, "STEPS", 10)

@@ -39,7 +39,18 @@ Size = Literal["tiny", "small", "300m", "1b", "3b"]
 
 def check_input(path: Path, info: ValidationInfo) -> Path:
     """Accept an earlier stage's artifact or something that exists, and note the latter for the fingerprint."""
-    known = info.context or {}
+    return checked_path(path, info.context or {})
+
+
+def checked_path(path: Path, known: Mapping[str, Any]) -> Path:
+    """Accept an earlier stage's artifact or something that exists.
+
+    Args:
+        known: the context in which a recipe's settings are validated. What exists is added to its `inputs`.
+
+    Raises:
+        ValueError: it is neither, and `known` has no list `absent` that receives it.
+    """
     path = path.expanduser()
     if str(path) in known.get("artifacts", ()):
         return path

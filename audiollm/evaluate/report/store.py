@@ -28,12 +28,7 @@ class RowStore:
         for other in others:
             self._others |= {row["key"]: row for row in read_whole_lines(other, {"key": str}).rows}
         if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    row = json.loads(line)
-                    self._rows[row["key"]] = row
-                except (json.JSONDecodeError, KeyError, TypeError):
-                    continue
+            self._rows = {row["key"]: row for row in read_whole_lines(path, {"key": str}).rows}
             write_jsonl(path, self._rows.values())
 
     def get(self, *depends_on: Any) -> Row | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.evaluate.judges.text_scorers import check_text_scorer
@@ -130,7 +130,7 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
 
     @field_validator("rewards")
     @classmethod
-    def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _are_known(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         known = (*ACTION_REWARDS, *SEQUENCE_REWARDS)
         for name, weight in given.items():
             if name not in known:

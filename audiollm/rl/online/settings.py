@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from audiollm.errors import ConfigError
 from audiollm.recipe.plug_ins import is_import_path, source_digest
@@ -29,7 +29,7 @@ from audiollm.rl.policy_gradient.settings import (
     VESPOSettings,
 )
 from audiollm.rl.preference.sources import PTXChoice, SourceList, weights_of
-from audiollm.rl.rewards.catalog import RewardTerm, reward_terms
+from audiollm.rl.rewards.catalog import RewardTerm, reward_terms, with_checked_folders
 from audiollm.train.settings import ModelTrainingConfig
 
 
@@ -227,9 +227,9 @@ class PolicyTrainingConfig(ModelTrainingConfig):
 
     @field_validator("rewards")
     @classmethod
-    def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _are_known(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         _told(lambda: reward_terms(given))
-        return given
+        return with_checked_folders(given, info.context or {})
 
     @model_validator(mode="after")
     def _follow_size(self) -> PolicyTrainingConfig:

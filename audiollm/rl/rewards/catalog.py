@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from audiollm.errors import ConfigError, suggestion
 from audiollm.recipe.plug_ins import import_named, is_import_path, source_digest
+from audiollm.recipe.stages import checked_path
 from audiollm.rl.rewards import settings as s
 
 OWN_FUNCTION = "package.module:function, or my_rewards:brevity of my_rewards.py in the folder where you start"
@@ -30,6 +32,8 @@ class RewardEntry:
     """It compares with the answer key."""
     steps: bool = False
     """It scores the steps of an answer."""
+    folder: str = ""
+    """The setting that names a folder which it reads, or an import path in its place."""
 
 
 CATALOG: dict[str, RewardEntry] = {
@@ -40,12 +44,12 @@ CATALOG: dict[str, RewardEntry] = {
     "repetition": RewardEntry(s.RepetitionSettings, words=True),
     "language": RewardEntry(s.LanguageSettings, words=True),
     "steps": RewardEntry(s.StepsSettings, words=True, steps=True),
-    "step_model": RewardEntry(s.StepModelSettings, words=True, steps=True),
-    "reward_model": RewardEntry(s.ModelSettings, words=True),
+    "step_model": RewardEntry(s.StepModelSettings, words=True, steps=True, folder="folder"),
+    "reward_model": RewardEntry(s.ModelSettings, words=True, folder="folder"),
     "overlong": RewardEntry(s.OverlongSettings),
     "judge": RewardEntry(s.JudgeSettings, words=True),
-    "words": RewardEntry(s.WordsSettings, speech=True),
-    "voice": RewardEntry(s.VoiceSettings, speech=True),
+    "words": RewardEntry(s.WordsSettings, speech=True, folder="recognizer"),
+    "voice": RewardEntry(s.VoiceSettings, speech=True, folder="judge"),
     "length": RewardEntry(s.LengthSettings, speech=True),
     "quality": RewardEntry(s.RewardSettings, speech=True),
     "ends": RewardEntry(s.RewardSettings, speech=True),
@@ -94,6 +98,30 @@ def reward_terms(rewards: Mapping[str, Any], where: str = "") -> list[RewardTerm
     if not rewards:
         raise ConfigError("rewards: there is none", where, "give for example {accuracy: 2.0, format: 1.0}")
     return [_term(name, given, where) for name, given in rewards.items()]
+
+
+def with_checked_folders(rewards: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rewards with the folders that their settings name checked, and `~` in them expanded.
+
+    Args:
+        rewards: as `reward_terms` has them, which has read them.
+        known: as `checked_path` has it. The folders are no part of a stage's fingerprint.
+
+    Raises:
+        ValueError: a folder is not there.
+    """
+    known = {key: value for key, value in known.items() if key != "inputs"}
+    found = dict(rewards)
+    for name, own in rewards.items():
+        setting = CATALOG[name].folder if name in CATALOG else ""
+        given = own.get(setting) if isinstance(own, Mapping) else None
+        if given is None or given == s.POCKETSPHINX or is_import_path(str(given)):
+            continue
+        try:
+            found[name] = {**own, setting: str(checked_path(Path(given), known))}
+        except ValueError as error:
+            raise ValueError(f"{name}.{setting}: {error}") from None
+    return found
 
 
 def import_reward(path: str) -> Any:

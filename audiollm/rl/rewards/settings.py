@@ -146,10 +146,14 @@ class JudgeSettings(RewardSettings):
     """File of verdicts: what was judged once is not asked again. None: `verdicts` in the stage's folder."""
 
 
+POCKETSPHINX = "pocketsphinx"
+"""The recognizer that needs no folder."""
+
+
 class WordsSettings(RewardSettings):
     """Settings of `words`."""
 
-    recognizer: str = "pocketsphinx"
+    recognizer: str = POCKETSPHINX
     """`pocketsphinx`, a recognizer's folder, or an import path."""
     language: str = "en"
     form: str = "whisper"

@@ -14,12 +14,13 @@ import torch
 from audiollm.files.atomic import read_json, read_jsonl, write_jsonl
 from audiollm.generation.speaking.generator import Generator
 from audiollm.models.dual_ffn import DualFFN
+from audiollm.recipe.stages import load_recipe
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.online import run as stage
 from audiollm.rl.online.task import PolicyTask
 from audiollm.rl.rollouts.records import RolloutRecords
 from tests.audiollm.rl.online.prompt_records import OWN, write_prompts
-from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run
+from tests.audiollm.rl.online.stage_runs import check_killed_run, error_of, run, write_recipe
 from tests.audiollm.rl.policy.packed_samples import save_model
 
 
@@ -115,6 +116,24 @@ def test_a_kill_changes_nothing(folder: Path) -> None:
     check_killed_run(folder, settings, kills=(4, 9))
 
 
+def test_folders_of_rewards_are_found_as_all_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    rewards = {
+        "reward_model": {"folder": "~/llm"},
+        "words": {"recognizer": "~/llm"},
+        "voice": {"judge": "any:Judge"},
+    }
+    path = write_recipe(folder, model="~/llm", answer="any", rewards=rewards)
+    config = load_recipe(path, runs=folder).stages[0].config
+    assert config.model == folder / "llm"
+    assert (
+        config.rewards["reward_model"]["folder"]
+        == config.rewards["words"]["recognizer"]
+        == str(folder / "llm")
+    )
+    assert config.rewards["voice"] == {"judge": "any:Judge"}
+
+
 class OverflowsOnce(PolicyTask):
     """The pass of step 5 overflows, the first time."""
 
@@ -159,6 +178,8 @@ def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     for name, settings in (("reward_model", {"folder": "llm"}), ("accuracy", {})):
         told = error_of(folder, answer="audio", rewards={name: settings})
         assert f"rewards.{name}: scores words, and answer is audio" in told
+    told = error_of(folder, rewards={"reward_model": {"folder": "nowhere"}})
+    assert "recipe.yaml:" in told and "reward_model.folder: no such file or folder: nowhere" in told
     told = error_of(folder, overlong={}, max_answer_tokens=8)
     assert "recipe.yaml:" in told and "overlong.buffer is 16, and an answer has at most 8" in told
     assert "rewards.overlong: max_tokens or max_frames must be given" in error_of(

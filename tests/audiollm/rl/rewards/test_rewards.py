@@ -470,7 +470,7 @@ class Points(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         Points.asked += 1
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        said = "I give no points." if "silent" in body else "Fine.\nScore: 7"
+        said = "I give no points." if "silent" in body else "Fine.\u2028Nice.\x85\nScore: 7"
         reply = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
         self.send_response(500 if "refuse" in body else 200)
         self.send_header("Content-Length", str(len(reply)))
