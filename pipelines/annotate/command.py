@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PresetName = Enum("PresetName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
 
 
-class EngineName(str, Enum):
+class EngineName(StrEnum):
     """Place of the work: processes of this machine or a Ray cluster."""
 
     local = "local"

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,7 @@ MAX_PRINTED_ROWS = 5
 """Rows of `set_aside.jsonl` that are also printed."""
 
 
-class SoundFormat(str, Enum):
+class SoundFormat(StrEnum):
     """File formats of `detokenize`, 16 bits per sample."""
 
     FLAC = "flac"

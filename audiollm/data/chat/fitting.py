@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from audiollm.data.records.sample import AudioPart, Message
 Policy = Literal["cut", "refuse"]
 
 
-class Fitting(str, Enum):
+class Fitting(StrEnum):
     """Actions by which a sample was made to fit."""
 
     WHOLE = "whole"

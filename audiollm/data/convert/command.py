@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ SHOWN = 5
 """Rows set aside that are also printed."""
 
 
-class SourceKind(str, Enum):
+class SourceKind(StrEnum):
     """Kind of the data set SOURCE."""
 
     HUGGINGFACE = "huggingface"

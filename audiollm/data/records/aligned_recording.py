@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 
 class SpokenSpan(BaseModel):

@@ -11,11 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import Self
 
 from audiollm.errors import BadSample
 from audiollm.files.atomic import write_jsonl
