@@ -95,7 +95,7 @@ def each_answer(score: Callable[[SampledAnswer], RewardValue]) -> RewardFunction
 
 
 def called_reward(function: RewardFunction, batch: RewardBatch) -> Any:
-    """What a reward returns for a batch: awaited where it is to be, and read to the end where it is a generator."""
+    """Call a reward and return what it gives, awaited where it is async and as a list where it is a generator."""
     made: Any = function(batch)
     if inspect.isawaitable(made):
         made = asyncio.run(_awaited(made))

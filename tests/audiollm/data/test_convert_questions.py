@@ -216,7 +216,7 @@ def test_splits_of_mmau(
 
 
 def test_options_that_are_told_apart_by_nothing_that_is_said_are_set_aside(tmp_path: Path) -> None:
-    """As the training and the evaluation compare options: by words, and by signs where the words are equal."""
+    """Options are compared by their words, and by signs where the words are equal, as trainings compare them."""
     sounds(tmp_path, "a.wav")
     row = {"audio_id": "a.wav", "question": "Which?", "answer": "F major"}
     rows = [

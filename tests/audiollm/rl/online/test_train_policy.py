@@ -150,7 +150,7 @@ class OverflowsOnce(PolicyTask):
 def test_a_step_that_overflows_beside_a_reference_is_rolled_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its KL is not finite either, which the controller must not follow."""
+    """The controller does not follow the KL of such a step, which is not finite either."""
     monkeypatch.setattr(stage, "PolicyTask", OverflowsOnce)
     monkeypatch.setattr(OverflowsOnce, "passes", 0)
     kl = {"controller": {"name": "proportional", "coefficient": 0.1, "target": 0.1}}
@@ -185,6 +185,7 @@ def test_what_cannot_work_is_refused_before_any_work(folder: Path) -> None:
     assert "rewards.overlong: max_tokens or max_frames must be given" in error_of(
         folder, rewards={"overlong": {"buffer": 3}}
     )
+    assert "codebooks: 99 of a model of" in error_of(folder, answer="audio", codebooks=99)
     told = error_of(folder, answer="audio", codebooks=1, objective="vespo")
     assert "the ratios of objective: vespo are those of whole answers" in told
     assert "group_size is 1" in error_of(folder, group_size=1)
