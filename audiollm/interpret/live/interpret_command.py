@@ -165,7 +165,9 @@ def _read_reference(path: Path | None, log: Path | None) -> str:
     try:
         return " ".join(path.read_text(encoding="utf-8-sig").split())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "--reference", "give a text file in UTF-8") from None
+        raise ConfigError(
+            f"{path}: cannot be read: {error}", "--reference", "give a text file in UTF-8"
+        ) from None
 
 
 class _Interrupts:

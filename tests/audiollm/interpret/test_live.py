@@ -176,9 +176,7 @@ def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path
     (tmp_path / "right.txt").write_text("eins zwei\ndrei\n")
     files = ["--transcript", str(tmp_path / "t.jsonl"), "--log", str(tmp_path / "log")]
     options = ["--reference", str(tmp_path / "right.txt"), "--max-speech-s", "0.8"]
-    result = CliRunner().invoke(
-        build_app(), [*command, *files, *options, "--to", str(tmp_path / "said.wav")]
-    )
+    result = CliRunner().invoke(build_app(), [*command, *files, *options, "--to", str(tmp_path / "said.wav")])
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert [row["chunk"] for row in rows] == list(
@@ -393,9 +391,7 @@ def test_devices_that_vanish_end_the_session_with_all_that_was_said(
     assert devices.played == [5, 5]
 
 
-def test_a_microphone_that_does_not_start_is_named(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_microphone_that_does_not_start_is_named(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = SoundDevices()
 
     def enter(stream: object) -> None:
