@@ -128,7 +128,8 @@ def interpret_live(
             from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
 
             speech = str(Path(to).resolve()) if to and to != "speaker" else ""
-            write_log(log / LOG_NAME, [session.log(0, str(Path(source).resolve()), translation, speech)])
+            heard = "" if source == MICROPHONE else str(Path(source).resolve())
+            write_log(log / LOG_NAME, [session.log(0, heard, translation, speech)])
     console.print(
         f"{session.chunks} chunks, {len(session.said)} with words or speech; "
         f"real-time factor {session.real_time_factor:.2f}, {session.behind_s:.1f} s behind at the end",
