@@ -425,3 +425,20 @@ def test_strategies_that_cannot_do_what_is_asked_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         train_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"hidden_size": 100, "num_heads": 3}, "hidden_size 100 with num_heads 3"),
+        ({"hidden_size": 36, "num_heads": 4}, "must be an even number"),
+        ({"preset": "thinksound", "audio_context": True}, "audio_context: preset thinksound has none"),
+        ({"preset": "thinksound", "gated_fusion": True}, "gated_fusion: preset thinksound has none"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_with_the_settings(
+    wrong: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    train_config(tmp_path, preset="thinksound")
+    with pytest.raises(ValueError, match=reason):
+        train_config(tmp_path, **wrong)
