@@ -169,11 +169,11 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
         if first is None:
             raise AudioError(name, "holds no samples that can be decoded: empty or cut off, get it anew")
         rate, begins_s = first.sample_rate, first.time or 0.0
-        origin_s = begins_s - _late_s(container, begins_s)
-        if begins_s - origin_s > _MAX_LATE_S:
-            reason = f"its sound begins {begins_s - origin_s:.0f} s after its pictures: its clock is damaged, get it anew"
+        late_s = _late_s(container, begins_s)
+        if late_s > _MAX_LATE_S:
+            reason = f"its sound begins {late_s:.0f} s after its pictures: its clock is damaged, get it anew"
             raise AudioError(name, reason)
-        position = round((begins_s - origin_s) * rate)
+        origin_s, position = begins_s - late_s, round(late_s * rate)
         start, stop = request.in_samples(rate)
         if may_seek and start_s > _PREROLL_S:
             frames = av_frames(container, stream, name, seek_s=origin_s + start_s - _PREROLL_S)

@@ -174,7 +174,9 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
         own = ("gated_fusion", "audio_context")
         asked = [name for name in own if name in self.model_fields_set and getattr(self, name)]
         if self.preset == "thinksound" and asked:
-            raise ValueError(f"{', '.join(asked)}: preset thinksound has none: leave it out, or train preset native")
+            raise ValueError(
+                f"{', '.join(asked)}: preset thinksound has none: leave it out, or train preset native"
+            )
         return self
 
     @model_validator(mode="after")

@@ -175,8 +175,14 @@ def test_sound_and_pictures_share_their_beginning(tmp_path: Path, pictures_s: fl
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = round(1000 * pictures_s) + 100 * count, Fraction(1, 1000)
             container.mux(shown.encode(frame))
-        samples = av.AudioFrame.from_ndarray(np.full((1, 24_000), 8192, np.int16), format="s16", layout="mono")
-        samples.sample_rate, samples.time_base, samples.pts = 8_000, Fraction(1, 8_000), round(8_000 * sound_s)
+        samples = av.AudioFrame.from_ndarray(
+            np.full((1, 24_000), 8192, np.int16), format="s16", layout="mono"
+        )
+        samples.sample_rate, samples.time_base, samples.pts = (
+            8_000,
+            Fraction(1, 8_000),
+            round(8_000 * sound_s),
+        )
         for each in (shown.encode(None), heard.encode(samples), heard.encode(None)):
             container.mux(each)
     begins_s = min(pictures_s, sound_s)
