@@ -89,9 +89,9 @@ learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer tha
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEEDS),--seeds $(SEEDS))
 
-learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED= (30 CPU minutes, by estimate)
+learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED=, SOURCE=runs/learn_tts (30 CPU minutes, by estimate)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret_speech.py $(if $(DATA),--data $(DATA)) \
-		$(if $(SEED),--seed $(SEED))
+		$(if $(SEED),--seed $(SEED)) $(if $(SOURCE),--source $(SOURCE))
 
 learn-flow: $(READY)  ## sounds from video, words and thought, and edits, of recordings never heard: DATA=, SEEDS="1 2 3", CONTROLS=1 (two hours)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_flow.py $(if $(DATA),--data $(DATA)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(CONTROLS),--controls)

@@ -325,6 +325,7 @@ def tiny_mimi() -> Any:
 def rollout(shape: Shape, rounds: int) -> None:
     model, template = interpreter(shape, speaks=False)
     decoder, peer = GenerationDecoder(model), llama(model.config)
+    system = template.stream_prompt(SYSTEM)
     for case, share in (("rollout", SPEAKING_SHARE), ("rollout, all speak", 1.0)):
         speaks_BT = torch.rand(STREAMS, ROLLOUT_CHUNKS, generator=torch.Generator().manual_seed(0)) < share
         prompts = [stream_prompt(number, own) for number, own in enumerate(speaks_BT.tolist())]
@@ -346,7 +347,7 @@ def rollout(shape: Shape, rounds: int) -> None:
             return acted
 
         def theirs(wanted: Tensor = speaks_BT) -> float:
-            return generate_chunks(peer, wanted)
+            return generate_chunks(peer, len(system), wanted)
 
         ours_s, peer_s = in_turns(ours, theirs, rounds)
         line = {
@@ -383,8 +384,11 @@ def llama(ours: DualFFNConfig) -> Any:
 
 
 @torch.inference_mode()
-def generate_chunks(peer: Any, speaks_BT: Tensor) -> float:
+def generate_chunks(peer: Any, positions: int, speaks_BT: Tensor) -> float:
     """Let `generate` act after each chunk of all streams at once; returns the number of actions.
+
+    Args:
+        positions: of the system message, as many as ours has.
 
     A stream that has acted waits for the others, with padding, as `generate` does it.
     """
@@ -392,7 +396,7 @@ def generate_chunks(peer: Any, speaks_BT: Tensor) -> float:
 
     draw = torch.Generator().manual_seed(1)
     cache = transformers.DynamicCache(config=peer.config)
-    ids = torch.randint(2, WORDS, (STREAMS, 16), generator=draw)  # the system message
+    ids = torch.randint(2, WORDS, (STREAMS, positions), generator=draw)
     mask = torch.ones_like(ids)
     for chunk in range(ROLLOUT_CHUNKS):
         heard = torch.randint(2, WORDS, (STREAMS, ROLLOUT_FRAMES), generator=draw)

@@ -1,15 +1,16 @@
 """Does a model interpret in speech, in the voice that it hears? Spoken digits, answered in German order, one seed.
 
-    make learn-interpret-speech DATA=shared/data
+    make learn-interpret-speech DATA=shared/data SOURCE=runs/learn_tts
 
 The streams are those of learn_interpret.py: takes of the free spoken digit dataset, one speaker per stream (takes 0 to
 4 are held out), in groups of one or two digits. They are answered in speech, digit by digit, in the order in which a
 German number says them: *two one* is *one two* (einundzwanzig). The targets are takes of the same speaker, drawn for
 each digit, with their words as text before them, due in the first chunk of 0.32 s at which they can be known.
 
-One tokenizer; a model that learns to say single takes and to write them down (`voices`); and its training on the
-streams (`sft`), all in the settings of this file. On held-out streams, what is said is judged by two classifiers that
-are trained on real takes alone: of digits and of speakers. Each stretch of speech is a digit.
+One tokenizer (that of learn_tts.py, where it is given); a model that learns to say single takes and to write them down
+(`voices`); and its training on the streams (`sft`), all in the settings of this file. On held-out streams, what is said
+is judged by two classifiers that are trained on real takes alone: of digits and of speakers. Each stretch of speech is
+a digit.
 
 - digits right: of the said digits and those of the truth, aligned by the fewest edits, those that are equal, over the
   longer of both. Bar: 0.85 of that of the real takes.
@@ -65,7 +66,7 @@ TOKENIZER: dict[str, Any] = {
     "preset": "native", "teacher": "own", "adversary_share": 1, "crop_frames": 12, "quantizer_dropout": 0.15,
     "steps": 3_000,
 }  # fmt: skip
-"""As in learn_tts.py, in fewer steps."""
+"""As in learn_tts.py, in fewer steps; where no run of it is given."""
 MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300}
 """As wide as the size has it, with a window of 12 s of what is heard and said."""
 VOICES: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 2e-3}
@@ -130,6 +131,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has fsdd/recordings")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--source",
+        type=Path,
+        help="a run of learn_tts.py, whose tokenizer is taken; else one is trained here",
+    )
     parser.add_argument("--smoke", action="store_true", help="everything at a size of two CPU minutes")
     arguments = parser.parse_args()
     recordings = arguments.data / "fsdd" / "recordings"
@@ -145,12 +151,14 @@ def main() -> None:
     keep(folder / "clips.jsonl", lines(tokenizer_clips(segments)))
     keep(folder / "phrases.jsonl", lines(digit_phrases()))
     console = Console(stderr=True)
-    run_stages(folder, recipe_of(seed, sizes, with_streams=False), console, "talks")
+    codec = (arguments.source.resolve() if arguments.source else folder) / "train_tokenizer" / "model"
+    stages = talk_stages(sizes) + ([] if arguments.source else tokenizer_stages(sizes))
+    run_stages(folder, recipe_of(stages), console, "talks")
     talks = read_jsonl(folder / "compose_talks" / "recordings.jsonl")
     keep(folder / "spoken.jsonl", lines(spoken_talks(talks, segments, folder / "compose_talks")))
-    run_stages(folder, recipe_of(seed, sizes, with_streams=True), console)
+    run_stages(folder, recipe_of([*stages, *model_stages(codec, seed, sizes)]), console)
     judges = trained_judges(segments, replace(JUDGE, **sizes.get("judge", {})))
-    report(folder, segments, judges, seed)
+    report(folder, codec, segments, judges, seed)
 
 
 # ---------------------------------------------------------------------------------------------------- data
@@ -200,29 +208,32 @@ def spoken_talks(
     return made
 
 
-def recipe_of(seed: int, sizes: dict[str, Any], with_streams: bool) -> dict[str, Any]:
-    """Talks and the tokenizer; and the streams and models, once `spoken.jsonl` is there.
+def recipe_of(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"name": NAME, "size": "tiny", "seed": 0, "stages": list(stages)}
+
+
+def talk_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The talks that are interpreted.
 
     Args:
-        sizes: in place of those of this file, as `SMOKE` has them.
+        sizes: in place of those of this file, as `SMOKE` has them; so in the functions below.
     """
     talks = {
         "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "phrases_per_talk": [GROUPS, GROUPS],
         "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
     }  # fmt: skip
+    return [{"compose_talks": talks}]
+
+
+def tokenizer_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
     clips = {"segments": "${here}/clips.jsonl", "tasks": {"tts": 1.0}, "min_seconds": 1}
-    stages: list[dict[str, Any]] = [
-        {"compose_talks": talks},
-        {"name": "clips", "compose": clips},
-        {"train_tokenizer": {"audio": "${clips.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
-    ]
-    if with_streams:
-        stages += _model_stages(seed, sizes)
-    return {"name": NAME, "size": "tiny", "seed": 0, "stages": stages}
+    trained = {"audio": "${clips.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}
+    return [{"name": "clips", "compose": clips}, {"train_tokenizer": trained}]
 
 
-def _model_stages(seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    codec = "${train_tokenizer.checkpoint}"
+def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The streams, and the models, once `spoken.jsonl` and the codec are there."""
+    codec = str(codec_at)
     words = {"segments": "${here}/segments.jsonl", "tasks": {"tts": 1.0, "asr": 1.0}, "min_seconds": 1}
     streams = {"recordings": "${here}/spoken.jsonl", "chunk_s": CHUNK_S, "instruction": ""}
     both = {"text_weight": 1.0, "seed": seed, "eval_audio_samples": 0, "evaluations": 4}
@@ -381,9 +392,11 @@ def _mean(values: Sequence[float | str]) -> float:
 # -------------------------------------------------------------------------------------------------- report
 
 
-def report(folder: Path, segments: Sequence[dict[str, Any]], judges: Judges, seed: int) -> None:
+def report(
+    folder: Path, codec_at: Path, segments: Sequence[dict[str, Any]], judges: Judges, seed: int
+) -> None:
     """Let the model interpret the held-out streams; print a table, and a JSON line for each bar."""
-    codec = AudioTokenizer.from_pretrained(folder / "train_tokenizer")
+    codec = AudioTokenizer.from_pretrained(codec_at)
     policy = DualFFNPolicy.load(folder / "sft")
     prompts, bad = read_streams(policy, folder / "stream_codes" / "shards", "test", 10_000)
     if bad:

@@ -37,6 +37,7 @@ _PREROLL_S = 1.0  # decoded and thrown away after a seek, until a lossy decoder'
 # most 255 packets, 8 s with libvorbis: seek to before it and read on from there.
 _VORBIS_PREROLL_S = 20
 _MAX_GAP_S = 0.1  # a longer hole between two decoded frames means lost data
+_MAX_LATE_S = 600.0  # sound that begins later after its pictures has a damaged clock
 _MAX_PIECES = 1024  # of FFmpeg's frames in a block: some 20 s, even where they are thrown away
 _SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 
@@ -155,7 +156,8 @@ def soundfile_info(source: str | bytes) -> AudioInfo:
 def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
     """Decode the requested span with FFmpeg: seek to shortly before the span, drop the surplus, stop after the span.
 
-    Blocks of dropped samples are yielded empty.
+    The sound of a video is counted from the second that its pictures are counted from: where it begins later, silence
+    precedes it. Blocks of dropped samples are yielded empty.
 
     Raises:
         AudioError: it cannot be read, or the request does not fit the file.
@@ -166,7 +168,12 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
         first = next(frames, None)
         if first is None:
             raise AudioError(name, "holds no samples that can be decoded: empty or cut off, get it anew")
-        rate, origin_s, position = first.sample_rate, first.time or 0.0, 0
+        rate, begins_s = first.sample_rate, first.time or 0.0
+        late_s = _late_s(container, begins_s)
+        if late_s > _MAX_LATE_S:
+            reason = f"its sound begins {late_s:.0f} s after its pictures: its clock is damaged, get it anew"
+            raise AudioError(name, reason)
+        origin_s, position = begins_s - late_s, round(late_s * rate)
         start, stop = request.in_samples(rate)
         if may_seek and start_s > _PREROLL_S:
             frames = av_frames(container, stream, name, seek_s=origin_s + start_s - _PREROLL_S)
@@ -179,6 +186,11 @@ def av_blocks(request: DecodeRequest, may_seek: bool = True) -> Iterator[Block]:
 
         def pieces() -> Iterator[NDArray[np.float32]]:
             nonlocal position
+            for begin in range(start, min(position, stop), request.block_frames):
+                size = min(begin + request.block_frames, position, stop) - begin
+                yield np.zeros((first.layout.nb_channels, size), np.float32)
+            if position >= stop:
+                return
             for frame in itertools.chain([first], frames):
                 if _kind(frame) != kind:
                     raise AudioError(
@@ -210,7 +222,8 @@ def av_info(source: str | bytes, name: str | Path) -> AudioInfo:
             raise AudioError(name, "has no readable audio header: it is damaged or not audio, get it anew")
         duration_s = container.duration / 1e6 if container.duration is not None else None
         if stream.duration is not None and stream.time_base is not None:
-            duration_s = float(stream.duration * stream.time_base)
+            begins_s = float((stream.start_time or 0) * stream.time_base)
+            duration_s = float(stream.duration * stream.time_base) + _late_s(container, begins_s)
         kind = (container.format.name, context.name)
         return AudioInfo(context.sample_rate, context.channels, None, duration_s, *kind)
 
@@ -304,6 +317,14 @@ def _plane(frame: AudioFrame, index: int, dtype: np.dtype[Any], count: int) -> N
 
     memory: Any = AudioPlane(frame, index)
     return np.frombuffer(memory, dtype=dtype, count=count)
+
+
+def _late_s(container: InputContainer, begins_s: float) -> float:
+    """Seconds by which sound begins after the pictures beside it; 0 where there are none, or a cover alone."""
+    pictures = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
+    if not pictures or container.start_time is None:
+        return 0.0
+    return max(0.0, begins_s - container.start_time / 1e6)
 
 
 def _kind(frame: AudioFrame) -> tuple[int, str]:

@@ -110,7 +110,8 @@ def load(
     rest (MP3, AAC, M4A, WebM, ...). A span is read by seeking: the rest is not decoded. It equals the same
     slice of the whole file exactly, but for Opus and GSM (the decoder's state: below -40 dB), noise-coded
     bands of AAC, and WebM/Matroska, raw AC-3 and MPEG-TS, which can be out of place by a few milliseconds.
-    Values beyond [-1, 1] (float files, overs of a lossy codec) are clipped.
+    Values beyond [-1, 1] (float files, overs of a lossy codec) are clipped. The sound of a video is counted from the
+    second that its pictures are counted from: silence precedes sound that begins later.
 
     Args:
         path: the file; its content decides the format, not its extension.

@@ -84,6 +84,8 @@ def make_sound(
     duration_s = duration_s or _video_length(video)
     generator = load_generator(model, autoencoder)
     _check_taken(console, generator, caption, cot, video)
+    if video is not None:
+        _check_shown(generator, video, duration_s)
     settings = _settings(generator, steps, solver, guidance)
     order = SoundOrder(caption, duration_s, cot, pictured, str(video or "command line"))
     made_CN = _with_progress(
@@ -132,7 +134,7 @@ def edit_sound(
     Example: audiollm sound edit runs/thinksound-tiny street.wav add --span 2,3.5 --caption "a bell rings" -o out.wav
     """
     from audiollm.audio import AudioError, Waveform
-    from audiollm.flow.editing.operations import find_operation, find_span
+    from audiollm.flow.editing.operations import find_operation, find_span, heard_from_s
     from audiollm.flow.editing.requests import EditRequest
     from audiollm.flow.editing.tracks import read_track
     from audiollm.flow.service import edit_ordered, load_generator
@@ -151,6 +153,7 @@ def edit_sound(
     shown = video or (track if out.suffix.lower() in VIDEO_ENDINGS else None)
     if out.suffix.lower() in VIDEO_ENDINGS:
         _check_out(out, shown, ())
+        _video_length(shown)
     else:
         before.check_name(out)
     if layer is not None and layer.suffix.lower() != ".wav":
@@ -161,6 +164,7 @@ def edit_sound(
     if layer is not None and layer.resolve() == out.resolve():
         raise ConfigError(f"--layer: {layer} is --out", "command line", "give another name")
     generator = load_generator(model, autoencoder)
+    cot = _taken_cot(console, cot, caption, video, heard_from_s(generator, before, span))
     _check_taken(console, generator, caption, cot, video, wanted in ("add", "remove"))
     settings = _settings(generator, steps, solver, guidance)
     request = EditRequest(wanted, caption, span.start / rate, span.end / rate, cot, pictured)
@@ -243,6 +247,41 @@ def _check_taken(
     if len(unused) == len(given):
         raise ConfigError(told, "command line", "give what it takes, or train on samples that have this, too")
     console.print(f"not used: {told}", style="yellow", highlight=False)
+
+
+def _check_shown(generator: SoundGenerator, video: Path, duration_s: float) -> None:
+    """Refuse a video that ends before the last picture that the model takes, before the first window is made.
+
+    Raises:
+        ConfigError: it does, or cannot be read.
+    """
+    from audiollm.video.decoders import VideoError
+    from audiollm.video.frames import read_frames
+
+    taken = generator.model.config.conditions
+    rates = [taken[name]["rate"] for name in ("frames", "sync") if name in taken]
+    if not rates:
+        return
+    try:
+        for _ in read_frames(video, [max(0.0, duration_s - 0.5 / max(rates))]):
+            pass
+    except VideoError as error:
+        raise ConfigError(f"--duration: {error.reason}", str(video), "give a shorter --duration") from error
+
+
+def _taken_cot(console: Console, cot: str, caption: str, video: Path | None, from_s: float) -> str:
+    """The chain of thought of an edit; empty where the model hears the track from a later second on.
+
+    Raises:
+        ConfigError: it is all that is given, and is not used.
+    """
+    if not (cot.strip() and from_s):
+        return cot
+    told = f"--cot: it tells times from the track's beginning, and the model hears the track from {from_s:.2f} s on"
+    if not (caption.strip() or video):
+        raise ConfigError(told, "command line", "give --caption: when the sound is heard follows from --span")
+    console.print(f"not used: {told}", style="yellow", highlight=False)
+    return ""
 
 
 def _settings(generator: SoundGenerator, steps: int, solver: str, guidance: float | None) -> SamplerSettings:

@@ -13,7 +13,7 @@ from audiollm.audio import AudioError, load, save
 from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.sample import AudioPart, Sample
-from audiollm.errors import BadSample, StageError
+from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
@@ -23,7 +23,7 @@ from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.settings import GenerateSoundConfig
 from audiollm.flow.sound_model import check_guidance
-from audiollm.flow.windows import fill_latents, make_in_windows
+from audiollm.flow.windows import check_length, fill_latents, make_in_windows
 from audiollm.recipe.runner import Context
 
 
@@ -109,6 +109,10 @@ def _make(
         latent_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
         made_CN = generator.decode(latent_TD, track_CN.shape[1])
     else:
+        try:
+            check_length(generator, duration_s)
+        except ConfigError as error:
+            raise BadSample(place, sample.id, error.message, "too long for the model") from error
         made_CN = make_in_windows(generator, conditions_at, duration_s, settings, key)
     save(folder / name, made_CN, generator.sample_rate)
     return row

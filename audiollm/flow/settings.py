@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from audiollm.recipe.stages import InputPath, InputSource, StageConfig
+from audiollm.recipe.stages import InputPath, InputSource, StageConfig, required
 from audiollm.train.options import OptimizerSettings
 from audiollm.train.settings import TrainingConfig
 
@@ -170,6 +170,16 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """Held-out samples (metadata `split: test`) that the loss is measured on at each evaluation."""
 
     @model_validator(mode="after")
+    def _check_preset(self) -> TrainFlowConfig:
+        own = ("gated_fusion", "audio_context")
+        asked = [name for name in own if name in self.model_fields_set and getattr(self, name)]
+        if self.preset == "thinksound" and asked:
+            raise ValueError(
+                f"{', '.join(asked)}: preset thinksound has none: leave it out, or train preset native"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _follow_size(self) -> TrainFlowConfig:
         rule = SIZES[self.size]
         self.follow_size(rule.steps, None, rule.batch_size, rule.learning_rate)
@@ -181,6 +191,12 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
             "encoder_width",
         ):
             setattr(self, name, getattr(self, name) or getattr(rule, name))
+        width, heads = required(self.hidden_size), required(self.num_heads)
+        if width % heads or (width // heads) % 2:
+            raise ValueError(
+                f"hidden_size {width} with num_heads {heads}: the width of a head, hidden_size / num_heads, must be an "
+                "even number"
+            )
         return self
 
 

@@ -33,8 +33,8 @@ class ConditionFacts:
     """`features` of a frozen encoder, `words` or `pictures` for an encoder that is trained along."""
     made_by: str = ""
     """Digest of the frozen encoder."""
-    source: str = ""
-    """Folder or import path of the frozen encoder."""
+    source: str = field(default="", compare=False)
+    """Folder or import path of the frozen encoder; the digest says whether two are the same."""
     width: int = 0
     """Width of the features that the transformer takes."""
     rate: float = 0.0

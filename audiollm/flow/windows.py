@@ -36,20 +36,29 @@ def make_in_windows(
     Raises:
         ConfigError: a longer one, and the model was trained without audio context; or see `SoundGenerator.make`.
     """
-    config = generator.model.config
-    if duration_s <= config.longest_s + _LONGER_S:
+    check_length(generator, duration_s)
+    if duration_s <= generator.model.config.longest_s + _LONGER_S:
         return generator.make(conditions_at(0.0, duration_s), duration_s, settings, key)
-    if not config.context_trained:
-        raise ConfigError(
-            f"{duration_s:g} s: the model was trained on {config.longest_s:.1f} s, and cannot continue a sound",
-            "sampling",
-            "make a shorter one, or train with audio_context",
-        )
     num_samples = round(duration_s * generator.sample_rate)
     count = -(-num_samples // generator.autoencoder.hop_samples)
     context = hidden_context(count, generator.model.latent_dim)
     latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
     return generator.decode(latents_TD, num_samples)
+
+
+def check_length(generator: SoundGenerator, duration_s: float) -> None:
+    """Refuse a length that cannot be made.
+
+    Raises:
+        ConfigError: it is longer than the sounds of the training, and the model was trained without audio context.
+    """
+    config = generator.model.config
+    if duration_s > config.longest_s + _LONGER_S and not config.context_trained:
+        raise ConfigError(
+            f"{duration_s:g} s: the model was trained on {config.longest_s:.1f} s, and cannot continue a sound",
+            "sampling",
+            "make a shorter one, or train with audio_context",
+        )
 
 
 def fill_latents(

@@ -139,6 +139,18 @@ def pictures(request: FramesRequest, may_seek: bool = True) -> Iterator[NDArray[
             yield _picture(shown, time_s, request)
 
 
+def shown_stream(container: Any, name: str | Path) -> Any:
+    """The first stream of pictures that is no cover.
+
+    Raises:
+        VideoError: there is none.
+    """
+    streams = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
+    if not streams:
+        raise VideoError(name, "has no pictures: give a video, or use its sound alone")
+    return streams[0]
+
+
 # Private
 
 
@@ -154,11 +166,9 @@ def _opened(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
                 "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
             )
             raise VideoError(request.name, reason) from None
-        streams = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
-        if not streams:
-            raise VideoError(request.name, "has no pictures: give a video, or use its sound alone")
-        streams[0].thread_type = "NONE"
-        yield container, streams[0], (container.start_time or 0) / av.time_base
+        stream = shown_stream(container, request.name)
+        stream.thread_type = "NONE"
+        yield container, stream, (container.start_time or 0) / av.time_base
 
 
 def _frames(container: Any, stream: Any, request: FramesRequest) -> Iterator[Any]:

@@ -15,7 +15,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from audiollm.video.decoders import NO_OTHER_FILES, VideoError
+from audiollm.video.decoders import NO_OTHER_FILES, VideoError, shown_stream
 
 _AAC_BITS_PER_CHANNEL = 96_000
 _BLOCK = 1 << 18
@@ -39,7 +39,7 @@ class ReplaceRequest:
 
 
 def replaced(request: ReplaceRequest) -> Iterator[None]:
-    """Write `out` with the pictures of `source`, copied, and the samples; gives signs of life.
+    """Write `out` with the pictures of `source`, copied, and the samples, both from 0 s on; gives signs of life.
 
     Raises:
         VideoError: `source` has no pictures or cannot be read, or its pictures do not go into such a file.
@@ -51,13 +51,15 @@ def replaced(request: ReplaceRequest) -> Iterator[None]:
             av.open(binary, "r", options=NO_OTHER_FILES) as old,
             av.open(request.out, "w", format=request.container) as new,
         ):
-            if not old.streams.video:
-                raise VideoError(request.name, "has no pictures: give a video")
-            pictures = new.add_stream_from_template(old.streams.video[0])
+            shown = shown_stream(old, request.name)
+            pictures = new.add_stream_from_template(shown)
             stream = sound_stream(new, request.codec, len(samples_CN), request.sample_rate)
-            for number, packet in enumerate(old.demux(old.streams.video[0])):
+            # the time that sound and pictures are counted from, which is 1.4 s in MPEG-TS
+            origin = round((old.start_time or 0) / av.time_base / shown.time_base)
+            for number, packet in enumerate(old.demux(shown)):
                 if packet.dts is not None:
-                    packet.stream = pictures
+                    packet.stream, packet.dts = pictures, packet.dts - origin
+                    packet.pts = None if packet.pts is None else packet.pts - origin
                     new.mux(packet)
                 if number % _REPORT_EVERY == 0:
                     yield

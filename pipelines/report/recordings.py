@@ -12,8 +12,9 @@ from pipelines.report.media import Gallery
 
 SEGMENTS_SHOWN = 8
 SET_ASIDE_SHOWN = 200
-TRAININGS = (
+SETTING_ASIDE = (
     "train_tokenizer", "tokenize", "train", "train_preference", "train_reward", "train_policy", "train_interpreter",
+    "train_vae", "encode_latents", "train_flow", "generate_sound", "edit_sounds",
 )  # fmt: skip
 """Stages that set recordings and samples aside, beside those that make samples."""
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}
@@ -100,7 +101,7 @@ def _set_aside_rows(material: Material) -> list[Row]:
     """The set-aside rows of all stages, each once: the lists of stages `compose` begin with that of `annotate`."""
     first, *later = (
         list(chain.from_iterable(stage.rows("set_aside.jsonl") for stage in material.stages(kind)))
-        for kind in ("compose", *TRAININGS)
+        for kind in ("compose", *SETTING_ASIDE)
     )
     annotated = material.last("annotate")
     if not first and annotated is not None:

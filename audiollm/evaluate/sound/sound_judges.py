@@ -88,8 +88,8 @@ class ClapSpace:
     def embed(self, sound: Waveform) -> Vector:
         extractor = self._processor.feature_extractor
         heard_N = sound.mono().resample(self._rate).samples_CN[0].numpy()
-        size = int(extractor.nb_max_samples)  # of a longer sound the extractor takes a part at random
-        pieces = [heard_N[start : start + size] for start in range(0, max(1, len(heard_N)), size)]
+        # of a longer sound the extractor takes a part at random
+        pieces = _windows(heard_N, int(extractor.nb_max_samples))
         inputs = [extractor(piece, sampling_rate=self._rate, return_tensors="pt") for piece in pieces]
         return np.asarray(
             np.mean([_vector(self._model.get_audio_features(**each)) for each in inputs], axis=0)
@@ -129,8 +129,9 @@ class ClassifierClasses:
         size = len(heard_N)
         if self._classifier.window_s is not None:
             size = min(size, round(self._classifier.window_s * self._classifier.sample_rate))
-        pieces = [heard_N[start : start + size] for start in range(0, max(1, len(heard_N) - size // 2), size)]
-        return np.asarray(np.mean([self._classifier.logits([piece])[0] for piece in pieces], axis=0))
+        return np.asarray(
+            np.mean([self._classifier.logits([piece])[0] for piece in _windows(heard_N, size)], axis=0)
+        )
 
 
 class OwnClasses:
@@ -194,6 +195,11 @@ def load_text_space(given: str) -> TextSoundSpace:
 
 
 # Private
+
+
+def _windows(heard_N: NDArray[np.float32], size: int) -> list[NDArray[np.float32]]:
+    """The windows of a sound; a rest of less than half a window is left out, since it would count as a whole one."""
+    return [heard_N[start : start + size] for start in range(0, max(1, len(heard_N) - size // 2), size)]
 
 
 def _there(path: Path) -> Path:

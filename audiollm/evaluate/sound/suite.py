@@ -237,7 +237,7 @@ def _desync(judge: SynchronyJudge, sound: GeneratedSound, made: Waveform) -> Pai
     try:
         first, last = judge.offsets(sound.video, made)
         return float(desync(first[None], last[None])[0])
-    except ValueError as error:
+    except (AudioError, ValueError) as error:
         return str(error)
 
 

@@ -130,6 +130,11 @@ def edit_track(
     return EditResult(edited, track.layer(edited), span)
 
 
+def heard_from_s(generator: SoundGenerator, track: Track, span: EditSpan) -> float:
+    """The second of the track from which the model hears it for an edit of the span."""
+    return _section(generator, track, span).start / track.sample_rate
+
+
 # Private
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -161,7 +161,8 @@ class Engine:
         """Queue a request that stays open; returns its number. Its prompt is prefilled when there is a slot.
 
         A model with a sliding window in every layer forgets what lies behind the window, but not the prompt: the
-        request may then stay open for ever. Another model is fed until its slot is full.
+        request may then stay open for ever. Another model is fed until its slot is full. A prompt that a running
+        request has, too, is copied from its rows, as in `submit_group`.
 
         Raises:
             ValueError: guidance, an answer in speech alone, a prompt that does not fit, or `record_tokens` of what is
@@ -191,8 +192,8 @@ class Engine:
         self._submitted += 1
         generator = torch.Generator().manual_seed(request.seed)
         running = Running(
-            self._submitted, request, [prompt], waiting, time.perf_counter(), generator, self._submitted, [len(prompt)],
-            stream=stream,
+            self._submitted, request, [prompt], waiting, time.perf_counter(), generator, _shared_prompt(prompt),
+            [len(prompt)], stream=stream,
         )  # fmt: skip
         self._waiting.append(running)
         return self._submitted
@@ -568,6 +569,13 @@ def _parts(running: Running) -> tuple[str | Tensor, ...]:
     return tuple(
         part.codes_KT() if isinstance(part, SpeechState) else part.text for part in running.state.parts
     )
+
+
+def _shared_prompt(prompt: TokenStream) -> Hashable:
+    """Return what prompts that are equal have in common; features are not compared, and such a prompt is its own."""
+    if prompt.features:
+        return object()
+    return prompt.text_ids_S.numpy().tobytes(), prompt.codes_SK.numpy().tobytes()
 
 
 def _prompts(template: Template, request: Request) -> list[TokenStream]:

@@ -51,8 +51,8 @@ class Running:
     state: AnswerState
     submitted: float
     generator: torch.Generator
-    group: int = 0
-    """Number of the first request of its group, whose prompt it shares."""
+    group: Hashable = 0
+    """Requests of the same group have the same prompt: the number of the first one, or the prompt itself."""
     lengths: list[int] = field(default_factory=list)
     """Positions of the prompt of each branch."""
     weight_changes: int = 0

@@ -115,10 +115,18 @@ def test_conditions_that_a_model_does_not_take_are_named(encoded: Path, tmp_path
     assert "not used" not in told, "the chain of thought of an edit follows from its caption"
 
 
-def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_made_is_refused_before_work(
+    trained: Path, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled(*_: object, **__: object) -> None:
+        raise AssertionError("sampled before the refusal")
+
+    monkeypatch.setattr("audiollm.flow.generator.sample_latents", sampled)
     track, video, absent = encoded / "0-mix.wav", encoded / "3.mp4", tmp_path / "absent"
     broken, out, span = tmp_path / "nan.wav", tmp_path / "x.wav", ("--span", "0.1,0.2")
     soundfile.write(broken, np.append(np.zeros(8000), np.nan), RATE, "FLOAT")
+    long = tmp_path / "long.wav"
+    save(long, tone(60, 3.0), RATE)
     refused: list[tuple[tuple[object, ...], str]] = [
         (("generate", absent, "-o", "x.wav"), "nothing to make a sound from"),
         (("generate", absent, "--caption", "a", "-o", "x.wav"), "no video to tell the length"),
@@ -148,7 +156,9 @@ def test_what_cannot_be_made_is_refused_before_work(trained: Path, encoded: Path
         (("edit", absent, broken, "inpaint", *span, "-o", out), "NaN or infinite samples"),
         (("edit", absent, absent, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "absent"),
         (("edit", absent, video, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "3.mp4"),
-        (("generate", trained, "--video", video, "--duration", 3, "-o", "x.wav", *FAST), "ends"),
+        (("generate", trained, "--video", video, "--duration", 3, "-o", "x.wav", *FAST), "ends at"),
+        (("edit", absent, track, "inpaint", *span, "-o", "x.mp4"), "no pictures"),
+        (("edit", trained, long, "add", "--span", "2.6,2.8", "--cot", "low", "-o", out, *FAST), "from 1.60 s on"),
         (("generate", trained, "--video", video, "--region", "90,0,9,9", "-o", "x.wav", *FAST), "outside"),
         (("generate", trained, "--caption", "a", "--duration", 1, "-o", "x.wav", "--solver", "x", *FAST), "no solver"),
     ]  # fmt: skip

@@ -234,6 +234,8 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
     other = shards_of(tmp_path / "b", {**facts, "autoencoder": "other"}, rows[:1])
     with pytest.raises(StageError, match="encoded otherwise.*autoencoder"):
         open_corpus([tmp_path / "a", other])
+    moved = {**facts, "conditions": {"frames": {**features, "source": "y"}}}
+    assert open_corpus([tmp_path / "a", shards_of(tmp_path / "c", moved, rows[:1])])[1] == found
     with pytest.raises(StageError, match="no sound to train on"):
         TRAIN_FLOW.run(train_config(other), context_of(tmp_path / "t"))
 
@@ -260,6 +262,20 @@ def test_guidance_and_edits_need_their_training(
         )  # fmt: skip
     with pytest.raises(ConfigError, match="not the one whose latents"):
         SoundGenerator.load(tmp_path, "tests.audiollm.flow.test_sound_stages:other_autoencoder")
+    samples = []
+    for name, seconds in (("long", 3.0), ("short", 1.0)):
+        save(tmp_path / f"{name}.wav", tone(60, seconds), RATE)
+        words = Message(role="user", content=[TextPart(text="a low tone")])
+        wanted = Message(role="assistant", content=[AudioPart(path=f"{name}.wav")])
+        samples.append(Sample(id=name, task="sound", messages=[words, wanted]))
+    write_samples(tmp_path / "samples.jsonl", samples)
+    asked = GenerateSoundConfig(
+        model=tmp_path, autoencoder=AUTOENCODER, samples=tmp_path / "samples.jsonl", split="all",
+        sampling=SoundSamplingConfig(steps=1, guidance=1.0),
+    )  # fmt: skip
+    assert GENERATE_SOUND.run(asked, context_of(tmp_path / "made")) == {"sounds": 1, "set_aside": 1}
+    (row,) = read_jsonl(tmp_path / "made" / "set_aside.jsonl")
+    assert row["id"] == "long" and "3 s: the model was trained on 1.0 s" in row["reason"]
     del generator
 
 
@@ -425,3 +441,20 @@ def test_strategies_that_cannot_do_what_is_asked_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         train_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"hidden_size": 100, "num_heads": 3}, "hidden_size 100 with num_heads 3"),
+        ({"hidden_size": 36, "num_heads": 4}, "must be an even number"),
+        ({"preset": "thinksound", "audio_context": True}, "audio_context: preset thinksound has none"),
+        ({"preset": "thinksound", "gated_fusion": True}, "gated_fusion: preset thinksound has none"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_with_the_settings(
+    wrong: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    train_config(tmp_path, preset="thinksound")
+    with pytest.raises(ValueError, match=reason):
+        train_config(tmp_path, **wrong)

@@ -21,6 +21,7 @@ from audiollm.generation.engine.forbidden import forbidden_codes, forbidden_word
 from audiollm.generation.engine.request import Acted, Finished, Limits, OpenRequest, SampledTokens
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.state import Marks
+from audiollm.models.cache import Cache
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.rl.policy.sampled_streams import SampledStream, encode_sampled_contents
 from audiollm.rl.policy.streams import PromptedContents
@@ -66,6 +67,15 @@ def interpret(
     engine: Engine, requests: Sequence[OpenRequest], chunks: Sequence[Sequence[Tensor]]
 ) -> tuple[list[list[Acted]], list[SampledTokens | None]]:
     """Run streams side by side: each is fed its next chunk as soon as it has acted, and closed after its last."""
+    found = interpret_beside(engine, requests, chunks)
+    assert not engine.busy
+    return found
+
+
+def interpret_beside(
+    engine: Engine, requests: Sequence[OpenRequest], chunks: Sequence[Sequence[Tensor]]
+) -> tuple[list[list[Acted]], list[SampledTokens | None]]:
+    """As `interpret`, beside what runs in the engine."""
     numbers = [engine.open(each) for each in requests]
     left = [list(each) for each in chunks]
     done: dict[int, list[Acted]] = {number: [] for number in numbers}
@@ -81,7 +91,6 @@ def interpret(
                     engine.feed(event.request, own.pop(0))
                 else:
                     tokens[event.request] = engine.close(event.request)
-    assert not engine.busy
     return [done[number] for number in numbers], [tokens[number] for number in numbers]
 
 
@@ -167,6 +176,32 @@ def test_many_streams_at_once_are_each_as_alone(model: DualFFN, template: Templa
     for asked, own, found in zip(requests, chunks, together, strict=True):
         ((alone,), _) = interpret(Engine(model, template, slots=1, max_length=60), [asked], [own])
         assert [said(each) for each in alone] == [said(each) for each in found]
+
+
+def test_a_prompt_that_another_stream_has_is_copied(
+    model: DualFFN, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after that stream has forgotten what followed its prompt; another prompt is not copied."""
+    copied: list[int] = []
+    copy = Cache.copy
+
+    def counted(cache: Cache, source: int, target: int, filled: int) -> None:
+        copied.append(filled)
+        copy(cache, source, target, filled)
+
+    monkeypatch.setattr(Cache, "copy", counted)
+    engine = Engine(model, template, slots=3, max_length=64)
+    first = engine.open(opened(1))
+    for place in range(12):
+        engine.feed(first, recording(place)[:, :8])
+        while engine.acting:
+            engine.step()
+    ((late,), _) = interpret_beside(engine, [opened(4)], [[recording(4)]])
+    assert copied == [len(template.stream_prompt(opened(1).messages, ()))]
+    ((alone,), _) = interpret(Engine(model, template, slots=1, max_length=64), [opened(4)], [[recording(4)]])
+    assert [said(each) for each in late] == [said(each) for each in alone]
+    interpret_beside(engine, [opened(2)], [[recording(2)]])
+    assert len(copied) == 1
 
 
 def said(action: Acted) -> list[object]:

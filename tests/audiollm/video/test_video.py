@@ -162,6 +162,46 @@ def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -
         replace_sound(clip, other, tmp_path / "new.avi")
 
 
+@pytest.mark.parametrize(("pictures_s", "sound_s"), [(2.0, 2.0), (0.7, 0.0), (0.0, 0.7)])
+def test_sound_and_pictures_share_their_beginning(tmp_path: Path, pictures_s: float, sound_s: float) -> None:
+    """As in a part that was copied out of a longer file, and where one of the two begins later."""
+    path, other = tmp_path / "later.mkv", Waveform(torch.full((1, 24_000), 0.25), 8_000)
+    with av.open(str(path), "w") as container:
+        shown = container.add_stream("libx264", rate=1000, options={"bf": "0"})
+        shown.width, shown.height, shown.pix_fmt = 64, 48, "yuv420p"
+        heard = container.add_stream("pcm_s16le", rate=8_000)
+        heard.layout = "mono"
+        for count, picture in enumerate(pictures()):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = round(1000 * pictures_s) + 100 * count, Fraction(1, 1000)
+            container.mux(shown.encode(frame))
+        samples = av.AudioFrame.from_ndarray(
+            np.full((1, 24_000), 8192, np.int16), format="s16", layout="mono"
+        )
+        samples.sample_rate, samples.time_base, samples.pts = (
+            8_000,
+            Fraction(1, 8_000),
+            round(8_000 * sound_s),
+        )
+        for each in (shown.encode(None), heard.encode(samples), heard.encode(None)):
+            container.mux(each)
+    begins_s = min(pictures_s, sound_s)
+    for start_s, end_s in ((0.0, None), (0.0, 0.5), (0.5, 1.0), (1.2, 2.0)):
+        sound_N = load(path, start_s, end_s).samples_CN[0]
+        expected_N = torch.zeros(round(8_000 * (sound_s - begins_s + 3.0)))
+        expected_N[round(8_000 * (sound_s - begins_s)) :] = 0.25
+        last = None if end_s is None else round(8_000 * end_s)
+        torch.testing.assert_close(sound_N, expected_N[round(8_000 * start_s) : last])
+    times = [0.05, 0.95, 1.95]
+    asked = [number(frame) for frame in read_frames(path, times)]
+    assert asked == [max(0, round((time - 0.05 + begins_s - pictures_s) * 10)) for time in times]
+    for ending in (".mkv", ".mp4", ".mov"):
+        new = tmp_path / f"new{ending}"
+        replace_sound(path, other, new)
+        assert [number(frame) for frame in read_frames(new, times)] == asked
+        assert load(new).samples_CN[0, 2_000] == pytest.approx(0.25, abs=0.02)
+
+
 def test_a_film_that_crashes_ffmpeg_costs_its_own_call(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

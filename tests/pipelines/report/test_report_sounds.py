@@ -14,6 +14,7 @@ from PIL import Image
 from audiollm.evaluate.report.statistics import share
 from audiollm.evaluate.sound.edited_sounds import DONE, MEASURES, UNTOUCHED
 from audiollm.files.atomic import write_jsonl
+from audiollm.files.set_aside import set_aside_row
 from pipelines.report.figures import draw_spectrogram, mel_decibels
 from pipelines.report.media import PageClip
 from pipelines.report.sounds import with_span
@@ -77,6 +78,18 @@ def sounds_made(run: Run) -> None:
         "measures": {"onset error, s": {"mean": 0.125, "n": 2}, "CLAP CoT": {"mean": None, "n": 0}},
     }  # fmt: skip
     run.done("evaluate_sound", figures)
+
+
+def test_what_the_stages_of_sound_set_aside_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path, recipe=SOUNDS)
+    sounds_made(run)
+    stages = ("encode_latents", "train_flow", "generate_sound", "edit_sounds")
+    for stage in stages:
+        aside = set_aside_row(stage, "scenes.jsonl", "unreadable video", f"not for {stage}", "scene-3")
+        write_jsonl(run.folder(stage) / "set_aside.jsonl", [aside])
+    run.done("encode_latents", {"samples": 9, "set_aside": 1})
+    text = Page(run.report()[0]).text
+    assert all(f"not for {stage}" in text for stage in stages)
 
 
 def test_sounds_and_edits_are_shown_with_their_verdicts(tmp_path: Path) -> None:

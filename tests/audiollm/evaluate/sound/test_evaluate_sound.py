@@ -21,6 +21,7 @@ from audiollm.evaluate.sound.event_judge import _longest_stretch, event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.evaluate.sound.sound_judges import ClassSpace, load_sound_classes, load_text_space
 from audiollm.evaluate.sound.suite import SuiteJudges, energy_onsets, evaluate_sounds
+from audiollm.video.frames import read_frames
 
 RATE = 16_000
 HERTZ = {"low": 300.0, "middle": 1_200.0, "high": 4_000.0}
@@ -143,6 +144,21 @@ def test_classes_that_cannot_be_compared_have_the_reason(
     assert result["measures"]["KL softmax"]["n"] == 0 and result["whole"]["inception score"] is None
 
 
+class Watcher(Clock):
+    """Looks at the first picture."""
+
+    def offsets(self, video: Path, sound: Waveform) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        next(read_frames(video, [0.0]))
+        return super().offsets(video, sound)
+
+
+def test_a_video_that_cannot_be_read_costs_its_own_figure(listing: Path) -> None:
+    result = evaluate_sounds(read_generated(listing), SuiteJudges(synchrony=Watcher())).result
+    assert result["measures"]["DeSync"]["n"] == 0 and len(result["measures"]) > 1
+    reasons = " ".join(result["measures"]["DeSync"]["reasons"])
+    assert "v.mp4: does not exist" in reasons
+
+
 def test_onsets_of_tones_are_found() -> None:
     found = energy_onsets(Waveform(tones(("low", 0.5), ("high", 1.2), ("middle", 2.4)), RATE))
     assert len(found) == 3 and np.abs(found - [0.5, 1.2, 2.4]).max() < 0.05
@@ -237,6 +253,10 @@ def test_a_clap_model_of_transformers_is_a_space_of_sounds_and_texts(tmp_path: P
     place = space.embed(Waveform(tones(("low", 0.5)), RATE))
     assert place.shape == space.embed_text("dog rain").shape == (8,) and np.isfinite(place).all()
     assert not np.allclose(place, space.embed(Waveform(tones(("high", 0.5)), RATE)))
+    steady_CN = 0.3 * torch.sin(2 * torch.pi * 300 * torch.arange(round(10.05 * 48_000)) / 48_000)[None]
+    steady_CN[:, 480_000:] = 0.3 * torch.randn(1, 2_400, generator=torch.Generator().manual_seed(0))
+    places = [space.embed(Waveform(each_CN, 48_000)) for each_CN in (steady_CN, steady_CN[:, :480_000])]
+    assert np.allclose(*places), "the last 50 ms count as much as the ten seconds before them"
     with pytest.raises(ConfigError, match="no such file"):
         load_sound_classes(str(tmp_path / "none.tflite"))
 
