@@ -50,10 +50,9 @@ class AlignConfig(BaseModel):
     def _is_one(self) -> AlignConfig:
         if bool(self.command) == (self.model is not None):
             raise ValueError("align takes either a command or a model")
-        unread, owner = ("codec", "prompt", "layers", "min_logprob"), "model"
-        if self.model is not None:
-            unread, owner = ("timeout_s",), "command"
-        for name in unread:
+        of_other = {"command": ("codec", "prompt", "layers", "min_logprob"), "model": ("timeout_s",)}
+        own, owner = ("command", "model") if self.command else ("model", "command")
+        for name in of_other[own]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"align.{name} is of align.{owner}: leave it out")
         return self

@@ -80,7 +80,7 @@ def interpret_live(
     trained = read_trained(model_folder(model))
     generator = Generator.from_pretrained(model, codec)
     rate = generator.codec.frame_rate
-    frames = trained.chunk_frames if chunk_s is None else max(1, round(chunk_s * rate))
+    frames = trained.chunk_frames if chunk_s is None else _whole_frames(chunk_s, rate)
     if frames is None:
         raise ConfigError(
             "the model was not trained on streams (trained.json has no chunk_frames)",
@@ -138,6 +138,20 @@ def interpret_live(
     )
     if problem is not None:
         raise problem
+
+
+def _whole_frames(chunk_s: float, frame_rate: float) -> int:
+    """Return the code frames of a chunk.
+
+    Raises:
+        ConfigError: they are no whole number.
+    """
+    frames = round(chunk_s * frame_rate)
+    if frames < 1 or abs(frames - chunk_s * frame_rate) > 1e-6:
+        raise ConfigError(
+            f"{chunk_s:g} s are not whole code frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
+        )
+    return frames
 
 
 def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:

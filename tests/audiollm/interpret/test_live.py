@@ -289,6 +289,9 @@ def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -
 
     model = str(run_folder / "train")
     assert "no such file" in error("--model", model, "--from", str(tmp_path / "none.wav"))
+    assert "multiple of 0.04" in error(
+        "--model", model, "--from", str(tmp_path / "talk.wav"), "--chunk-s", "0.5"
+    )
     assert "sounddevice" in error("--model", model) or "PortAudio" in error("--model", model)
     (tmp_path / "broken.wav").write_bytes(b"no sound")
     assert "broken.wav" in error("--model", model, "--from", str(tmp_path / "broken.wav"))
