@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from audiollm.interpret.live.live_session import LiveAction, LiveSession
 
+LOST = "sound of the microphone is lost: the machine was too busy to take it"
+
 
 def interpret_live(
     model: Annotated[
@@ -100,7 +102,9 @@ def interpret_live(
     session = LiveSession(generator.model, generator.template, generator.codec, options)
     sample_rate = generator.codec.sample_rate
     pieces = (
-        microphone_pieces(sample_rate) if source == MICROPHONE else file_pieces(Path(source), sample_rate)
+        microphone_pieces(sample_rate, lambda: console.print(LOST, style="yellow"))
+        if source == MICROPHONE
+        else file_pieces(Path(source), sample_rate)
     )
     begun = list(itertools.islice(pieces, 1))  # a source that cannot be heard replaces no earlier output
     pieces = itertools.chain(begun, pieces)
@@ -155,11 +159,16 @@ def _whole_frames(chunk_s: float, frame_rate: float) -> int:
 
 
 def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:
-    """Check that no output is the file that is heard.
+    """Check that no output is the file that is heard, and that the speech is to be a .wav.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: one is, or it is not.
     """
+    from audiollm.interpret.live.sound_input import SPEAKER
+
+    to = outputs["--to"]
+    if to is not None and to != SPEAKER and Path(to).suffix.lower() != ".wav":
+        raise ConfigError(f"{to}: speech is written as .wav", "--to", "name a .wav, or speaker")
     for option, path in outputs.items():
         if path is not None and Path(path).exists() and Path(source).exists() and Path(path).samefile(source):
             raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,11 @@ def file_pieces(path: Path, sample_rate: int) -> Iterator[Tensor]:
         raise ConfigError(error.reason, str(path), "give a sound file") from None
 
 
-def microphone_pieces(sample_rate: int) -> Iterator[Tensor]:
+def microphone_pieces(sample_rate: int, on_loss: Callable[[], None] = lambda: None) -> Iterator[Tensor]:
     """Yield blocks of the microphone until it vanishes or the reader stops. Blocks wait: no sound is dropped.
+
+    Args:
+        on_loss: called where the sound system says that it lost sound before a block, on a machine too busy to take it.
 
     Raises:
         ConfigError: sounddevice or PortAudio is missing, or there is no microphone.
@@ -50,7 +53,7 @@ def microphone_pieces(sample_rate: int) -> Iterator[Tensor]:
     blocks: queue.Queue[Any] = queue.Queue()
 
     def take(block: Any, frames: int, timing: Any, status: Any) -> None:
-        blocks.put(np.array(block[:, 0], dtype=np.float32))
+        blocks.put((np.array(block[:, 0], dtype=np.float32), status.input_overflow))
 
     opened = ExitStack()
     try:
@@ -66,9 +69,11 @@ def microphone_pieces(sample_rate: int) -> Iterator[Tensor]:
     with opened:
         while True:
             try:
-                block_N = blocks.get(timeout=MAX_PAUSE_S)
+                block_N, has_lost = blocks.get(timeout=MAX_PAUSE_S)
             except queue.Empty:
                 raise StageError("the microphone gives no sound any more", "connect it again", 1) from None
+            if has_lost:
+                on_loss()
             yield torch.from_numpy(block_N)[None]
 
 

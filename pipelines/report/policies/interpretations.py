@@ -137,11 +137,11 @@ def _streams(
     indices = sorted({index for outputs in logs.values() for index in outputs})
     chosen = [indices[place] for place in spread_places(len(indices), STREAMS_SHOWN)]
     shown = []
+    by_name = {stage.name: stage for stage in stages}
     for index in chosen:
         outputs = [(name, own[index]) for name, own in logs.items() if index in own]
-        stage = next(stage for stage in stages if stage.name == outputs[0][0])
         first = outputs[0][1]
-        clip = _source_clip(material, stage, first, gallery)
+        clip = _source_clip(material, by_name[outputs[0][0]], first, gallery)
         source_s = first.source_length / 1000
         duration_s = clip.duration_s if clip.duration_s and clip.cut else max(source_s, clip.duration_s)
         shown.append(
@@ -152,8 +152,8 @@ def _streams(
                 # where the sound ends earlier than the timeline, its picture does, too
                 "share": round(100 * min(1.0, clip.duration_s / duration_s), 2) if clip.duration_s else 100,
                 "speech": [
-                    (name, gallery.clip(stage_of.folder / output.prediction))
-                    for (name, output), stage_of in zip(outputs, stages, strict=False)
+                    (name, gallery.clip(by_name[name].folder / output.prediction))
+                    for name, output in outputs
                     if output.is_speech
                 ],
                 **stream_timeline(duration_s, outputs),

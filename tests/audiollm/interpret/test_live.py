@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -331,14 +332,18 @@ def test_outputs_that_cannot_be_written_are_named_before_anything_is_heard(
     both = ["--transcript", str(earlier), "--log", str(tmp_path / "talk.wav")]
     assert "--log" in error("talk.wav", *both)
     assert "--transcript" in error("talk.wav", "--transcript", str(tmp_path))
-    assert "--to" in error("talk.wav", "--to", str(tmp_path))
+    (tmp_path / "folder.wav").mkdir()
+    assert "--to" in error("talk.wav", "--to", str(tmp_path / "folder.wav"))
+    assert ".wav" in error("talk.wav", "--to", str(tmp_path / "said.mp3"))
     assert "--log" in error("talk.wav", "--reference", str(earlier))
     assert "broken.wav" in error("broken.wav", "--transcript", str(earlier))
     assert earlier.read_text() == "earlier\n"
 
 
 class SoundDevices:
-    """Stands in for the module sounddevice: a microphone of one second, and a speaker that fails after two writes."""
+    """Stands in for the module sounddevice: a microphone of one second that loses sound once, and a speaker that fails
+    after two writes.
+    """
 
     def __init__(self) -> None:
         self.played: list[int] = []
@@ -350,7 +355,8 @@ class SoundDevices:
 
             def __enter__(self) -> None:
                 for seed in range(24000 // self._size):
-                    self._callback(noise(self._size / 24000, seed).T.numpy(), self._size, None, None)
+                    status = SimpleNamespace(input_overflow=seed == 3)
+                    self._callback(noise(self._size / 24000, seed).T.numpy(), self._size, None, status)
 
             def __exit__(self, *problem: object) -> None:
                 pass
@@ -379,6 +385,7 @@ def test_devices_that_vanish_end_the_session_with_all_that_was_said(
     result = CliRunner().invoke(build_app(), [*command, *files])
     assert isinstance(result.exception, StageError), result.output
     assert "microphone gives no sound" in str(result.exception)
+    assert result.output.count("sound of the microphone is lost") == 1
     rows = [json.loads(line) for line in transcript.read_text().splitlines()]
     assert len(rows) == -(-24 // CHUNK)  # 12 blocks of 0.08 s, the rest of the last chunk included
     (output,), _ = read_log(tmp_path / "log")
