@@ -123,9 +123,10 @@ def test_what_is_right_scores_well_and_what_is_wrong_is_shown_first(listing: Pat
 
 def test_measures_without_judges_are_not_available_with_the_reason(listing: Path) -> None:
     sounds = read_generated(listing)[:2]
-    result = evaluate_sounds(sounds, SuiteJudges()).result
+    result = evaluate_sounds(sounds, SuiteJudges(), [sounds[1].path]).result
     assert result["whole"]["Fréchet distance"] is None
     assert result["whole_reasons"]["Fréchet distance"] == "no space of sounds"
+    assert result["whole_reasons"]["distance to the nearest training sound"] == "no space of sounds"
     few = evaluate_sounds(sounds, SuiteJudges(Bands(), ClassSpace(Bands()))).result
     assert "needs 4" in few["whole_reasons"]["Fréchet distance"]
 
