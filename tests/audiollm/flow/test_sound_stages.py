@@ -239,7 +239,8 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
     assert open_corpus([tmp_path / "a", shards_of(tmp_path / "c", moved, rows[:1])])[1] == found
     with pytest.raises(StageError, match="no sound to train on"):
         TRAIN_FLOW.run(train_config(other), context_of(tmp_path / "t"))
-    unweighted = train_config(tmp_path, latents=[{"path": tmp_path / "a", "weight": 0}])
+    given = train_config(tmp_path / "a")
+    unweighted = given.model_copy(update={"latents": [LatentsConfig(path=tmp_path / "a", weight=0)]})
     with pytest.raises(StageError, match="every weight is 0"):
         TRAIN_FLOW.run(unweighted, context_of(tmp_path / "t"))
 
