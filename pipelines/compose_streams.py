@@ -50,6 +50,11 @@ class AlignConfig(BaseModel):
     def _is_one(self) -> AlignConfig:
         if bool(self.command) == (self.model is not None):
             raise ValueError("align takes either a command or a model")
+        of_other = {"command": ("codec", "prompt", "layers", "min_logprob"), "model": ("timeout_s",)}
+        own, owner = ("command", "model") if self.command else ("model", "command")
+        for name in of_other[own]:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"align.{name} is of align.{owner}: leave it out")
         return self
 
 
@@ -103,6 +108,8 @@ class ComposeStreamsConfig(StageConfig):
             raise ValueError(f"lag must rise from 0, not {self.lag[0]} to {self.lag[1]}")
         if self.wait_k is not None and self.align is not None:
             raise ValueError("wait_k and align both say when a word is due: leave one out")
+        if self.wait_k is not None and self.speaker_tags:
+            raise ValueError("speaker_tags mark segments, which wait_k does not read: leave one out")
         return self
 
 

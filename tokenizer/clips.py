@@ -54,7 +54,7 @@ class Clips(NamedTuple):
 
 
 def find_clips(audio: Path) -> Clips:
-    """The clips of a file of samples, by their split, or of a folder of recordings.
+    """The clips of a file of samples, by their split, or of a folder of recordings. Samples without one are trained on.
 
     Of a folder about every 20th file is held out, whole, chosen by its name; long files are taken in parts.
     """
@@ -65,7 +65,7 @@ def find_clips(audio: Path) -> Clips:
     for sample in samples:
         for part in sample.audio_parts():
             clip = Clip(Path(part.path), part.start_s, part.end_s)
-            spans.setdefault(str(sample.metadata.get("split")), {})[clip] = None
+            spans.setdefault(str(sample.metadata.get("split") or "train"), {})[clip] = None
     return Clips(list(spans["train"]), list(spans["test"]), bad)
 
 

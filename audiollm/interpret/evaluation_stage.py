@@ -95,12 +95,15 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
         for index, (prompt, said) in enumerate(zip(prompts, texts, strict=True))
     ]
     write_log(context.folder / LOG_NAME, outputs)
+    unit = counted_unit(config.language)
     right = [
-        each for prompt, said in zip(prompts, texts, strict=True) for each in right_segments(prompt, said)
+        each
+        for prompt, said in zip(prompts, texts, strict=True)
+        for each in right_segments(prompt, said, unit)
     ]
     bench = InterpretationBench(
         config.language,
-        LatencyOptions(counted_unit(config.language), score_empty=True),
+        LatencyOptions(unit, score_empty=True),
         choose_form("spoken", config.language),
     )
     outcome = evaluate_interpretation([LogOfSystem(context.folder.name, context.folder, outputs)], bench)

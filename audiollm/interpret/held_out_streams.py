@@ -15,7 +15,7 @@ from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample, TextPart
 from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
-from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
+from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split_units
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
@@ -106,16 +106,21 @@ def logged_stream(index: int, prompt: StreamPrompt, texts: Sequence[str], source
     )
 
 
-def right_segments(prompt: StreamPrompt, texts: Sequence[str]) -> list[bool]:
+def right_segments(prompt: StreamPrompt, texts: Sequence[str], unit: Unit = "word") -> list[bool]:
     """Return, for each segment of the reference, whether exactly its words are said for it.
 
     The output is divided among the segments by the fewest edits between words (`resegment`); times do not count.
+
+    Args:
+        unit: `word`, or `character` for languages without spaces.
     """
-    segments = [ReferenceSegment(0.0, 1.0, tuple(text.split())) for text in prompt.reference if text]
-    words = [word for text in texts for word in text.split()]
+    segments = [
+        ReferenceSegment(0.0, 1.0, tuple(split_units(text, unit))) for text in prompt.reference if text
+    ]
+    said = [each for text in texts for each in split_units(text, unit)]
     if not segments:
         return []
-    return [part.units == part.segment.units for part in resegment(words, [0.0] * len(words), segments)]
+    return [part.units == part.segment.units for part in resegment(said, [0.0] * len(said), segments)]
 
 
 def read_streams(

@@ -188,6 +188,12 @@ def test_pairs_are_aligned_and_what_is_not_is_named(tmp_path: Path) -> None:
         compose(tmp_path, "both", rows, **both)
     with pytest.raises(ConfigError, match="either a command or a model"):
         compose(tmp_path, "none", rows, align={})
+    with pytest.raises(ConfigError, match=r"align\.min_logprob is of align\.model"):
+        compose(tmp_path, "unread", rows, align={"command": "x", "min_logprob": -3.0})
+    with pytest.raises(ConfigError, match=r"align\.timeout_s is of align\.command"):
+        compose(tmp_path, "unread", rows, align={"model": str(tmp_path), "timeout_s": 5})
+    with pytest.raises(ConfigError, match="speaker_tags mark segments"):
+        compose(tmp_path, "unread", rows, wait_k=2, speaker_tags=True)
 
 
 def test_a_model_aligns_and_speaks_in_the_voice_of_the_source(tmp_path: Path) -> None:

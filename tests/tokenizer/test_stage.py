@@ -73,6 +73,19 @@ def test_a_folder_is_split_by_file_and_long_files_are_taken_in_parts(recordings:
     assert find_clips(recordings)[:2] == clips[:2]
 
 
+def test_samples_without_a_split_are_trained_on(tmp_path: Path) -> None:
+    """As by every training; the streams of one's own talks have a split only where they are held out."""
+
+    def stream(id: str, **metadata: str) -> Sample:
+        heard = Message(role="user", content=[AudioPart(path=f"{id}.wav")])
+        return Sample(id=id, task="interpret", messages=[heard], metadata=metadata)
+
+    made = [stream("a"), stream("b", split="test"), stream("c", split="train"), stream("d", split="other")]
+    write_samples(tmp_path / "streams.jsonl", made)
+    clips = find_clips(tmp_path / "streams.jsonl")
+    assert [[clip.path.stem for clip in each] for each in (clips.train, clips.test)] == [["a", "c"], ["b"]]
+
+
 def test_a_name_that_is_not_utf8_costs_its_file_alone(recordings: Path) -> None:
     before = find_clips(recordings)
     odd = Path(os.fsdecode(os.fsencode(recordings) + b"/caf\xe9.wav"))

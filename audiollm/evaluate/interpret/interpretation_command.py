@@ -195,18 +195,19 @@ def _judge_all(
 def _mixer(folder: Path) -> Mixer:
     """Return the function that writes source (left) and output as heard (right) into one file."""
 
-    def mix(output: LoggedOutput, log_folder: Path) -> Path | None:
+    def mix(output: LoggedOutput, system: LogOfSystem) -> Path | None:
         import torch
 
         from audiollm.audio import AudioError, load, resample, save
+        from audiollm.files.atomic import safe_name
 
         if not isinstance(output.source, str) or not output.source:
             return None
         try:
-            source = load(log_folder / output.source, mono=True)
+            source = load(system.folder / output.source, mono=True)
             right_1N = torch.zeros(1, 0)
             if output.is_speech:
-                said = load(log_folder / output.prediction, mono=True)
+                said = load(system.folder / output.prediction, mono=True)
                 offset_ms = output.prediction_offset
                 offset_ms = output.delays[0] if offset_ms is None else offset_ms
                 lead_1N = torch.zeros(1, round(offset_ms / 1000 * source.sample_rate))
@@ -218,7 +219,7 @@ def _mixer(folder: Path) -> Mixer:
         samples_2N[0, : source.samples_CN.shape[1]] = source.samples_CN[0]
         samples_2N[1, : right_1N.shape[1]] = right_1N[0]
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{output.index}.wav"
+        path = folder / f"{safe_name(system.name)}-{output.index}.wav"
         save(path, samples_2N, source.sample_rate)
         return path
 

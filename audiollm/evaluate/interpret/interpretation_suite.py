@@ -30,9 +30,6 @@ from audiollm.evaluate.report.store import Row
 from audiollm.evaluate.report.suite import Example, ScoreTable, Sound, SuiteResult, reasons_of
 from audiollm.evaluate.report.text_errors import TextForm
 
-Mixer = Callable[[LoggedOutput, Path], Path | None]
-"""Writes the sound of source and output side by side; None where a sound is missing."""
-
 
 @dataclass(frozen=True)
 class LogOfSystem:
@@ -45,6 +42,10 @@ class LogOfSystem:
     bad: Sequence[BadSample] = ()
     heard: Mapping[int, HeardOutput] = field(default_factory=dict)
     """Recognized speech, by index of the source; empty without a recognizer."""
+
+
+Mixer = Callable[[LoggedOutput, LogOfSystem], Path | None]
+"""Writes the sound of source and output side by side; None where a sound is missing."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ def evaluate_interpretation(
     about += [
         f"{name}: {' · '.join(each['quality']['signatures'].values())}" for name, each in scores.items()
     ]
+    about += [
+        f"{name}: {each['no_reference']} of {each['outputs']} outputs have no reference: BLEU and chrF count them "
+        "as 0, AL and AP count one word"
+        for name, each in scores.items()
+        if each["no_reference"]
+    ]
     result: dict[str, Any] = {"suite": "interpret", "systems": scores}
     tables = [_quality_table(scores), *_latency_tables(scores, unit), _output_table(scores)]
     if bench.verdicts:
@@ -101,6 +108,12 @@ def evaluate_interpretation(
     )
     missing = [(str(bad.place), bad.reason) for system in systems for bad in system.bad]
     missing += bench.not_judged
+    missing += [
+        (f"{system.name} {row['index']} ASR-BLEU", row["problem"])
+        for system in systems
+        for row in rows[system.name]
+        if row["problem"]
+    ]
     missing += [
         (f"{system.name} {row['index']} {name}", value)
         for system in systems
@@ -152,17 +165,16 @@ def _scores(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench
     quality: dict[str, Any] = corpus_quality(translations, bench.language).plain()
     if system.heard:
         spoken = [
-            in_form(Translation("", system.heard[each.index].text, each.reference), bench.form)
-            for each in system.outputs
+            in_form(Translation("", row["heard"], row["reference"]), bench.form)
+            for row in rows
+            if row["heard"] is not None
         ]
-        recognized = corpus_quality(spoken, bench.language)
-        quality["ASR-BLEU"], quality["ASR-chrF"] = recognized.bleu, recognized.chrf
-        quality["not_heard"] = sum(bool(row["problem"]) for row in rows)
+        if spoken:
+            recognized = corpus_quality(spoken, bench.language)
+            quality["ASR-BLEU"], quality["ASR-chrF"] = recognized.bleu, recognized.chrf
+        quality["not_heard"] = len(rows) - len(spoken)
     names = list(dict.fromkeys(name for row in rows for name in row["latency"]))
-    latency = {
-        name: metric_table([row["latency"].get(name, "no times on the clock") for row in rows])
-        for name in names
-    }
+    latency = {name: metric_table([_latency(row, name) for row in rows]) for name in names}
     sentences = [scores for row in rows for scores in row["sentences"]]
     for name in ("LAAL", "LongYAAL") if sentences else ():
         latency[f"{name} of sentences"] = metric_table([scores[name] for scores in sentences])
@@ -170,6 +182,7 @@ def _scores(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench
     return {
         "outputs": len(rows),
         "empty": sum(row["empty"] for row in rows),
+        "no_reference": sum(not row["reference"].strip() for row in rows),
         "set_aside": len(system.bad),
         "quality": quality,
         "scorers": by_scorer,
@@ -179,6 +192,14 @@ def _scores(system: LogOfSystem, rows: Sequence[Row], bench: InterpretationBench
             "mean": sum(map(sum, gaps)) / max(1, sum(map(len, gaps))),
         },
     }
+
+
+def _latency(row: Row, name: str) -> Value:
+    """A latency of an output. An empty one has no times: by the clock, too, it is said at the source's end."""
+    if name not in row["latency"] and row["empty"]:
+        name = name.removesuffix(CLOCK_SUFFIX)
+    value: Value = row["latency"].get(name, "no times on the clock")
+    return value
 
 
 def _source_text(output: LoggedOutput) -> str:
@@ -285,11 +306,19 @@ def _example(
         lines = [("reference", output.reference), ("output", output.text or "(nothing)")]
         lines += [("heard", row["heard"])] if row["heard"] is not None else []
         lines.append(("LAAL", lag if isinstance(lag, str) else format_number(lag, 2)))
-        units = split_units(output.text, bench.latency.unit)
         per_second = 1.0 if bench.latency.text_source else 1000.0
-        picture = timeline(output, units, output.delays if not output.is_speech else (), per_second)
-        mixed = mix(output, system.folder) if mix else None
+        picture = timeline(output, *_drawn_units(output, bench.latency.unit), per_second)
+        mixed = mix(output, system) if mix else None
         sounds = [Sound("left: source, right: output, as heard", mixed)] if mixed else []
         return Example(f"{system.name} · {output.index}", lines, sounds, picture)
 
     return (lag if isinstance(lag, float | int) else float("inf")), make
+
+
+def _drawn_units(output: LoggedOutput, unit: Unit) -> tuple[list[str], Sequence[float]]:
+    """The words of a timeline and their times: characters where the log has a time for each; none of speech."""
+    if output.is_speech:
+        return [], ()
+    words = output.prediction.split()
+    is_by_word = len(words) == len(output.delays)
+    return words if is_by_word else split_units(output.prediction, unit), output.delays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ def interpret_live(
     log: Annotated[
         Path | None, typer.Option(help="A folder for SimulEval's instances.log, for `evaluate interpret`.")
     ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A text file with the right translation, which the log is scored by.")
+    ] = None,
     prompt: Annotated[
         str | None, typer.Option(help="The system message; by default that of the training streams.")
     ] = None,
@@ -44,6 +48,9 @@ def interpret_live(
         float | None, typer.Option(min=0.04, help="Seconds of a chunk; by default that of the training.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest text of an action, in tokens.")] = 64,
+    max_speech_s: Annotated[
+        float, typer.Option(min=0.04, help="Longest speech of an action, in seconds; more is cut.")
+    ] = 10.0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest actions.")] = 0.0,
     silence_bias: Annotated[
         float, typer.Option(help="Added to the logit of silence: above 0 it waits more.")
@@ -69,10 +76,11 @@ def interpret_live(
     if source != MICROPHONE and not Path(source).is_file():
         raise ConfigError(f"{source}: no such file", "--from", "give a sound file, or microphone")
     _check_outputs(source, {"--to": to, "--transcript": transcript})
+    translation = _read_reference(reference, log)
     trained = read_trained(model_folder(model))
     generator = Generator.from_pretrained(model, codec)
     rate = generator.codec.frame_rate
-    frames = trained.chunk_frames if chunk_s is None else max(1, round(chunk_s * rate))
+    frames = trained.chunk_frames if chunk_s is None else _whole_frames(chunk_s, rate)
     if frames is None:
         raise ConfigError(
             "the model was not trained on streams (trained.json has no chunk_frames)",
@@ -85,7 +93,7 @@ def interpret_live(
         [Message(role="system", content=[TextPart(text=instruction)])] if instruction else (),
         "any" if to else "text",
         SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
-        Limits(max_frames=3 * frames, max_text_tokens=max_tokens),
+        Limits(max_frames=max(1, round(max_speech_s * rate)), max_text_tokens=max_tokens),
         silence_bias,
         seed,
     )
@@ -94,8 +102,10 @@ def interpret_live(
     pieces = (
         microphone_pieces(sample_rate) if source == MICROPHONE else file_pieces(Path(source), sample_rate)
     )
+    begun = list(itertools.islice(pieces, 1))  # a source that cannot be heard replaces no earlier output
+    pieces = itertools.chain(begun, pieces)
     problem: ConfigError | StageError | None = None
-    with _Outputs(to, transcript, sample_rate) as outputs, _Interrupts() as interrupts:
+    with _Outputs(to, transcript, log, sample_rate) as outputs, _Interrupts() as interrupts:
         try:
             try:
                 for action in _actions(session, pieces, interrupts):
@@ -114,11 +124,12 @@ def interpret_live(
             console.print("stopped before the end of what was heard", style="yellow")
         except StageError as error:
             problem = problem or error
-    if log is not None:
-        from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
+        if log is not None:  # before the speaker has played what waits: Ctrl-C may end that
+            from audiollm.evaluate.interpret.logged_outputs import LOG_NAME, write_log
 
-        speech = str(Path(to).resolve()) if to and to != "speaker" else ""
-        write_log(log / LOG_NAME, [session.log(0, str(Path(source).resolve()), "", speech)])
+            speech = str(Path(to).resolve()) if to and to != "speaker" else ""
+            heard = "" if source == MICROPHONE else str(Path(source).resolve())
+            write_log(log / LOG_NAME, [session.log(0, heard, translation, speech)])
     console.print(
         f"{session.chunks} chunks, {len(session.said)} with words or speech; "
         f"real-time factor {session.real_time_factor:.2f}, {session.behind_s:.1f} s behind at the end",
@@ -127,6 +138,20 @@ def interpret_live(
     )
     if problem is not None:
         raise problem
+
+
+def _whole_frames(chunk_s: float, frame_rate: float) -> int:
+    """Return the code frames of a chunk.
+
+    Raises:
+        ConfigError: they are no whole number.
+    """
+    frames = round(chunk_s * frame_rate)
+    if frames < 1 or abs(frames - chunk_s * frame_rate) > 1e-6:
+        raise ConfigError(
+            f"{chunk_s:g} s are not whole code frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
+        )
+    return frames
 
 
 def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:
@@ -140,6 +165,24 @@ def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:
             raise ConfigError(
                 f"{path} is what is heard: this would overwrite it", option, "name another file"
             )
+
+
+def _read_reference(path: Path | None, log: Path | None) -> str:
+    """Return the text of a reference; empty without one.
+
+    Raises:
+        ConfigError: it cannot be read, or there is no log that it would stand in.
+    """
+    if path is None:
+        return ""
+    if log is None:
+        raise ConfigError("only a log has a reference", "--reference", "name a folder with --log, too")
+    try:
+        return " ".join(path.read_text(encoding="utf-8-sig").split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error}", "--reference", "give a text file in UTF-8"
+        ) from None
 
 
 class _Interrupts:
@@ -185,18 +228,32 @@ def _show(console: Console, action: LiveAction, session: LiveSession) -> None:
 
 
 class _Outputs:
-    """Writes the speech, in time, and the transcript, line by line."""
+    """Writes the speech, in time, and the transcript, line by line; makes the folder of the log.
 
-    def __init__(self, to: str | None, transcript: Path | None, sample_rate: int) -> None:
+    Raises:
+        ConfigError: an output cannot be written, or there is no speaker.
+    """
+
+    def __init__(self, to: str | None, transcript: Path | None, log: Path | None, sample_rate: int) -> None:
         from audiollm.generation.speaking.wav_stream import WavWriter
         from audiollm.interpret.live.sound_input import SPEAKER, LoudSpeaker
 
         self._speaker = LoudSpeaker(sample_rate) if to == SPEAKER else None
-        self._file = WavWriter(Path(to), sample_rate) if to and to != SPEAKER else None
         self._sample_rate, self._written = sample_rate, 0
-        if transcript is not None:
-            transcript.parent.mkdir(parents=True, exist_ok=True)
-        self._lines = None if transcript is None else transcript.open("w", encoding="utf-8")
+        option = "--log"
+        try:
+            if log is not None:
+                log.mkdir(parents=True, exist_ok=True)
+            option = "--transcript"
+            if transcript is not None:
+                transcript.parent.mkdir(parents=True, exist_ok=True)
+            self._lines = None if transcript is None else transcript.open("w", encoding="utf-8")
+            option = "--to"
+            self._file = WavWriter(Path(to), sample_rate) if to and to != SPEAKER else None
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename}: cannot be written: {error.strerror}", option, "name another place"
+            ) from None
 
     def __enter__(self) -> _Outputs:
         return self

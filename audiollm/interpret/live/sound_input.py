@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,18 @@ def microphone_pieces(sample_rate: int) -> Iterator[Tensor]:
     def take(block: Any, frames: int, timing: Any, status: Any) -> None:
         blocks.put(np.array(block[:, 0], dtype=np.float32))
 
+    opened = ExitStack()
     try:
-        stream = sounddevice.InputStream(
-            samplerate=sample_rate, channels=1, blocksize=round(BLOCK_S * sample_rate), callback=take
+        opened.enter_context(
+            sounddevice.InputStream(
+                samplerate=sample_rate, channels=1, blocksize=round(BLOCK_S * sample_rate), callback=take
+            )
         )
     except Exception as error:
         raise ConfigError(
             f"no microphone: {error}", "--from microphone", "connect one, or give a file"
         ) from None
-    with stream:
+    with opened:
         while True:
             try:
                 block_N = blocks.get(timeout=MAX_PAUSE_S)

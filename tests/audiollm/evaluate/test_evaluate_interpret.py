@@ -13,9 +13,17 @@ from typer.testing import CliRunner
 from audiollm.audio import load, save
 from audiollm.commands.cli import build_app
 from audiollm.evaluate.interpret.fragment_verdicts import FragmentVerdict, tally
+from audiollm.evaluate.interpret.interpretation_suite import (
+    InterpretationBench,
+    LogOfSystem,
+    evaluate_interpretation,
+)
 from audiollm.evaluate.interpret.latency import length_adaptive_average_lagging
+from audiollm.evaluate.interpret.latency_scores import LatencyOptions
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, write_log
+from audiollm.evaluate.interpret.quality import HeardOutput
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
+from audiollm.evaluate.report.text_errors import choose_form
 
 
 def line(index: int, prediction: str, delays: list[float], **values: Any) -> LoggedOutput:
@@ -113,7 +121,7 @@ def test_two_systems_in_one_report(tmp_path: Path) -> None:
     assert page.count("<audio") == 2
     # a file whose beginning is not told begins with its first piece, as SimulEval writes it
     for number, first in ((0, 8000), (1, 0)):
-        right_N = load(tmp_path / "o" / "audio" / f"{number}.wav").samples_CN[1]
+        right_N = load(tmp_path / "o" / "audio" / f"speech-{number}.wav").samples_CN[1]
         assert right_N[first : first + 8000].tolist() == pytest.approx([0.5] * 8000, abs=1e-3)
         assert float(right_N.sum()) == pytest.approx(4000, abs=1)
     assert "out of order" in (tmp_path / "o" / "set_aside.jsonl").read_text()
@@ -151,6 +159,66 @@ def test_sentences_by_character_have_the_times_of_their_words(tmp_path: Path) ->
     assert (scores["n"], scores["mean"]) == (2, 2000)
     assert scores["reasons"] == {"2 times are neither of the characters nor of the words": 2}
     assert "segments.0.end" in (out / "set_aside.jsonl").read_text()
+
+
+def test_each_system_is_heard_with_its_own_speech(tmp_path: Path) -> None:
+    """Both logs have a source of number 0."""
+    save(tmp_path / "source.wav", torch.zeros(1, 8000), 8000)
+    values: dict[str, Any] = {"durations": [500], "source": "../source.wav", "prediction_offset": 0.0}
+    command = ["evaluate", "interpret", "-o", str(tmp_path / "o")]
+    for name, level in (("quiet", 0.25), ("loud", 0.5)):
+        save(tmp_path / name / "out.wav", torch.full((1, 4000), level), 8000)
+        write_log(tmp_path / name / "instances.log", [line(0, "out.wav", [1000], **values)])
+        command.append(str(tmp_path / name))
+    result = CliRunner().invoke(build_app(), command)
+    assert result.exit_code == 0, result.output
+    for name, level in (("quiet", 0.25), ("loud", 0.5)):
+        mixed = load(tmp_path / "o" / "audio" / f"{name}-0.wav").samples_CN
+        assert float(mixed[1].max()) == pytest.approx(level, abs=1e-3)
+
+
+def scored(*outputs: LoggedOutput, unit: str = "word", heard: dict[int, HeardOutput] | None = None) -> Any:
+    """The outcome of one system, empty outputs scored at the source's end."""
+    bench = InterpretationBench("en", LatencyOptions(unit, score_empty=True), choose_form("spoken", "en"))  # type: ignore[arg-type]
+    return evaluate_interpretation([LogOfSystem("ours", Path(), outputs, heard=heard or {})], bench)
+
+
+def test_silence_is_not_free_by_the_clock(tmp_path: Path) -> None:
+    """An empty output has no times; it is scored at the source's end by both clocks."""
+    times = [1000.0, 2000.0, 3000.0, 4000.0]
+    spoken = line(0, "ein zwei drei vier", times, elapsed=[time + 100 for time in times])
+    latency = scored(spoken, line(1, "", [])).result["systems"]["ours"]["latency"]
+    assert latency["AL"]["mean"] == (1000 + 4000) / 2
+    assert (latency["AL_CA"]["n"], latency["AL_CA"]["mean"]) == (2, (1100 + 4000) / 2)
+
+
+def test_outputs_without_a_reference_are_told() -> None:
+    with_one, without = line(0, "ein zwei", [1000, 2000]), line(1, "ein zwei", [1000, 2000], reference="")
+    assert any("1 of 2 outputs have no reference" in each for each in scored(with_one, without).about)
+    assert not any("no reference" in each for each in scored(with_one).about)
+
+
+def test_speech_that_cannot_be_heard_is_named_and_has_no_score() -> None:
+    pieces: dict[str, Any] = {"durations": [500], "reference": "one two three four"}
+    outputs = [line(0, "a.wav", [1000], **pieces), line(1, "gone.wav", [1000], **pieces)]
+    heard = {0: HeardOutput("one two three four"), 1: HeardOutput("", "does not exist")}
+    outcome = scored(*outputs, heard=heard)
+    quality = outcome.result["systems"]["ours"]["quality"]
+    assert quality["ASR-BLEU"] == pytest.approx(100)
+    assert quality["not_heard"] == 1
+    assert ("ours 1 ASR-BLEU", "does not exist") in outcome.missing
+    none = scored(outputs[1], heard=heard)
+    assert "ASR-BLEU" not in none.result["systems"]["ours"]["quality"]
+
+
+def test_the_timeline_of_a_log_by_word_has_its_words(tmp_path: Path) -> None:
+    """Languages without spaces are counted by character; a log of a model of ours has a time for each action's text."""
+    output = line(0, "你好 再见了", [1000, 4000], reference="你好再见了")
+    (example,) = scored(output, unit="character").examples
+    assert ">你好<" in example.picture and ">再见了<" in example.picture
+    by_character = line(0, "你好", [1000, 4000], reference="你好")
+    (example,) = scored(by_character, unit="character").examples
+    assert ">你<" in example.picture and ">好<" in example.picture
 
 
 def test_a_wrong_unit_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from audiollm.data.records.part_codes import save_part_codes
+from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import BadSample, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log
 from audiollm.files.atomic import read_json, read_jsonl
@@ -82,6 +84,15 @@ def test_right_segments_are_told_whatever_their_times(folder: Path) -> None:
     assert right_segments(prompt, [""] * chunks) == [False] * len(words)
     wrong = ["x" if text == words[0] else text for text in prompt.reference]
     assert right_segments(prompt, wrong) == [word != words[0] for word in words]
+    # in a language without spaces, two actions may say a segment between them
+    spaceless = Message(
+        role="assistant", chunk_frames=CHUNK, content=[TextPart(text=text) for text in ("", "你好", "再见")]
+    )
+    chinese = replace(
+        prompt, sample=Sample(id="zh", task="interpret", messages=[prompt.sample.messages[1], spaceless])
+    )
+    assert right_segments(chinese, ["你", "好", "再见"]) == [False, True]
+    assert right_segments(chinese, ["你", "好", "再见"], "character") == [True, True]
     logged = logged_stream(0, prompt, late)
     assert logged.delays == [logged.source_length] * len(words)
     with pytest.raises(BadSample, match="1 actions for"):

@@ -173,8 +173,10 @@ def test_hearing_counts_in_pieces_that_complete_no_chunk(
 def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path: Path, rate: int) -> None:
     save(tmp_path / "talk.wav", noise(2.1, 5, rate), rate)
     command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / "talk.wav")]
+    (tmp_path / "right.txt").write_text("eins zwei\ndrei\n")
     files = ["--transcript", str(tmp_path / "t.jsonl"), "--log", str(tmp_path / "log")]
-    result = CliRunner().invoke(build_app(), [*command, *files, "--to", str(tmp_path / "said.wav")])
+    options = ["--reference", str(tmp_path / "right.txt"), "--max-speech-s", "0.8"]
+    result = CliRunner().invoke(build_app(), [*command, *files, *options, "--to", str(tmp_path / "said.wav")])
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert [row["chunk"] for row in rows] == list(
@@ -185,6 +187,8 @@ def test_the_command_writes_transcript_speech_and_log(run_folder: Path, tmp_path
     assert not bad
     assert output.source_length == pytest.approx(1000 * 53 / 25)
     assert output.is_speech == bool(sum(row["speech_samples"] for row in rows))
+    assert max(row["speech_samples"] for row in rows) == 0.8 * 24000  # the model ends no speech by itself
+    assert output.reference == "eins zwei drei"
     assert "real-time factor" in result.output
     written = CliRunner().invoke(
         build_app(), [*command, "--log", str(tmp_path / "text"), "--silence-bias", "10000"]
@@ -285,6 +289,9 @@ def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -
 
     model = str(run_folder / "train")
     assert "no such file" in error("--model", model, "--from", str(tmp_path / "none.wav"))
+    assert "multiple of 0.04" in error(
+        "--model", model, "--from", str(tmp_path / "talk.wav"), "--chunk-s", "0.5"
+    )
     assert "sounddevice" in error("--model", model) or "PortAudio" in error("--model", model)
     (tmp_path / "broken.wav").write_bytes(b"no sound")
     assert "broken.wav" in error("--model", model, "--from", str(tmp_path / "broken.wav"))
@@ -304,6 +311,30 @@ def test_what_cannot_be_interpreted_is_named(run_folder: Path, tmp_path: Path) -
 
     with pytest.raises(ConfigError, match="cannot encode piece by piece"):
         ChunkHearing(Offline(), 4)  # type: ignore[arg-type]
+
+
+def test_outputs_that_cannot_be_written_are_named_before_anything_is_heard(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    """A session of hours does not end without its log; and a start that fails replaces no earlier output."""
+    save(tmp_path / "talk.wav", noise(0.5, 5), 24000)
+    (tmp_path / "broken.wav").write_bytes(b"no sound")
+    earlier = tmp_path / "t.jsonl"
+    earlier.write_text("earlier\n")
+
+    def error(source: str, *files: str) -> str:
+        command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / source)]
+        result = CliRunner().invoke(build_app(), [*command, *files])
+        assert isinstance(result.exception, ConfigError), result.exception
+        return str(result.exception)
+
+    both = ["--transcript", str(earlier), "--log", str(tmp_path / "talk.wav")]
+    assert "--log" in error("talk.wav", *both)
+    assert "--transcript" in error("talk.wav", "--transcript", str(tmp_path))
+    assert "--to" in error("talk.wav", "--to", str(tmp_path))
+    assert "--log" in error("talk.wav", "--reference", str(earlier))
+    assert "broken.wav" in error("broken.wav", "--transcript", str(earlier))
+    assert earlier.read_text() == "earlier\n"
 
 
 class SoundDevices:
@@ -351,7 +382,7 @@ def test_devices_that_vanish_end_the_session_with_all_that_was_said(
     rows = [json.loads(line) for line in transcript.read_text().splitlines()]
     assert len(rows) == -(-24 // CHUNK)  # 12 blocks of 0.08 s, the rest of the last chunk included
     (output,), _ = read_log(tmp_path / "log")
-    assert output.source_length == pytest.approx(960)
+    assert output.source_length == pytest.approx(960) and output.source == ""
     speaker = LoudSpeaker(24000)
     for _ in range(3):
         speaker.play(torch.zeros(1, 5))
@@ -361,6 +392,36 @@ def test_devices_that_vanish_end_the_session_with_all_that_was_said(
     speaker.play(torch.zeros(1, 5))
     speaker.close()
     assert devices.played == [5, 5]
+
+
+def test_a_microphone_that_does_not_start_is_named(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = SoundDevices()
+
+    def enter(stream: object) -> None:
+        raise OSError("Device unavailable")
+
+    monkeypatch.setattr(devices.InputStream, "__enter__", enter)
+    monkeypatch.setitem(sys.modules, "sounddevice", devices)  # type: ignore[arg-type]
+    result = CliRunner().invoke(build_app(), ["interpret", "--model", str(run_folder / "train")])
+    assert isinstance(result.exception, ConfigError), result.exception
+    assert "no microphone: Device unavailable" in str(result.exception)
+
+
+def test_ctrl_c_while_the_speaker_plays_the_rest_loses_no_log(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", SoundDevices())  # type: ignore[arg-type]
+
+    def interrupted(speaker: LoudSpeaker) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LoudSpeaker, "close", interrupted)
+    save(tmp_path / "talk.wav", noise(0.5, 5), 24000)
+    command = ["interpret", "--model", str(run_folder / "train"), "--from", str(tmp_path / "talk.wav")]
+    files = ["--to", "speaker", "--max-speech-s", "0.1", "--log", str(tmp_path / "log")]
+    assert CliRunner().invoke(build_app(), [*command, *files]).exit_code != 0
+    (output,), _ = read_log(tmp_path / "log")
+    assert output.source_length == pytest.approx(520)
 
 
 def test_damage_in_the_midst_of_a_file_keeps_what_was_heard(run_folder: Path, tmp_path: Path) -> None:
