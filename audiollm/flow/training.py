@@ -261,6 +261,8 @@ def _check_usable(usable: UsableSounds, config: TrainFlowConfig) -> None:
             2,
         )
     weighted = [each.weight for each in config.latents]
+    if not any(weight is None or weight for weight in weighted):
+        raise StageError("train_flow.latents: every weight is 0", "give one above 0, or none", 2)
     for number, (weight, used) in enumerate(zip(weighted, usable.train, strict=True)):
         if weight and not used:
             raise StageError(

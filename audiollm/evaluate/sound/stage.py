@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, InputSource, Stage, StageConfig, StagePlan
 
@@ -51,7 +52,7 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     Raises:
         ConfigError: a list or a judge that cannot be read.
     """
-    from audiollm.audio import find_audio
+    from audiollm.audio import AudioError, find_audio
     from audiollm.evaluate.report.formats import with_interval
     from audiollm.evaluate.report.suite import conclude, spread_items
     from audiollm.evaluate.sound.commands import load_judges
@@ -62,7 +63,10 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
 
     sounds = spread_items(read_generated(config.sounds), config.max_sounds)
-    known = find_audio(config.training)[0] if config.training is not None else []
+    try:
+        known = find_audio(config.training)[0] if config.training is not None else []
+    except AudioError as error:
+        raise ConfigError(error.reason, "training", "give a folder of sound") from error
     edits = spread_items(read_edited(config.edits), config.max_sounds) if config.edits is not None else []
     judges = load_judges(config.classes, config.space, config.clap, config.synchrony)
     if config.classes_from is not None:

@@ -285,8 +285,9 @@ def _whole_measures(heard: Sequence[_Heard], known: Sequence[Vector]) -> dict[st
         return frechet_distance(_stacked(made, "no space of sounds"), _stacked(real, "no real sounds"))
 
     def near(places: Sequence[Vector]) -> float:
+        _stacked(made, "no space of sounds")
         known_MD = _stacked(known, "no training sounds")
-        return float(np.median(nearest_distances(_stacked(places, "no sounds"), known_MD)))
+        return float(np.median(nearest_distances(_stacked(places, "no real sounds"), known_MD)))
 
     measures: dict[str, Callable[[], float]] = {
         "Fréchet distance": frechet,

@@ -192,7 +192,7 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
         "autoencoder": "toy", "sample_rate": RATE, "channels": 1, "hop_samples": HOP, "latent_dim": DIM,
         "conditions": {"frames": features},
     }  # fmt: skip
-    good = array_bytes(torch.randn(DIM, 20), "toy")
+    good, longer = (array_bytes(torch.randn(DIM, count), "toy") for count in (20, 60))
     frames, times = array_bytes(torch.randn(8, 4), "clip"), array_bytes(torch.arange(8) / 8, "clip")
     nan = torch.randn(DIM, 20)
     nan[3, 4] = torch.nan
@@ -217,6 +217,7 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
             "frames": frames,
             "frames_times": array_bytes(torch.arange(8) / 2.0, "clip"),
         },
+        {"mean": longer, "deviation": longer, "frames": frames, "frames_times": times},
         {
             "mean": good,
             "deviation": good,
@@ -229,7 +230,7 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
     assert usable.train == [[0]]
     assert [each.kind for each in usable.bad] == [
         "not finite", "array of another encoder", "damaged array", "latents of another length", "missing array",
-        "array of another encoder", "features of another length", "not finite",
+        "array of another encoder", "features of another length", "features of another length", "not finite",
     ]  # fmt: skip
     other = shards_of(tmp_path / "b", {**facts, "autoencoder": "other"}, rows[:1])
     with pytest.raises(StageError, match="encoded otherwise.*autoencoder"):
@@ -238,6 +239,10 @@ def test_arrays_that_cannot_be_used_are_named_before_training(tmp_path: Path) ->
     assert open_corpus([tmp_path / "a", shards_of(tmp_path / "c", moved, rows[:1])])[1] == found
     with pytest.raises(StageError, match="no sound to train on"):
         TRAIN_FLOW.run(train_config(other), context_of(tmp_path / "t"))
+    given = train_config(tmp_path / "a")
+    unweighted = given.model_copy(update={"latents": [LatentsConfig(path=tmp_path / "a", weight=0)]})
+    with pytest.raises(StageError, match="every weight is 0"):
+        TRAIN_FLOW.run(unweighted, context_of(tmp_path / "t"))
 
 
 def test_guidance_and_edits_need_their_training(

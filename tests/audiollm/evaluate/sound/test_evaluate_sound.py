@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from audiollm.audio import Waveform, save
@@ -20,7 +21,10 @@ from audiollm.evaluate.sound.edited_sounds import read_edited
 from audiollm.evaluate.sound.event_judge import _longest_stretch, event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
 from audiollm.evaluate.sound.sound_judges import ClassSpace, load_sound_classes, load_text_space
+from audiollm.evaluate.sound.stage import EvaluateSoundConfig, run_evaluate_sound
 from audiollm.evaluate.sound.suite import SuiteJudges, energy_onsets, evaluate_sounds
+from audiollm.recipe.runner import Context
+from audiollm.recipe.stages import Recipe
 from audiollm.video.frames import read_frames
 
 RATE = 16_000
@@ -119,9 +123,10 @@ def test_what_is_right_scores_well_and_what_is_wrong_is_shown_first(listing: Pat
 
 def test_measures_without_judges_are_not_available_with_the_reason(listing: Path) -> None:
     sounds = read_generated(listing)[:2]
-    result = evaluate_sounds(sounds, SuiteJudges()).result
+    result = evaluate_sounds(sounds, SuiteJudges(), [sounds[1].path]).result
     assert result["whole"]["Fréchet distance"] is None
     assert result["whole_reasons"]["Fréchet distance"] == "no space of sounds"
+    assert result["whole_reasons"]["distance to the nearest training sound"] == "no space of sounds"
     few = evaluate_sounds(sounds, SuiteJudges(Bands(), ClassSpace(Bands()))).result
     assert "needs 4" in few["whole_reasons"]["Fréchet distance"]
 
@@ -142,6 +147,13 @@ def test_classes_that_cannot_be_compared_have_the_reason(
     monkeypatch.setattr(Bands, "logits", lambda self, sound: np.full(3, np.nan))
     result = evaluate_sounds([alone, whole], SuiteJudges(Bands())).result
     assert result["measures"]["KL softmax"]["n"] == 0 and result["whole"]["inception score"] is None
+
+
+def test_training_sounds_are_a_folder(listing: Path, tmp_path: Path) -> None:
+    config = EvaluateSoundConfig(sounds=listing, training=listing)
+    context = Context(tmp_path, Recipe("r", listing, "tiny", 0, tmp_path, (), {}), Console(), {})
+    with pytest.raises(ConfigError, match="cannot be listed.*\n.*give a folder of sound"):
+        run_evaluate_sound(config, context)
 
 
 class Watcher(Clock):
