@@ -23,7 +23,7 @@ from audiollm.data.records.thoughts import (
 )
 from audiollm.data.records.video_clips import PictureReader, PictureSettings
 from audiollm.errors import ConfigError, StageError
-from audiollm.video.frames import VideoError
+from audiollm.video.frames import VideoError, frame_times, pictures_end_s
 from pipelines.audiocot.clip import SoundClip, SoundFile, Told
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_TO_DO, region_prompt
 from pipelines.steps.step import Listener, Value
@@ -58,6 +58,7 @@ class ThoughtRequest:
 
     Args:
         end_s: None: the end of the file.
+        video: the file of its pictures, where that is another one.
         region: a box around an object; none: the whole picture.
         instruction: what is to be done with the sound, in everyday words.
         pictures: how the pictures of a video are shown; None: as the model was trained, else 2 per second.
@@ -72,6 +73,7 @@ class ThoughtRequest:
     instruction: str | None = None
     pictures: PictureSettings | None = None
     check_stop: Callable[[], None] | None = None
+    video: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -184,11 +186,13 @@ class ModelThinker:
 
         parts: list[Any] = []
         if clip.video is not None:
-            part = VideoPart(
-                path=clip.video, start_s=clip.start_s, end_s=clip.end_s, region=list(asked.region)
-            )
+            settings = asked.pictures or self._pictures
             try:
-                shown = PictureReader(asked.pictures or self._pictures).read(part, asked.check_stop)
+                end_s = _shown_until(clip, clip.video, settings.per_second)
+                part = VideoPart(
+                    path=clip.video, start_s=clip.start_s, end_s=end_s, region=list(asked.region)
+                )
+                shown = PictureReader(settings).read(part, asked.check_stop)
             except (VideoError, ValueError) as error:
                 raise ConfigError(
                     str(error), str(asked.source), "give another span, rate or region"
@@ -240,8 +244,9 @@ def open_clip(asked: ThoughtRequest) -> SoundClip:
     from pipelines.audiocot.steps.files import SourceProbe, SourceProbeConfig
 
     listener = Listener(str(asked.source))
+    told = Told(video=None if asked.video is None else str(asked.video))
     try:
-        file = SoundFile(str(asked.source), Told(), {}, listener)
+        file = SoundFile(str(asked.source), told, {}, listener)
         probe = SourceProbe(SourceProbeConfig()).process(file)
     except AudioError as error:
         raise ConfigError(str(error), "", "give a video with sound, or a recording") from None
@@ -254,11 +259,17 @@ def open_clip(asked: ThoughtRequest) -> SoundClip:
             "give seconds from its beginning",
         )
     end_s = min(end_s, probe["duration_s"])
-    place = (str(asked.source), asked.start_s, end_s, Told(), {"probe": probe}, listener)
+    place = (str(asked.source), asked.start_s, end_s, told, {"probe": probe}, listener)
     return SoundClip(*place) if asked.check_stop is None else _WatchedClip(*place, asked.check_stop)
 
 
 # Private
+
+
+def _shown_until(clip: SoundClip, video: str, per_second: float) -> float:
+    """The second up to which a clip's pictures are shown: its end, or theirs where the sound goes on after them."""
+    end_s = pictures_end_s(video)
+    return clip.end_s if frame_times(clip.start_s, clip.end_s, per_second)[-1] <= end_s else end_s
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from audiollm.files.atomic import read_whole_lines, write_jsonl
+from audiollm.files.atomic import line_numbers, read_whole_lines, write_jsonl
 from pipelines.report.figures import curve_chart, series_of
 from pipelines.studio.limits import StudioRefusal
 
@@ -263,7 +263,8 @@ def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
     """Write a person's verdict into `review.jsonl`, whole or not at all.
 
     Raises:
-        StudioRefusal: another verdict than accepted or rejected, or a clip that is not listed.
+        StudioRefusal: another verdict than accepted or rejected, a clip that is not listed, or a file with broken
+            lines, which would be lost.
     """
     from pipelines.audiocot.output import REVIEW, VERDICTS
 
@@ -272,6 +273,10 @@ def give_verdict(folder: Path, id: str, verdict: str, note: str) -> None:
         rows = listed_clips(folder, "to review")
         if verdict not in VERDICTS or not any(row.get("id") == id for row in rows):
             raise StudioRefusal("This clip is not listed for review.", 404)
+        if broken := read_whole_lines(folder / REVIEW).broken:
+            raise StudioRefusal(
+                f"{folder / REVIEW}: {line_numbers(broken)}: not JSON. Correct it first.", 409
+            )
         judged = [{**row, "verdict": verdict, "note": note} if row.get("id") == id else row for row in rows]
         write_jsonl(folder / REVIEW, judged)
 

@@ -126,10 +126,10 @@ class SoundEditor:
     def understand(self, project: StoredProject, owner: str, version: SoundVersion, instruction: str) -> Job:
         """Ask the model that writes which operation on a version an instruction is."""
         heard = self.store.sound(project, version)
-        source = self.store.source(project) if project.has_pictures else heard
+        video = self.store.source(project) if project.has_pictures else None
 
         def work(job: Job) -> dict[str, Any]:
-            asked = ThoughtRequest(source, instruction=instruction, check_stop=job.check_stop)
+            asked = ThoughtRequest(heard, instruction=instruction, check_stop=job.check_stop, video=video)
             answer = self._thinker.think(asked)
             job.check_stop()
             start_s, end_s = answer.span or (None, None)

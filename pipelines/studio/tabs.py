@@ -100,10 +100,10 @@ def _shown_html(gradio: Any, value: str = "") -> Any:
 
 def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     names = run_names(folders.runs)
-    if not names:
-        gradio.Markdown(
-            f"There is no run in `{folders.runs}`: start the studio with `--runs FOLDER`, or run a recipe."
-        )
+    hint = gradio.Markdown(
+        f"There is no run in `{folders.runs}`: start the studio with `--runs FOLDER`, or run a recipe.",
+        visible=not names,
+    )
     first = names[0] if names else None
     start = run_folder(folders.runs, first)
     choice = gradio.Dropdown(names, value=first, label="Run")
@@ -112,7 +112,15 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     report = _shown_html(gradio, report_html(shown, start))
     timer = gradio.Timer(_REFRESH_S)
 
-    mark = gradio.State(curves_mark(start))
+    mark, known = gradio.State(curves_mark(start)), gradio.State(sorted(names))
+
+    def begun(name: str | None, before: list[str]) -> Any:
+        """The choices with runs that began, or were deleted, since they were listed."""
+        now = run_names(folders.runs)
+        if sorted(now) == before:
+            return gradio.skip(), gradio.skip(), gradio.skip()
+        value = name if name in now else next(iter(now), None)
+        return gradio.update(choices=now, value=value), gradio.update(visible=not now), sorted(now)
 
     def chosen(name: str | None) -> tuple[str, str, str, str]:
         folder = run_folder(folders.runs, name)
@@ -133,6 +141,7 @@ def _runs_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     choice.change(chosen, choice, [curves, samples, report, mark], **quiet)
     timer.tick(grown, [choice, mark], [curves, samples, mark], **quiet)
+    timer.tick(begun, [choice, known], [choice, hint, known], **quiet)
 
 
 def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:

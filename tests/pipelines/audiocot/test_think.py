@@ -88,6 +88,18 @@ def test_an_instruction_becomes_an_operation_and_wrong_spans_are_asked_again(
     assert "does not lie in the clip of 1.00 s" in texts_of(server.requests[2])
 
 
+def test_a_sound_is_heard_beside_the_pictures_of_another_file(
+    server: ChatServer, script: Script, clip: Path, tmp_path: Path
+) -> None:
+    """The sound goes on after the pictures, which are shown as far as there are any."""
+    save(tmp_path / "longer.wav", tone(3.0, 400), RATE)
+    script.replies = [json.dumps({"operation": "inpaint", "span": [2.0, 2.5], "record": {}})]
+    asked = ThoughtRequest(tmp_path / "longer.wav", instruction="fill 2 to 2.5 s", video=clip)
+    assert model_thinker(f"endpoint=m@{server.url}", 1).think(asked).span == (2.0, 2.5)
+    kinds = [part["type"] for part in server.requests[0]["messages"][0]["content"]]
+    assert kinds.count("image_url") == 2 and kinds.count("input_audio") == 1
+
+
 def test_answers_that_are_no_record_are_a_sentence(server: ChatServer, script: Script, clip: Path) -> None:
     script.replies = ["no idea"] * 2
     with pytest.raises(StageError, match="2 answers could not be used"):

@@ -340,7 +340,11 @@ def test_a_model_that_writes_reads_instructions_and_objects(tmp_path: Path) -> N
         assert (named["caption"], named["of_object"]) == ("bell", True)
         assert store.thought(film) == ThoughtRecord()  # an object's sounds are not the clip's
         assert editor.think(film, "w").value()["of_object"] is False and len(store.thought(film).events) == 1
-        assert [asked.source for asked in writer.asked] == [store.source(film)] * 3
+        heard = [store.sound(film, first), store.source(film), store.source(film)]
+        assert [asked.source for asked in writer.asked] == heard
+        assert writer.asked[0].video == store.source(
+            film
+        )  # words are about a version, with the film's pictures
         assert list(writer.asked[1].region) == [box]
 
 

@@ -56,6 +56,7 @@ from pipelines.studio.gate import OWNER, StudioGate, is_allowed  # noqa: E402
 from pipelines.studio.routes import OpenWindows, add_refusals, add_routes  # noqa: E402
 from pipelines.studio.server import studio_app  # noqa: E402
 from pipelines.studio.shown_routes import add_shown_routes  # noqa: E402
+from pipelines.studio.tabs import StudioFolders, studio_page  # noqa: E402
 
 PAGE = "0123456789abcdef"
 CHANGES = {"x-studio": "1"}
@@ -516,6 +517,14 @@ def test_who_reviews_a_film_sees_it(tmp_path: Path) -> None:
     assert listed_clips(tmp_path, "to review") == [{**part, "verdict": "accepted", "note": ""}]
 
 
+def test_a_verdict_deletes_no_line_that_a_person_has_mistyped(tmp_path: Path) -> None:
+    written = '{"id": "a", "verdict": null}\n{"id": "b", "verdict": "rejected" "note": "no rain"}\n'
+    (tmp_path / "review.jsonl").write_text(written)
+    with pytest.raises(StudioRefusal, match="line 2"):
+        give_verdict(tmp_path, "a", "accepted", "")
+    assert (tmp_path / "review.jsonl").read_text() == written
+
+
 def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jsonl(tmp_path / "review.jsonl", [{"id": n, "verdict": None} for n in "ab"])
 
@@ -531,6 +540,24 @@ def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.
     for person in people:
         person.join()
     assert [row["verdict"] for row in listed_clips(tmp_path, "to review")] == ["accepted", "accepted"]
+
+
+def test_a_run_that_begins_while_the_studio_is_open_is_listed(tmp_path: Path) -> None:
+    """What a tick of the page's timer does to the choice of runs."""
+    page = studio_page(StudioFolders(tmp_path / "runs"), ShownFiles())
+    (tick,) = [
+        function
+        for function in page.fns.values()
+        if any(event == "tick" for _, event in function.targets)
+        and any(type(part).__name__ == "Dropdown" for part in function.outputs)
+    ]
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    choice, hint, known = tick.fn(None, [])
+    assert (choice["choices"], choice["value"], hint["visible"]) == (["new"], "new", False)
+    (tmp_path / "runs" / "newer").mkdir()
+    choice, _, known = tick.fn("new", known)
+    assert sorted(choice["choices"]) == ["new", "newer"] == known and choice["value"] == "new"
+    assert "choices" not in tick.fn("new", known)[0]
 
 
 def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:
