@@ -130,11 +130,10 @@ def audiocot(
     given |= {name: value for name, value in chosen.items() if value is not None}
     for step, text in (("watch", video), ("listen", audio), ("think", writer)):
         if text is not None:
-            steps = given.setdefault("steps", {})
-            steps[step] = {**(steps.get(step) or {}), **answerer_settings(text, step)}
+            _group(_group(given, "steps"), step).update(answerer_settings(text, step))
     for name, value in (("calls", max_calls), ("tokens", max_tokens)):
         if value is not None:
-            given.setdefault("budget", {})[name] = value
+            _group(given, "budget")[name] = value
     config = _validated(given, set_ or ())
     console = Console(stderr=True)
     if dry_run:
@@ -166,6 +165,22 @@ def answerer_settings(text: str, step: str) -> dict[str, str]:
     raise ConfigError(
         f"{text!r} names no answerer of the step {step}", "command line", f"give {_ANSWERER_HELP}"
     )
+
+
+def _group(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """A group of settings, to be added to; one that is absent or null becomes an empty one.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    found = given.get(name)
+    if found is None:
+        found = given[name] = {}
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{name} is not a group of settings", "--settings", f"write `{name}:` with names below"
+        )
+    return found
 
 
 def _validated(given: dict[str, Any], overrides: Sequence[str]) -> AudioCotConfig:

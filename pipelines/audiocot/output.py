@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,15 @@ def write_clips(
 
 
 def plan_made(clips: Sequence[Row], config: AudioCotConfig) -> list[MadePlan]:
-    """Plan the pairs and edits of all kept clips."""
+    """Plan the pairs and edits of all kept clips; the id of each is its own, and no clip's."""
     partners = Partners(clips, config.seed)
     plans: list[MadePlan] = []
     for clip in clips:
         if config.made.pairs:
             plans += plan_pairs(clip, partners, config.seed)
         plans += plan_edits(clip, partners, config.made.edits, config.seed)
-    return plans
+    taken = {clip["id"] for clip in clips}  # `dog.wav` and `dog-remove.wav` may lie in one folder
+    return [plan._replace(id=_other_id(plan)) if plan.id in taken else plan for plan in plans]
 
 
 def remove_stale(folder: Path, plans: Sequence[MadePlan]) -> None:
@@ -161,7 +163,7 @@ def write_review(folder: Path, clips: Sequence[Row], share: float, seed: int) ->
 def write_sound_shards(folder: Path, samples_per_shard: int, on_done: Callable[[], None]) -> int:
     """Write the questions about sound alone, with their sound, as shards; returns their number.
 
-    `train` reads these. A shard that is there is kept where it was made of the same samples.
+    `train` reads these. A shard that is there is kept where it was made of the same samples and sounds.
     """
     from audiollm.audio import AudioError, encode_bytes, load
     from audiollm.data.records.manifest import read_samples
@@ -171,7 +173,12 @@ def write_sound_shards(folder: Path, samples_per_shard: int, on_done: Callable[[
     heard = [sample for sample in samples if sample.metadata["question"] == "clip"]
     shards = folder / "shards"
     note = shards / "made_of.json"
-    made_of = {"samples_per_shard": samples_per_shard, "samples": [s.model_dump(mode="json") for s in heard]}
+    digest_of = {clip["id"]: clip["digest"] for clip in read_kept(folder)}
+    made_of = {
+        "samples_per_shard": samples_per_shard,
+        "samples": [s.model_dump(mode="json") for s in heard],
+        "digests": [digest_of[s.metadata["clip"]] for s in heard],
+    }
     if not note.exists() or json.loads(note.read_text(encoding="utf-8")) != made_of:
         shutil.rmtree(shards, ignore_errors=True)
         write_json(note, made_of)
@@ -214,6 +221,10 @@ def read_kept(folder: Path) -> list[Row]:
 
 
 # Private
+
+
+def _other_id(plan: MadePlan) -> str:
+    return f"{plan.id}-{sha256(plan.seed.encode()).hexdigest()[:10]}"
 
 
 def _verdicts(path: Path) -> dict[tuple[str, str], Row]:

@@ -57,7 +57,7 @@ def read_source_list(path: Path) -> Iterator[tuple[str, Told | None]]:
     """Yield the files of a list: samples, or rows with `path` and perhaps `caption`, `video` and `split`.
 
     Raises:
-        ListError: a row without a path, or a sample without one sound.
+        ListError: a row without a path, a sample without one sound, or a file that is no text in UTF-8.
     """
     for line, row in _rows(path):
         where = f"{path.name}:{line}"
@@ -111,6 +111,17 @@ def file_sources(inputs: Inputs, digests: Mapping[str, str], use_truth: bool) ->
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """
+    Raises:
+        ListError: the file is no text, or a line of it is no row.
+    """
+    try:
+        yield from _read_rows(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ListError(f"{path.name}: not a list in UTF-8 ({error}): save it anew as such") from None
+
+
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix.lower() in (".csv", ".tsv"):
             reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
@@ -121,7 +132,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ListError(f"{path.name}:{number}: not JSON ({error})") from None
             if not isinstance(row, dict):
                 raise ListError(f"{path.name}:{number}: not a JSON object")

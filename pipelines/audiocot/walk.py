@@ -107,16 +107,17 @@ class CotWalks:
         return []
 
     def _broken_by(self, step: Step, error: str) -> Drop | None:
-        """An error costs the clip where a threshold or the record waits for the value; else the value alone."""
+        """An error costs the clip where a threshold or the record waits for the value; else the value alone.
+
+        Refused answers cost the clip at each step: a record that was written without one would not tell so.
+        """
+        kind, reason = kind_and_reason(error)
+        if reason.startswith("RefusedAnswer: "):
+            return Drop(step.name, "", REFUSED, reason.removeprefix("RefusedAnswer: "))
         waits = any(
             rule.step == step.name and getattr(self.thresholds, rule.threshold) is not None for rule in RULES
         )
-        if not waits and step.name not in _NEEDED:
-            return None
-        kind, reason = kind_and_reason(error)
-        if reason.startswith("RefusedAnswer: "):
-            kind, reason = REFUSED, reason.removeprefix("RefusedAnswer: ")
-        return Drop(step.name, "", kind, reason)
+        return Drop(step.name, "", kind, reason) if waits or step.name in _NEEDED else None
 
 
 def _known(step: Step, source: FileSource) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from audiollm.audio.files import load, save
@@ -17,9 +19,10 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import Sample
 from audiollm.data.records.shards import Shards
 from audiollm.data.records.thoughts import ThoughtRecord, prose_of
-from audiollm.errors import StageError
+from audiollm.errors import ConfigError, StageError
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.video.writing import write_video
+from pipelines.audiocot.command import audiocot
 from pipelines.audiocot.output import in_hundredths
 from pipelines.audiocot.settings import AudioCotConfig
 from tests.pipelines.audiocot.cot_run import HELD_OUT, RATE, SCENE_S, SCENES, compose, made, rows, think, tone
@@ -231,6 +234,27 @@ def test_a_run_that_is_done_does_nothing_again(
     assert {path: path.read_bytes() for path in run.glob("*.jsonl")} == before
 
 
+def test_shards_follow_a_sound_that_changed_under_the_same_record(tmp_path: Path) -> None:
+    heard, plain = [], {"made": {"edits": [], "pairs": False}}
+    for level in (0.4, 0.2):
+        save(made(tmp_path / "in" / "a.wav"), tone(1.2, 500, level), RATE)
+        think(tmp_path / "out", tmp_path / "in", **plain)
+        (sound,) = Shards(tmp_path / "out" / "shards")[0].audio
+        assert sound.content is not None
+        heard.append(float(np.abs(soundfile.read(io.BytesIO(sound.content))[0]).max()))
+    assert heard == pytest.approx([0.4, 0.2], rel=0.02)
+
+
+def test_no_two_samples_share_an_id(tmp_path: Path) -> None:
+    """What is made of `a.wav` by `extend` must not be named as `a-extend.wav` is."""
+    for number, name in enumerate(("a", "a-extend", "a-extend-think")):
+        save(made(tmp_path / "in" / f"{name}.wav"), tone(0.8, 300 + 100 * number), RATE)
+    think(tmp_path / "out", tmp_path / "in", shards=False)
+    for name, count in (("thinking.jsonl", 9), ("edits.jsonl", 6)):
+        ids = [row["id"] for row in rows(tmp_path / "out", name)]
+        assert len(ids) == len(set(ids)) == count, name
+
+
 # -------------------------------------------------------------------------------------------------- choosing
 
 
@@ -292,6 +316,13 @@ def test_pictures_that_cannot_be_read_are_an_error_of_their_sound(tmp_path: Path
     (row,) = rows(tmp_path / "out", "files.jsonl")
     assert row["name"] == "a.wav" and row["status"] == "failed" and "gone.mp4" in row["reason"]
     assert (funnel["audio_files"], funnel["files_failed"]) == (1, 1)
+
+
+@pytest.mark.parametrize("content", [b"path,caption\na.wav,caf\xe9\n", b"path\n" + b"a" * 200_000 + b"\n"])
+def test_a_list_that_is_no_text_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "list.csv").write_bytes(content)
+    with pytest.raises(StageError, match=r"list\.csv: "):
+        think(tmp_path / "out", tmp_path / "list.csv")
 
 
 def test_a_list_of_parts_of_files_is_refused(tmp_path: Path) -> None:
@@ -373,6 +404,18 @@ def test_wrong_settings_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         AudioCotConfig.model_validate({"input": str(tmp_path), **settings})
+
+
+def test_options_go_beside_empty_groups_of_the_settings_file(tmp_path: Path) -> None:
+    save(tmp_path / "a.wav", tone(0.6, 300), RATE)
+    (tmp_path / "settings.yaml").write_text("preset: everything\nsteps:\n  watch:\nbudget:\n")
+    run_command = {"video": "endpoint=m@http://localhost:1/v1", "max_calls": 3, "dry_run": True}
+    audiocot([str(tmp_path / "a.wav")], tmp_path / "out", settings=tmp_path / "settings.yaml", **run_command)
+    (tmp_path / "settings.yaml").write_text("steps: [watch]\n")
+    with pytest.raises(ConfigError, match="steps is not a group of settings"):
+        audiocot(
+            [str(tmp_path / "a.wav")], tmp_path / "out", settings=tmp_path / "settings.yaml", **run_command
+        )
 
 
 def test_without_truth_sounds_have_times(scenes: Path, tmp_path: Path) -> None:
