@@ -7,8 +7,9 @@ pauses of 0.05 to 0.3 s inside a group and 0.6 to 1.2 s between groups. *two one
 heard last is said first. References imitate people: the earliest chunk of 0.32 s at which the output can be right, plus
 a lag of 0 to 4 chunks that is drawn once per stream.
 
-A model first learns to write single takes down, and the German numbers as texts (`hearing`): a digit is sooner found
-in a clip than in a stream. It is one for all seeds. From it, for each seed, a model is trained on the references (the
+A model first learns to write single takes down, and the German numbers as texts (`digits`), and then to interpret talks
+of a single group, without lag (`hearing`): from scratch, 600 steps of such talks teach when to speak, and no digit. It
+is one for all seeds. From it, for each seed, a model is trained on the references (the
 start), and then by PPO, in the settings of this file:
 
 - two stages: rewards of single actions, then those of whole streams, too;
@@ -54,14 +55,18 @@ SEEDS = (1, 2, 3)
 """Seeds of the models and of their trainings. Seed 0 is for choosing settings."""
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CHUNK_S, LAG = 0.32, (0, 4)
-TALKS, TEST_TALKS, GROUPS = 1_000, 80, 4
+TALKS, TEST_TALKS, GROUPS = 3_000, 80, 4
+PHRASES = {"segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl"}
 TOKENIZER: dict[str, Any] = {"preset": "native", "teacher": "own", "crop_frames": 12, "steps": 1_500}
 MODEL: dict[str, Any] = {"hidden_size": 128, "num_layers": 4, "sliding_window": 200}
 """With a window of 8 s, so that the model may listen for hours (`interpret_long.py`)."""
-HEARING: dict[str, Any] = {"steps": 600, "batch_size": 48, "learning_rate": 2e-3}
+SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 6_000, 100, 0.8
+"""Talks of a single group."""
+DIGITS_ALONE: dict[str, Any] = {"steps": 300, "batch_size": 48, "learning_rate": 2e-3}
 NUMBERS_WEIGHT = 0.1
-"""Share of the texts among the samples of `hearing`; they give it the German words, too."""
-SFT: dict[str, Any] = {"steps": 400, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.1}
+"""Share of the texts among the samples of `digits`; they give it the German words, too."""
+HEARING: dict[str, Any] = {"steps": 250, "batch_size": 64, "learning_rate": 1e-3, "corrupt_codes": 0.2}
+SFT: dict[str, Any] = {"steps": 300, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.3}
 UPDATES = 60
 """Updates of a stage; a variant has twice as many."""
 PPO: dict[str, Any] = {"batch_size": 32, "max_answer_tokens": 8, "learning_rate": 2e-4, "max_tokens": 16_384}
@@ -83,8 +88,10 @@ VARIANTS: dict[str, Sequence[str]] = {
 FASTER, WORSE = 0.2, 1.0
 SMOKE_TAKES = range(4, 7)
 SMOKE: dict[str, Any] = {
-    "talks": 12, "test_talks": 2, "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
-    "hearing": {"steps": 10, "batch_size": 8}, "sft": {"steps": 12, "batch_size": 8}, "updates": 10,
+    "talks": 12, "test_talks": 2, "short_talks": 12, "short_test_talks": 2,
+    "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
+    "digits": {"steps": 10, "batch_size": 8}, "hearing": {"steps": 10, "batch_size": 8},
+    "sft": {"steps": 12, "batch_size": 8}, "updates": 10,
     "ppo": {"batch_size": 4},
     "model": {"hidden_size": 32, "num_layers": 2}, "biases": (-4.0,), "variations": 1,
 }  # fmt: skip
@@ -178,8 +185,8 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         sizes: in place of those of this file, as `SMOKE` has them.
     """
     talks = {
-        "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "phrases_per_talk": [GROUPS, GROUPS],
-        "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
+        **PHRASES, "phrases_per_talk": [GROUPS, GROUPS], "talks": sizes.get("talks", TALKS),
+        "test_talks": sizes.get("test_talks", TEST_TALKS),
     }  # fmt: skip
     clips = {"segments": "${here}/clips.jsonl", "tasks": {"tts": 1.0}, "min_seconds": 1}
     codec = "${train_tokenizer.checkpoint}"
@@ -189,36 +196,48 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         {"train_tokenizer": {"audio": "${compose.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
         *_hearing_stages(codec, sizes),
     ]
-    for kind, lag in (("late", LAG), ("punctual", (0, 0))):
-        streams = {
-            "recordings": "${compose_talks.recordings}",
-            "chunk_s": CHUNK_S,
-            "lag": list(lag),
-            "instruction": "",
-        }
-        shards = {"samples": f"${{{kind}.streams}}", "codec": codec, "encodings": 1}
-        stages += [{"name": kind, "compose_streams": streams}, {"name": f"{kind}_codes", "tokenize": shards}]
+    stages += _streams("late", "compose_talks", LAG, codec)
+    stages += _streams("punctual", "compose_talks", (0, 0), codec)
     for seed in seeds:
         stages += _stages_of(seed, sizes)
     return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
 
 
+def _streams(name: str, talks: str, lag: tuple[int, int], codec: str) -> list[dict[str, Any]]:
+    """The streams of talks with references of a lag, and their codes."""
+    streams = {
+        "recordings": f"${{{talks}.recordings}}",
+        "chunk_s": CHUNK_S,
+        "lag": list(lag),
+        "instruction": "",
+    }
+    shards = {"samples": f"${{{name}.streams}}", "codec": codec, "encodings": 1}
+    return [{"name": name, "compose_streams": streams}, {"name": f"{name}_codes", "tokenize": shards}]
+
+
 def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """A model that writes single takes down, some of them varied in gain, speed and shift, and knows German numbers."""
+    """A model that writes single takes down and knows German numbers, and then interprets talks of a single group."""
     words = {"segments": "${here}/segments.jsonl", "tasks": {"asr": 1.0}, "min_seconds": 1}
     codes = {"samples": "${words.samples}", "codec": codec, "encodings": sizes.get("variations", 4)}
     shards = [
         {"path": "${word_codes.shards}", "weight": 1 - NUMBERS_WEIGHT},
         {"path": "${here}/numbers.jsonl", "weight": NUMBERS_WEIGHT},
     ]
-    training = {
-        **HEARING, **sizes.get("hearing", {}), "model": {**MODEL, **sizes.get("model", {})}, "shards": shards,
-        "text_weight": 1.0, "eval_audio_samples": 0, "evaluations": 4,
+    talks = {
+        **PHRASES, "phrases_per_talk": [1, 1], "tail_s": SHORT_TAIL_S, "seed": 1,
+        "talks": sizes.get("short_talks", SHORT_TALKS),
+        "test_talks": sizes.get("short_test_talks", SHORT_TEST_TALKS),
     }  # fmt: skip
+    both = {"text_weight": 1.0, "eval_audio_samples": 0, "evaluations": 2}
+    digits = {**DIGITS_ALONE, **sizes.get("digits", {}), **both, "model": {**MODEL, **sizes.get("model", {})}}
+    hearing = {**HEARING, **sizes.get("hearing", {}), **both, "start": "${digits.checkpoint}"}
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": codes},
-        {"name": "hearing", "train": training},
+        {"name": "digits", "train": {**digits, "shards": shards}},
+        {"name": "short_talks", "compose_talks": talks},
+        *_streams("short", "short_talks", (0, 0), codec),
+        {"name": "hearing", "train": {**hearing, "shards": "${short_codes.shards}"}},
     ]
 
 
