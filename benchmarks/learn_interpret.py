@@ -22,8 +22,8 @@ reaches, the curve's chrF is lower; KL in the last third of each stage within 25
 
 CPU-minutes of one thread of a busy Xeon: a supervised step takes 1.8 CPU-seconds, an update by PPO 4.6 (20 and 10 of
 them measured, at these sizes); so for each seed two supervised trainings take 24, seven trainings by PPO 32, and 18
-evaluations some 5. Tokenizer, codes and `hearing` take some 25 before (estimated). The whole is about three and a half
-hours; `--seeds 1` takes one and a half. One hour does not hold three seeds with all controls.
+evaluations some 5. Tokenizer, codes and `hearing` take some 75 minutes before, by the clock of one busy core of an EPYC
+with AVX2 alone, where the others take up to twice as long. The setting is still being chosen: no PPO has run yet.
 """
 
 from __future__ import annotations

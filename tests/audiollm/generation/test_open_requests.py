@@ -75,7 +75,7 @@ def interpret(
 def interpret_beside(
     engine: Engine, requests: Sequence[OpenRequest], chunks: Sequence[Sequence[Tensor]]
 ) -> tuple[list[list[Acted]], list[SampledTokens | None]]:
-    """As `interpret`, beside what runs in the engine."""
+    """Run streams side by side in an engine that may have other requests."""
     numbers = [engine.open(each) for each in requests]
     left = [list(each) for each in chunks]
     done: dict[int, list[Acted]] = {number: [] for number in numbers}

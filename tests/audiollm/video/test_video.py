@@ -164,7 +164,7 @@ def test_sound_is_replaced_and_pictures_are_copied(clip: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(("pictures_s", "sound_s"), [(2.0, 2.0), (0.7, 0.0), (0.0, 0.7)])
 def test_sound_and_pictures_share_their_beginning(tmp_path: Path, pictures_s: float, sound_s: float) -> None:
-    """As in a part that was copied out of a longer file, and where one of the two begins later."""
+    """A part copied out of a longer file does not begin at 0 s, and one of the two may begin later."""
     path, other = tmp_path / "later.mkv", Waveform(torch.full((1, 24_000), 0.25), 8_000)
     with av.open(str(path), "w") as container:
         shown = container.add_stream("libx264", rate=1000, options={"bf": "0"})

@@ -543,7 +543,7 @@ def test_two_people_review_at_the_same_time(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_run_that_begins_while_the_studio_is_open_is_listed(tmp_path: Path) -> None:
-    """What a tick of the page's timer does to the choice of runs."""
+    """The function that the page's timer calls brings the new run into the choice of runs."""
     page = studio_page(StudioFolders(tmp_path / "runs"), ShownFiles())
     (tick,) = [
         function
