@@ -8,7 +8,8 @@ German number says them: *two one* is *one two* (einundzwanzig). The targets are
 each digit, with their words as text before them, due in the first chunk of 0.32 s at which they can be known.
 
 One tokenizer (that of learn_tts.py, where it is given); a model that learns to say single takes and to write them down
-(`voices`); and its training on the streams (`sft`), all in the settings of this file. On held-out streams, what is said
+(`voices`), then to answer talks of a single group (`groups`), and then whole streams (`sft`), all in the settings of
+this file. On held-out streams, what is said
 is judged by two classifiers that are trained on real takes alone: of digits and of speakers. Each stretch of speech is
 a digit.
 
@@ -32,6 +33,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from audiollm.audio import load, resample, save
+from audiollm.audio import load, resample
 from audiollm.codec import Codec
 from audiollm.data.records.sample import TextPart
 from audiollm.evaluate.interpret.latency_scores import LatencyOptions, gaps_of, latencies_of
@@ -54,6 +56,7 @@ from audiollm.files.atomic import read_jsonl
 from audiollm.generation.engine.request import Acted, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.interpret.held_out_streams import StreamPrompt, interpret_streams, read_streams
+from audiollm.interpret.said import HeardSource, SaidPiece, SpeechFile, logged_output
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from tokenizer import AudioTokenizer
 
@@ -61,7 +64,9 @@ NAME = "learn_interpret_speech"
 SEED = 1
 """Seed of the models; seed 0 is for choosing settings."""
 CHUNK_S, GROUPS = 0.32, 4
-TALKS, TEST_TALKS = 600, 60
+TALKS, TEST_TALKS = 1_500, 60
+SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 4_000, 60, 0.8
+"""Talks of a single group."""
 TOKENIZER: dict[str, Any] = {
     "preset": "native", "teacher": "own", "adversary_share": 1, "crop_frames": 12, "quantizer_dropout": 0.15,
     "steps": 3_000,
@@ -69,7 +74,8 @@ TOKENIZER: dict[str, Any] = {
 """Of the tokenizer that is trained here where no run of learn_tts.py is given: its settings, in fewer steps."""
 MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300}
 """As wide as the size has it, with a window of 12 s of what is heard and said."""
-VOICES: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 2e-3}
+VOICES: dict[str, Any] = {"steps": 900, "batch_size": 48, "learning_rate": 2e-3}
+GROUPS_ALONE: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 1e-3}
 SFT: dict[str, Any] = {"steps": 250, "batch_size": 16, "learning_rate": 1e-3}
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9)
 """As in learn_tts.py, without its guidance, which open requests do not take."""
@@ -81,9 +87,10 @@ DIGITS_RIGHT, VOICE = 0.85, 0.85
 """Bars: of the digits as a share of those of real takes; of the voice."""
 SMOKE_TAKES = range(2, 8)
 SMOKE: dict[str, Any] = {
-    "talks": 12, "test_talks": 3, "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
-    "voices": {"steps": 10, "batch_size": 8}, "sft": {"steps": 10, "batch_size": 4},
-    "model": {"hidden_size": 32, "num_layers": 2}, "judge": {"steps": 10},
+    "talks": 12, "test_talks": 3, "short_talks": 12, "short_test_talks": 3,
+    "tokenizer": {"steps": 10, "hidden_size": 32, "teacher": "none"},
+    "voices": {"steps": 10, "batch_size": 8}, "groups": {"steps": 10, "batch_size": 8},
+    "sft": {"steps": 10, "batch_size": 4}, "model": {"hidden_size": 32, "num_layers": 2}, "judge": {"steps": 10},
 }  # fmt: skip
 """Sizes of a run that shows that everything goes from end to end, and teaches nothing."""
 
@@ -154,8 +161,9 @@ def main() -> None:
     codec = (arguments.source.resolve() if arguments.source else folder) / "train_tokenizer" / "model"
     stages = talk_stages(sizes) + ([] if arguments.source else tokenizer_stages(sizes))
     run_stages(folder, recipe_of(stages), console, "talks")
-    talks = read_jsonl(folder / "compose_talks" / "recordings.jsonl")
-    keep(folder / "spoken.jsonl", lines(spoken_talks(talks, segments, folder / "compose_talks")))
+    for kind in ("talks", "short_talks"):
+        talks = read_jsonl(folder / kind / "recordings.jsonl")
+        keep(folder / f"spoken_{kind}.jsonl", lines(spoken_talks(talks, segments, folder / kind)))
     run_stages(folder, recipe_of([*stages, *model_stages(codec, seed, sizes)]), console)
     judges = trained_judges(segments, replace(JUDGE, **sizes.get("judge", {})))
     report(folder, codec, segments, judges, seed)
@@ -213,16 +221,22 @@ def recipe_of(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def talk_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The talks that are interpreted.
+    """The talks that are interpreted, and those of a single group.
 
     Args:
         sizes: in place of those of this file, as `SMOKE` has them; so in the functions below.
     """
+    both = {"segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl"}
     talks = {
-        "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "phrases_per_talk": [GROUPS, GROUPS],
+        **both, "phrases_per_talk": [GROUPS, GROUPS],
         "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
     }  # fmt: skip
-    return [{"compose_talks": talks}]
+    short = {
+        **both, "phrases_per_talk": [1, 1], "tail_s": SHORT_TAIL_S, "seed": 1,
+        "talks": sizes.get("short_talks", SHORT_TALKS),
+        "test_talks": sizes.get("short_test_talks", SHORT_TEST_TALKS),
+    }  # fmt: skip
+    return [{"name": "talks", "compose_talks": talks}, {"name": "short_talks", "compose_talks": short}]
 
 
 def tokenizer_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,24 +246,29 @@ def tokenizer_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def model_stages(codec_at: Path, seed: int, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The streams, and the models, once `spoken.jsonl` and the codec are there."""
+    """The streams, and the models, once the spoken talks and the codec are there."""
     codec = str(codec_at)
     words = {"segments": "${here}/segments.jsonl", "tasks": {"tts": 1.0, "asr": 1.0}, "min_seconds": 1}
-    streams = {"recordings": "${here}/spoken.jsonl", "chunk_s": CHUNK_S, "instruction": ""}
     both = {"text_weight": 1.0, "seed": seed, "eval_audio_samples": 0, "evaluations": 4}
     voices = {"shards": "${word_codes.shards}", "model": {**MODEL, **sizes.get("model", {})}, **both}
-    interprets = {"shards": "${stream_codes.shards}", "start": "${voices.checkpoint}", **both}
+    groups = {"shards": "${short_codes.shards}", "start": "${voices.checkpoint}", **both}
+    interprets = {"shards": "${stream_codes.shards}", "start": "${groups.checkpoint}", **both}
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": {"samples": "${words.samples}", "codec": codec, "encodings": 1}},
-        {"name": "streams", "compose_streams": streams},
-        {
-            "name": "stream_codes",
-            "tokenize": {"samples": "${streams.streams}", "codec": codec, "encodings": 1},
-        },
+        *_streams("short", "short_talks", codec),
+        *_streams("stream", "talks", codec),
         {"name": "voices", "train": {**voices, **VOICES, **sizes.get("voices", {})}},
+        {"name": "groups", "train": {**groups, **GROUPS_ALONE, **sizes.get("groups", {})}},
         {"name": "sft", "train": {**interprets, **SFT, **sizes.get("sft", {})}},
     ]
+
+
+def _streams(name: str, talks: str, codec: str) -> list[dict[str, Any]]:
+    """The streams of talks, and their codes."""
+    streams = {"recordings": f"${{here}}/spoken_{talks}.jsonl", "chunk_s": CHUNK_S, "instruction": ""}
+    shards = {"samples": f"${{{name}s.streams}}", "codec": codec, "encodings": 1}
+    return [{"name": f"{name}s", "compose_streams": streams}, {"name": f"{name}_codes", "tokenize": shards}]
 
 
 # -------------------------------------------------------------------------------------------------- outputs
@@ -277,7 +296,7 @@ def targets_of(prompt: StreamPrompt, talk: Mapping[str, Any]) -> SpokenStream:
     """Return a stream with its targets: takes as they were recorded, at the times at which they are due.
 
     Args:
-        talk: its row of `spoken.jsonl`.
+        talk: its row of `spoken_talks.jsonl`.
     """
     said: list[SaidDigit] = []
     for action, end_s in zip(prompt.sample.messages[-1].actions(), prompt.chunk_ends_s, strict=True):
@@ -303,25 +322,15 @@ def through_codec(stream: SpokenStream, codec: Codec) -> SpokenStream:
 
 def logged(index: int, stream: SpokenStream, folder: Path) -> LoggedOutput:
     """Write the speech of a stream to a file, each piece where it is heard; return its line of the log."""
-    values: dict[str, Any] = {
-        "index": index, "source": str(stream.source), "source_length": 1000 * stream.length_s, "prediction": "",
-        "reference": " ".join(stream.truth), "transcript": stream.text, "id": stream.id,
-        "delays": [1000 * each.time_s for each in stream.said],
-        "durations": [1000 * each.duration_s for each in stream.said],
-    }  # fmt: skip
-    output = LoggedOutput.model_validate(values)
-    if not stream.said:
-        return output
-    rate = stream.said[0].sample_rate
-    playback = output.playback()
-    samples_1N = torch.zeros(1, round(playback.end / 1000 * rate) + 1)
-    for each, (start_ms, _) in zip(stream.said, playback.intervals, strict=True):
-        first = round(start_ms / 1000 * rate)
-        samples_1N[:, first : first + each.samples_1N.shape[1]] = each.samples_1N[
-            :, : samples_1N.shape[1] - first
-        ]
-    save(folder / f"{stream.id}.wav", samples_1N, rate)
-    return output.model_copy(update={"prediction": f"{stream.id}.wav", "prediction_offset": 0.0})
+    speech = f"{stream.id}.wav"
+    rate = stream.said[0].sample_rate if stream.said else JUDGE_RATE
+    with closing(SpeechFile(folder / speech, rate)) as file:
+        for each in stream.said:
+            file.write(each.samples_1N, each.time_s)
+        file.write(torch.zeros(1, 0), stream.length_s)
+    said = [SaidPiece("", each.time_s, None, each.duration_s) for each in stream.said]
+    source = HeardSource(index, stream.length_s, str(stream.source), " ".join(stream.truth), stream.id)
+    return logged_output(said, source, speech).model_copy(update={"transcript": stream.text})
 
 
 # -------------------------------------------------------------------------------------------------- scores
@@ -401,7 +410,7 @@ def report(
     prompts, bad = read_streams(policy, folder / "stream_codes" / "shards", "test", 10_000)
     if bad:
         raise SystemExit(f"{len(bad)} held-out streams cannot be interpreted: {bad[0]}")
-    talks = {talk["id"]: talk for talk in read_jsonl(folder / "spoken.jsonl")}
+    talks = {talk["id"]: talk for talk in read_jsonl(folder / "spoken_talks.jsonl")}
     targets = [targets_of(prompt, talks[prompt.sample.id]) for prompt in prompts]
     seeds = [seed * len(prompts) + number for number in range(len(prompts))]
     acted = interpret_streams(policy, prompts, seeds, SAMPLING, LIMITS, "any")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, Stage, StageConfig, StagePlan
+
+if TYPE_CHECKING:
+    from audiollm.codec import Codec
+    from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 
 
 class EvaluateInterpreterConfig(StageConfig):
@@ -27,10 +31,17 @@ class EvaluateInterpreterConfig(StageConfig):
     """Language of the outputs, which decides BLEU's tokenizer."""
     temperature: float = Field(0.0, ge=0)
     """0 takes the likeliest actions."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Draws are among the likeliest tokens that have this probability together."""
     silence_bias: float = 0.0
     """Added to the logit of silence where an action begins: above 0 the model waits more."""
     max_answer_tokens: int = Field(64, ge=1)
     """Longest text of an action, in tokens."""
+    codec: InputPath | None = None
+    """The codec's folder, for a model that speaks: its speech is written to `speech/`, and latencies count its pieces.
+    Without it the model answers in text alone. BLEU and chrF compare what it writes beside its speech."""
+    max_speech_s: float = Field(10.0, ge=0.04)
+    """Longest speech of an action, in seconds; more is cut."""
     examples: int = Field(8, ge=0)
     """Streams of the page with a timeline, the longest lag first."""
     seed: int = 0
@@ -41,8 +52,9 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     """Write instances.log, figures.json, results.json, rows.jsonl and report.html; returns the figures.
 
     Raises:
-        StageError: the model is no DualFFN, or no stream of the split can be interpreted.
+        StageError: the model is no DualFFN, the codec is not its own, or no stream of the split can be interpreted.
     """
+    from audiollm.codec import FRAME_RATE
     from audiollm.devices import default_device
     from audiollm.errors import StageError
     from audiollm.evaluate.interpret.interpretation_suite import (
@@ -64,6 +76,8 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
         logged_stream,
         read_streams,
         right_segments,
+        said_over,
+        write_speech,
     )
     from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
     from audiollm.rl.preference.policies import load_policy
@@ -81,19 +95,28 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
             "see set_aside.jsonl; `compose_streams` takes the split of a recording from its key `split`",
             2,
         )
+    codec = _codec(config, policy)
     acted = interpret_streams(
         policy,
         prompts,
         [config.seed * len(prompts) + number for number in range(len(prompts))],
-        SamplingConfig(temperature=config.temperature, top_p=1.0),
-        Limits(max_text_tokens=config.max_answer_tokens),
-        silence_bias=config.silence_bias,
+        SamplingConfig(temperature=config.temperature, top_p=config.top_p),
+        Limits(
+            max_frames=max(1, round(config.max_speech_s * FRAME_RATE)),
+            max_text_tokens=config.max_answer_tokens,
+        ),
+        "text" if codec is None else "any",
+        config.silence_bias,
     )
     texts = [[action.text.strip() for action in actions] for actions in acted]
-    outputs = [
-        logged_stream(index, prompt, said, _source(prompt.prompted.prompt))
-        for index, (prompt, said) in enumerate(zip(prompts, texts, strict=True))
-    ]
+    outputs = []
+    for index, (prompt, actions, said) in enumerate(zip(prompts, acted, texts, strict=True)):
+        speech, durations_s = None, None
+        if codec is not None:
+            speech = f"speech/{index}.wav"
+            durations_s = write_speech(prompt, actions, codec, context.folder / speech)
+        pieces = said_over(prompt, said, durations_s)
+        outputs.append(logged_stream(index, prompt, pieces, _source(prompt.prompted.prompt), speech))
     write_log(context.folder / LOG_NAME, outputs)
     unit = counted_unit(config.language)
     right = [
@@ -114,6 +137,28 @@ def run_evaluate_interpreter(config: EvaluateInterpreterConfig, context: Context
     figures |= {"right_segments": share(right)["accuracy"], "empty": scores["empty"], "streams": len(outputs)}
     write_json(context.folder / "figures.json", {**figures, "right_segments": share(right)})
     return {**figures, "set_aside": len(set_aside.rows)}
+
+
+def _codec(config: EvaluateInterpreterConfig, policy: DualFFNPolicy) -> Codec | None:
+    """Return the codec of a model that speaks.
+
+    Raises:
+        StageError: its codes are not those of the model.
+    """
+    from audiollm.codec import load_codec
+    from audiollm.errors import StageError
+
+    if config.codec is None:
+        return None
+    codec, template = load_codec(config.codec), policy.template
+    if (codec.num_codebooks, codec.codebook_size) != (template.num_codebooks, template.codebook_size):
+        raise StageError(
+            f"{config.codec}: {codec.num_codebooks} codebooks of {codec.codebook_size}, and the model speaks "
+            f"{template.num_codebooks} of {template.codebook_size}",
+            "give the codec that its codes were made with",
+            2,
+        )
+    return codec
 
 
 def _source(messages: Any) -> str:

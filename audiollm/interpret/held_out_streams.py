@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from audiollm.codec import FRAME_RATE
+from audiollm.codec import FRAME_RATE, Codec
 from audiollm.data.records.mixture import evenly
 from audiollm.data.records.opening import open_source
 from audiollm.data.records.sample import Sample, TextPart
@@ -19,6 +20,7 @@ from audiollm.evaluate.interpret.logged_outputs import LoggedOutput, Unit, split
 from audiollm.evaluate.interpret.resegment import ReferenceSegment, resegment
 from audiollm.generation.engine.request import Acted, AnswerKind, Limits
 from audiollm.generation.engine.sampling import SamplingConfig
+from audiollm.interpret.said import HeardSource, SaidPiece, SpeechFile, logged_output
 from audiollm.models.packed_decoder import GenerationDecoder
 from audiollm.rl.online.prompts import without_right_answer
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
@@ -79,11 +81,14 @@ def interpret_streams(
     return [each.actions for each in acted]
 
 
-def logged_stream(index: int, prompt: StreamPrompt, texts: Sequence[str], source: str = "") -> LoggedOutput:
-    """Return the line of SimulEval's log for a stream.
+def said_over(
+    prompt: StreamPrompt, texts: Sequence[str], durations_s: Sequence[float] | None = None
+) -> list[SaidPiece]:
+    """Return what was said over a stream, each piece at the end of its chunk.
 
     Args:
         texts: of the action after each chunk.
+        durations_s: of the speech of each action; None where there is none.
 
     Raises:
         BadSample: another number of actions than of chunks.
@@ -93,17 +98,45 @@ def logged_stream(index: int, prompt: StreamPrompt, texts: Sequence[str], source
         raise BadSample(
             prompt.prompted.place, prompt.sample.id, f"{len(texts)} actions for {len(ends_s)} chunks"
         )
-    words = [(word, 1000 * end_s) for text, end_s in zip(texts, ends_s, strict=True) for word in text.split()]
-    return LoggedOutput(
-        index=index,
-        prediction=" ".join(word for word, _ in words),
-        delays=[time for _, time in words],
-        prediction_length=len(words),
-        reference=" ".join(text for text in prompt.reference if text),
-        source=source,
-        source_length=1000 * ends_s[-1],
-        id=prompt.sample.id,  # by which the report finds the recording
-    )
+    pieces = [
+        SaidPiece(text.strip(), end_s, None, duration_s)
+        for text, end_s, duration_s in zip(texts, ends_s, durations_s or [0.0] * len(texts), strict=True)
+    ]
+    return [piece for piece in pieces if piece.text or piece.duration_s]
+
+
+def logged_stream(
+    index: int, prompt: StreamPrompt, said: Sequence[SaidPiece], source: str = "", speech: str | None = None
+) -> LoggedOutput:
+    """Return the line of SimulEval's log for a stream.
+
+    Args:
+        source: path of the recording.
+        speech: path of the sound of an output in speech.
+    """
+    reference = " ".join(text for text in prompt.reference if text)
+    heard = HeardSource(index, prompt.chunk_ends_s[-1], source, reference, prompt.sample.id)
+    return logged_output(said, heard, speech)
+
+
+@torch.inference_mode()
+def write_speech(prompt: StreamPrompt, actions: Sequence[Acted], codec: Codec, path: Path) -> list[float]:
+    """Write the speech of the actions over a stream to a file, where it is heard; the file lasts as long as the stream.
+
+    Returns:
+        The duration of each action's speech in seconds, 0 for silence and text.
+    """
+    durations_s = []
+    with closing(SpeechFile(path, codec.sample_rate)) as file:
+        for action, end_s in zip(actions, prompt.chunk_ends_s, strict=True):
+            codes = [part for part in action.parts if isinstance(part, Tensor) and part.shape[1]]
+            durations_s.append(0.0)
+            if codes:
+                samples_1N = codec.decode(torch.cat(codes, dim=1)).float().cpu()
+                file.write(samples_1N, end_s)
+                durations_s[-1] = samples_1N.shape[1] / codec.sample_rate
+        file.write(torch.zeros(1, 0), prompt.chunk_ends_s[-1])
+    return durations_s
 
 
 def right_segments(prompt: StreamPrompt, texts: Sequence[str], unit: Unit = "word") -> list[bool]:

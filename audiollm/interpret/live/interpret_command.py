@@ -244,11 +244,10 @@ class _Outputs:
     """
 
     def __init__(self, to: str | None, transcript: Path | None, log: Path | None, sample_rate: int) -> None:
-        from audiollm.generation.speaking.wav_stream import WavWriter
         from audiollm.interpret.live.sound_input import SPEAKER, LoudSpeaker
+        from audiollm.interpret.said import SpeechFile
 
         self._speaker = LoudSpeaker(sample_rate) if to == SPEAKER else None
-        self._sample_rate, self._written = sample_rate, 0
         option = "--log"
         try:
             if log is not None:
@@ -258,7 +257,7 @@ class _Outputs:
                 transcript.parent.mkdir(parents=True, exist_ok=True)
             self._lines = None if transcript is None else transcript.open("w", encoding="utf-8")
             option = "--to"
-            self._file = WavWriter(Path(to), sample_rate) if to and to != SPEAKER else None
+            self._file = SpeechFile(Path(to), sample_rate) if to and to != SPEAKER else None
         except OSError as error:
             raise ConfigError(
                 f"{error.filename}: cannot be written: {error.strerror}", option, "name another place"
@@ -269,7 +268,7 @@ class _Outputs:
 
     def __exit__(self, *problem: object) -> None:
         if self._file is not None:
-            self._file.__exit__(None, None, None)
+            self._file.close()
         if self._speaker is not None:
             self._speaker.close()
         if self._lines is not None:
@@ -277,8 +276,6 @@ class _Outputs:
 
     def take(self, action: LiveAction) -> None:
         """Write an action's line and play its speech; in a file it stands where it is heard, after silence."""
-        import torch
-
         if self._lines is not None:
             self._lines.write(json.dumps(action.row(), ensure_ascii=False) + "\n")
             self._lines.flush()
@@ -287,7 +284,4 @@ class _Outputs:
         if self._speaker is not None:
             self._speaker.play(action.samples_1N)
         if self._file is not None:
-            silence = max(0, round(action.heard_s * self._sample_rate) - self._written)
-            both_1N = torch.cat([torch.zeros(1, silence), action.samples_1N], dim=1)
-            self._file.write(both_1N)
-            self._written += both_1N.shape[1]
+            self._file.write(action.samples_1N, action.heard_s)

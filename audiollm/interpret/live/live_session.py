@@ -21,6 +21,7 @@ from audiollm.generation.engine.request import Acted, AnswerKind, Limits, OpenRe
 from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.generation.engine.streaming import code_stream
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
+from audiollm.interpret.said import HeardSource, SaidPiece, logged_output
 from audiollm.models.dual_ffn import DualFFN
 
 GREEDY = SamplingConfig(temperature=0.0, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0)
@@ -76,17 +77,6 @@ class LiveAction:
             "compute_s": round(self.compute_s, 4),
             "reason": self.reason,
         }
-
-
-@dataclass(frozen=True)
-class SaidPiece:
-    """The part of an action that a log tells: an endless session keeps no silence and no sound."""
-
-    text: str
-    heard_s: float
-    elapsed_s: float
-    duration_s: float
-    """Duration of its speech."""
 
 
 class LiveSession:
@@ -176,31 +166,8 @@ class LiveSession:
         Args:
             prediction: path of the output's sound, for an output in speech.
         """
-        said = self.said
-        values: dict[str, Any] = {
-            "index": index, "source": source, "reference": reference,
-            "source_length": max(1e-3, 1000 * self._heard_s),
-        }  # fmt: skip
-        if prediction:
-            spoken = [each for each in said if each.duration_s]
-            values |= {
-                "prediction": prediction,
-                "prediction_offset": 0.0,  # the file begins with the stream, with silence before the first piece
-                "prediction_length": sum(each.duration_s for each in spoken),
-                "transcript": " ".join(each.text for each in said if each.text),
-                "delays": [1000 * each.heard_s for each in spoken],
-                "elapsed": [1000 * each.elapsed_s for each in spoken],
-                "durations": [1000 * each.duration_s for each in spoken],
-            }
-        else:
-            words = [(word, each) for each in said for word in each.text.split()]
-            values |= {
-                "prediction": " ".join(word for word, _ in words),
-                "delays": [1000 * each.heard_s for _, each in words],
-                "elapsed": [1000 * each.elapsed_s for _, each in words],
-                "prediction_length": len(words),
-            }
-        return LoggedOutput.model_validate(values)
+        heard = HeardSource(index, self._heard_s, source, reference)
+        return logged_output(self.said, heard, prediction or None)
 
     def _act(self, chunks: Sequence[Tensor], began: float, end_s: float = math.inf) -> Iterator[LiveAction]:
         """

@@ -63,6 +63,7 @@ class StreamRewardTerm(RewardTerm):
 class InterpreterTrainingConfig(PolicyTrainingConfig):
     """Settings of `train_interpreter`: those of `train_policy`, over streams."""
 
+    kind: ClassVar[str] = "train_interpreter"
     incidental: ClassVar[frozenset[str]] = PolicyTrainingConfig.incidental
 
     rewards: dict[str, Any] = Field(

@@ -51,8 +51,6 @@ from audiollm.train.loop.checkpoint import trained_weights
 from audiollm.train.loop.loop import train
 from audiollm.train.loop.whole import WholeCopy, unmerged_tensors
 
-STAGE_NAME = "train_policy"
-
 
 @dataclass(frozen=True)
 class SamplingParts:
@@ -114,7 +112,7 @@ def _train(
     for frozen in policy.frozen.values():
         frozen.to(default_device())
     sources = [open_source(source.path) for source in config.samples]
-    set_aside = set_aside_of(context.folder, STAGE_NAME, ranks, config.strict)
+    set_aside = set_aside_of(context.folder, config.kind, ranks, config.strict)
     with context.progress("reading prompts", sum(map(len, sources))) as bar:
         prompts = PromptMaker(
             policy, sources, config.weights, required(config.batch_size), config.seed, set_aside, ranks.rank,

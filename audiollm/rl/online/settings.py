@@ -120,6 +120,8 @@ class RefreshChoice(BaseModel):
 class PolicyTrainingConfig(ModelTrainingConfig):
     """Settings of `train_policy`. What is None follows from `size`, that of the model."""
 
+    kind: ClassVar[str] = "train_policy"
+    """Name of the stage, for what it sets aside."""
     incidental: ClassVar[frozenset[str]] = ModelTrainingConfig.incidental | {
         "reward_timeout_s",
         "eval_prompts",

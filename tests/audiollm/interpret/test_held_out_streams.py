@@ -7,21 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
+from audiollm.audio import load
 from audiollm.data.records.part_codes import save_part_codes
 from audiollm.data.records.sample import Message, Sample, TextPart
 from audiollm.errors import BadSample, StageError
 from audiollm.evaluate.interpret.logged_outputs import read_log
 from audiollm.files.atomic import read_json, read_jsonl
-from audiollm.interpret.held_out_streams import logged_stream, read_streams, right_segments
+from audiollm.interpret.held_out_streams import logged_stream, read_streams, right_segments, said_over
+from audiollm.models.hub import save_pretrained
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from audiollm.rl.policy.dual_ffn_policy import DualFFNPolicy
 from audiollm.rl.rollouts.own import OwnRollouts
 from audiollm.rl.rollouts.protocol import RolloutSettings
-from tests.audiollm.interpret.toy_streams import CHUNK, save_toy_model, toy_stream, write_streams
+from tests.audiollm.interpret.toy_streams import BOOKS, CHUNK, SIZE, save_toy_model, toy_stream, write_streams
+from tokenizer import AudioTokenizer
+from tokenizer.native.model import TokenizerConfig
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +98,59 @@ def test_right_segments_are_told_whatever_their_times(folder: Path) -> None:
     )
     assert right_segments(chinese, ["你", "好", "再见"]) == [False, True]
     assert right_segments(chinese, ["你", "好", "再见"], "character") == [True, True]
-    logged = logged_stream(0, prompt, late)
+    logged = logged_stream(0, prompt, said_over(prompt, late))
     assert logged.delays == [logged.source_length] * len(words)
     with pytest.raises(BadSample, match="1 actions for"):
-        logged_stream(0, prompt, ["a"])
+        said_over(prompt, ["a"])
+
+
+@pytest.fixture(scope="module")
+def speaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that speaks now and then, streams, and codecs: its own, and one with more codes."""
+    made = save_toy_model(tmp_path_factory.mktemp("speaks"))
+    policy = DualFFNPolicy.load(made)
+    begins = policy.template.tokenizer.token_to_id("<|audio_out_bos|>")
+    with torch.no_grad():
+        policy.root.model.text_lm_head.weight[begins] *= 12
+    save_pretrained(policy.root.model, made / "model", policy.template.tokenizer)
+    write_streams(made, 6, held_out=3)
+    for name, size in (("codec", SIZE), ("other", 2 * SIZE)):
+        torch.manual_seed(0)
+        AudioTokenizer(
+            TokenizerConfig(
+                mel_hidden_size=16, hidden_size=16, encoder_layers=(1, 1), decoder_layers=(1, 1), latent_dim=8,
+                num_codebooks=BOOKS, codebook_size=size, step_frames=2,
+            )
+        ).save_pretrained(made / name)  # fmt: skip
+    return made
+
+
+def test_speech_is_written_where_it_is_heard_and_counted(speaks: Path) -> None:
+    settings = {"codec": str(speaks / "codec"), "max_speech_s": 0.4, "temperature": 1.0}
+    out = evaluate(speaks, "spoken", **settings)
+    outputs, bad = read_log(out)
+    assert not bad and len(outputs) == 3 and any(output.is_speech for output in outputs)
+    for output in outputs:
+        sound = load(out / output.prediction)
+        samples_N = sound.samples_CN[0]
+        for start_ms, duration_ms in output.playback().intervals:
+            assert 40 <= duration_ms <= 400
+            first, last = (round(ms / 1000 * sound.sample_rate) for ms in (start_ms, start_ms + duration_ms))
+            assert samples_N[first:last].abs().max() > 0
+            samples_N[first:last] = 0
+        assert not samples_N.any(), "nothing is heard between the pieces"
+        end_ms = max(output.playback().end, output.source_length)
+        assert len(samples_N) == round(end_ms / 1000 * sound.sample_rate)
+        assert all(time == output.source_length or time % (40 * CHUNK) == 0 for time in output.delays)
+    figures = read_json(out / "figures.json")
+    assert figures["streams"] == 3
+    written = evaluate(speaks, "written", temperature=1.0)
+    assert not any(output.is_speech for output in read_log(written)[0])
+
+
+def test_a_codec_with_other_codes_is_refused(speaks: Path) -> None:
+    with pytest.raises(StageError, match="2 codebooks of 16, and the model speaks 2 of 8"):
+        evaluate(speaks, "foreign_codec", codec=str(speaks / "other"))
 
 
 def test_a_stream_of_codes_of_another_codec_is_set_aside(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from audiollm.generation.engine.engine import Engine
 from audiollm.generation.engine.request import Event
 from audiollm.generation.speaking.generator import Generator
 from audiollm.interpret.live.chunk_hearing import ChunkHearing
-from audiollm.interpret.live.live_session import LiveOptions, LiveSession, SaidPiece
+from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 from audiollm.interpret.live.sound_input import LoudSpeaker, file_pieces
+from audiollm.interpret.said import SaidPiece
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.models.hub import save_pretrained

@@ -225,7 +225,9 @@ def test_codes_of_another_length_than_the_actions_are_set_aside(folder: Path) ->
     save_part_codes(folder / "1.safetensors", toy_stream(1)[0][:, :-CHUNK])
     write_samples(folder / "streams.jsonl", samples)
     out = run_interpreter(folder, batch_size=22)
-    kinds = {row["id"]: row["kind"] for row in read_jsonl(out / "set_aside.jsonl")}
+    rows = read_jsonl(out / "set_aside.jsonl")
+    assert {row["stage"] for row in rows} == {"train_interpreter"}
+    kinds = {row["id"]: row["kind"] for row in rows}
     assert kinds == {"s0": "no stream", "s1": "another number of chunks"}
     policy = DualFFNPolicy.load(folder)
     prompts, bad = read_streams(policy, folder / "streams.jsonl", "train", 100)
