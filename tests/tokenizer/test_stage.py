@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -268,6 +270,47 @@ def test_a_stream_is_encoded_as_it_is(recordings: Path, tmp_path: Path) -> None:
     tokenize_samples(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
     loaded = Shards(tmp_path / "stage" / "shards")[0]
     assert [codes_KT.shape[1] for (codes_KT,) in loaded.encodings] == [30]
+
+
+def test_recordings_that_were_encoded_before_are_not_encoded_again(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where file, span and codec are the same, and the file was not written since."""
+    small_codec(tmp_path / "codec")
+    kept, changed = recordings / "more" / "1.wav", recordings / "more" / "2.wav"
+
+    def tokenized(name: str, spans: Sequence[tuple[Path, float, float]], **settings: Any) -> list[Tensor]:
+        parts = [AudioPart(path=str(path), start_s=start_s, end_s=end_s) for path, start_s, end_s in spans]
+        samples = [
+            Sample(id=f"{name}{n}", messages=[Message(role="assistant", content=[part])], task="tts")
+            for n, part in enumerate(parts)
+        ]
+        write_samples(tmp_path / f"{name}.jsonl", samples)
+        config = TokenizeConfig(
+            samples=tmp_path / f"{name}.jsonl", codec=tmp_path / "codec", encodings=1, **settings
+        )
+        tokenize_samples(config, Context(tmp_path / name, None, Console(quiet=True), {}))  # type: ignore[arg-type]
+        shards = Shards(tmp_path / name / "shards")
+        return [shards[n].encodings[0][0] for n in range(len(shards))]
+
+    first = tokenized("first", [(changed, 0.0, 1.0), (kept, 0.0, 1.0)])
+    later_s = (tmp_path / "first" / "shards" / "index.json").stat().st_mtime + 1
+    os.utime(changed, (later_s, later_s))
+    encode, encoded = AudioTokenizer.encode, []
+
+    def counted(self: AudioTokenizer, samples_CN: Tensor) -> Tensor:
+        encoded.append(samples_CN.shape[1])
+        return encode(self, samples_CN)
+
+    monkeypatch.setattr(AudioTokenizer, "encode", counted)
+    spans = [(kept, 0.0, 1.0), (kept, 0.0, 0.5), (changed, 0.0, 1.0)]
+    second = tokenized("second", spans, codes_from=tmp_path / "first" / "shards")
+    assert torch.equal(second[0], first[1])
+    assert encoded == [12_000, 24_000], "another span, and a file that was written since"
+    torch.manual_seed(1)
+    small_codec(tmp_path / "codec")
+    with pytest.raises(StageError, match="its codes are those of another codec"):
+        tokenized("third", spans, codes_from=tmp_path / "first" / "shards")
 
 
 def test_a_killed_tokenize_goes_on_and_keeps_what_it_set_aside(

@@ -34,6 +34,7 @@ from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
+from tokenizer.training.earlier_codes import EarlierCodes
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
@@ -190,6 +191,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
     folder = context.folder / "shards"
     writer = ShardWriter(folder, config.samples_per_shard)
     todo = [index for index in range(len(samples)) if not writer.has(index)]
+    earlier = None if config.codes_from is None else EarlierCodes(config.codes_from, codec)
     set_aside = begin_set_aside(
         context.folder / "set_aside.jsonl", bad, {samples[index].id for index in todo}
     )
@@ -198,7 +200,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
         for index in todo:
             bar.advance(bar.task_ids[0])
             try:
-                encodings = _encode_sample(codec, samples[index], config, index)
+                encodings = _encode_sample(codec, samples[index], config, index, earlier)
                 sample, sound = _with_sound(samples[index]) if config.sound else (samples[index], None)
             except AudioError as error:
                 set_aside.add([BadSample(str(error.path), samples[index].id, error.reason, UNREADABLE)])
@@ -219,7 +221,7 @@ def tokenize_samples(config: TokenizeConfig, context: Context) -> dict[str, Any]
 
 
 def _encode_sample(
-    codec: Codec, sample: Sample, config: TokenizeConfig, index: int
+    codec: Codec, sample: Sample, config: TokenizeConfig, index: int, earlier: EarlierCodes | None
 ) -> list[list[np.ndarray]]:
     """`encodings` lists of codes `[K, T]`, one an audio part; a test sample and a stream are encoded once, as they are.
 
@@ -230,11 +232,15 @@ def _encode_sample(
     is_stream = any(message.chunk_frames is not None for message in sample.messages)
     count = config.encodings if sample.metadata.get("split") == "train" and not is_stream else 1
     clips = [Clip(Path(part.path), part.start_s, part.end_s) for part in sample.audio_parts()]
-    sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in dict.fromkeys(clips)}
+    plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
+    needed = [clip for clip, found in plain.items() if found is None or count > 1]
+    sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in needed}
     result = []
     for variant in range(count):
-        codes: dict[Clip, np.ndarray] = {}
+        codes = {} if variant else {clip: found for clip, found in plain.items() if found is not None}
         for clip, sound_N in sounds.items():
+            if clip in codes:
+                continue
             generator = step_generator(config.seed, index, f"encoding {variant}")
             varied_N = _vary(sound_N, codec, generator) if variant else sound_N
             dithered_N = varied_N + torch.randn(varied_N.shape, generator=generator) * DITHER

@@ -101,6 +101,9 @@ class TokenizeConfig(StageConfig):
     encodings: int = Field(4, ge=1)
     """Encodings of each training sample: the first plain, the others at random gain, speed and shift. A stream of an
     interpreter has one, since its actions are bound to times."""
+    codes_from: InputPath | None = None
+    """Shards that `tokenize` has made with the same codec: a recording that is in them, at the same span and not
+    written since, has its codes from there. For streams of the same talks with another lag or another translation."""
     sound: bool = False
     """Keep the sound of what is heard, too, for a `train` with `audio_in: features`; it is not varied."""
     samples_per_shard: int = Field(512, ge=1)
