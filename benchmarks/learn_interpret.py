@@ -33,7 +33,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -197,21 +197,27 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         *_hearing_stages(codec, sizes),
     ]
     stages += _streams("late", "compose_talks", LAG, codec)
-    stages += _streams("punctual", "compose_talks", (0, 0), codec)
+    stages += _streams("punctual", "compose_talks", (0, 0), codec, {"codes_from": "${late_codes.shards}"})
     for seed in seeds:
         stages += _stages_of(seed, sizes)
     return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
 
 
-def _streams(name: str, talks: str, lag: tuple[int, int], codec: str) -> list[dict[str, Any]]:
-    """The streams of talks with references of a lag, and their codes."""
+def _streams(
+    name: str, talks: str, lag: tuple[int, int], codec: str, encoded: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The streams of talks with references of a lag, and their codes.
+
+    Args:
+        encoded: shards that have the codes of these talks.
+    """
     streams = {
         "recordings": f"${{{talks}.recordings}}",
         "chunk_s": CHUNK_S,
         "lag": list(lag),
         "instruction": "",
     }
-    shards = {"samples": f"${{{name}.streams}}", "codec": codec, "encodings": 1}
+    shards = {"samples": f"${{{name}.streams}}", "codec": codec, "encodings": 1, **(encoded or {})}
     return [{"name": name, "compose_streams": streams}, {"name": f"{name}_codes", "tokenize": shards}]
 
 
