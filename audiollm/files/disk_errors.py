@@ -13,6 +13,9 @@ _BY_NUMBER = {
         "raise the limit (ulimit -f)",
     ),
     errno.EROFS: ("the disk is mounted read-only", "make it writable, or choose another folder"),
+    errno.EEXIST: ("a file is there, where a folder is needed", "name another folder"),
+    errno.ENOTDIR: ("a file is on its way, where a folder is needed", "name another folder"),
+    errno.EACCES: ("this user may not read or write it", "change its permissions, or name another place"),
     errno.EIO: ("the disk failed (input/output error)", "check the disk, or choose another one"),
 }
 _BY_TEXT = {

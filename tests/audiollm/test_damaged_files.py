@@ -261,6 +261,15 @@ def test_a_full_disk_ends_a_run_with_a_sentence(pristine: Path, kilobytes: int) 
         subprocess.run(["umount", str(runs)], check=True)
 
 
+@pytest.mark.parametrize(("out", "told"), [("file", "a file is there"), ("file/out", "a file is on its way")])
+def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path, out: str, told: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "input").mkdir()
+    result = run_command("annotate", str(tmp_path / "input"), "-o", str(tmp_path / out))
+    assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
+    assert f"{out}: {told}, where a folder is needed" in result.stdout.replace("\n", "")
+
+
 def test_lines_that_are_not_whole_are_numbered(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n\n{"a"\n[1]\n\xff\xfe\n{"a": "b"}\n\0\0\n{"a": 2}')
