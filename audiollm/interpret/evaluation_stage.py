@@ -31,16 +31,16 @@ class EvaluateInterpreterConfig(StageConfig):
     """Language of the outputs, which decides BLEU's tokenizer."""
     temperature: float = Field(0.0, ge=0)
     """0 takes the likeliest actions."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, exclude_if=lambda value: value == 1)
     """Draws are among the likeliest tokens that have this probability together."""
     silence_bias: float = 0.0
     """Added to the logit of silence where an action begins: above 0 the model waits more."""
     max_answer_tokens: int = Field(64, ge=1)
     """Longest text of an action, in tokens."""
-    codec: InputPath | None = None
+    codec: InputPath | None = Field(None, exclude_if=lambda value: value is None)
     """The codec's folder, for a model that speaks: its speech is written to `speech/`, and latencies count its pieces.
     Without it the model answers in text alone. BLEU and chrF compare what it writes beside its speech."""
-    max_speech_s: float = Field(10.0, ge=0.04)
+    max_speech_s: float = Field(10.0, ge=0.04, exclude_if=lambda value: value == 10)
     """Longest speech of an action, in seconds; more is cut."""
     examples: int = Field(8, ge=0)
     """Streams of the page with a timeline, the longest lag first."""

@@ -59,6 +59,8 @@ class _Body(BaseModel):
 
 class ThoughtBody(_Body):
     record: ThoughtRecord
+    known: ThoughtRecord | None = None
+    """The one that it replaces, as the page knows it: another tab may have changed it since."""
 
 
 class MakeBody(_Body):
@@ -253,7 +255,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     @router.put("/api/projects/{id}/thought")
     def keep_thought(body: ThoughtBody, project: Project) -> dict[str, Any]:
         check_record_times(body.record, project.duration_s)
-        store.keep_thought(project, body.record)
+        store.keep_thought(project, body.record, body.known)
         return {"record": record_json(body.record), "prose": prose_of(body.record)}
 
     # pictures

@@ -258,7 +258,8 @@ class ProjectStore:
         with self.writing(project):
             if known is not None and self.thought(project) not in (known, record):
                 raise StudioRefusal(
-                    "The chain of thought was changed meanwhile, and stays as it is: write it anew to replace it.",
+                    "The chain of thought was changed meanwhile, and stays as it is: open the project again to see it, "
+                    "and repeat what you did.",
                     409,
                 )
             write_json(self.place(project) / "thought.json", record_json(record))

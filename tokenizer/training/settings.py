@@ -101,7 +101,7 @@ class TokenizeConfig(StageConfig):
     encodings: int = Field(4, ge=1)
     """Encodings of each training sample: the first plain, the others at random gain, speed and shift. A stream of an
     interpreter has one, since its actions are bound to times."""
-    codes_from: InputPath | None = None
+    codes_from: InputPath | None = Field(None, exclude_if=lambda value: value is None)
     """Shards that `tokenize` has made with the same codec: a recording that is in them, at the same span and not
     written since, has its codes from there. For streams of the same talks with another lag or another translation."""
     sound: bool = False

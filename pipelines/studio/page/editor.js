@@ -684,7 +684,9 @@
 
   // the chain of thought
 
+  const knownThoughts = new Map();  // of each project, as the server has it: another tab may change it
   function showThought(record, prose) {
+    knownThoughts.set(state.project.id, structuredClone(record));
     state.record = { background: [], follows: [], avoid: [], events: [], ...record };
     for (const [field, words] of [[el.background, state.record.background], [el.avoid, state.record.avoid]]) {
       const isTyped = field.value !== field.defaultValue;  // by a person who has not left the field yet
@@ -756,7 +758,8 @@
     else draw();
     const [path, { id }, record] = [here("/thought"), state.project, structuredClone(state.record)];
     saved = saved.catch(() => {}).then(async () => {
-      const kept = await ask(path, { method: "PUT", json: { record } });
+      const kept = await ask(path, { method: "PUT", json: { record, known: knownThoughts.get(id) } });
+      knownThoughts.set(id, kept.record);
       if (isOpen(id)) el.prose.textContent = kept.prose;
     });
     const saving = saved;

@@ -132,6 +132,34 @@ def test_a_sound_is_made_from_the_chain_of_thought_as_it_is_shown(person: Person
     person.check()
 
 
+def test_what_another_tab_has_written_is_not_replaced_unseen(person: Person, tmp_path: Path) -> None:
+    page = person.page
+    project = opened(person, write_recording(tmp_path / "street.wav"))
+    for words in ("rain", "snow"):
+        page.fill("#st-background", words)
+        page.keyboard.press("Tab")
+        page.wait_for_function(f"document.getElementById('st-prose').textContent.includes('{words}')")
+    changed = {
+        "method": "PUT",
+        "headers": {"Content-Type": "application/json", "x-studio": "1"},
+        "body": json.dumps({"record": {"background": ["hail"]}}),
+    }
+    address = f"/studio/api/projects/{project}/thought"
+    assert page.evaluate(
+        "([address, asked]) => fetch(address, asked).then((answer) => answer.ok)", [address, changed]
+    )
+    page.fill("#st-background", "wind")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.getElementById('st-problem').textContent.includes('changed meanwhile')")
+    assert detail(person, project)["thought"]["background"] == ["hail"]
+    page.reload()
+    page.wait_for_function("document.getElementById('st-background').value === 'hail'")
+    page.fill("#st-background", "wind")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.getElementById('st-prose').textContent.includes('wind')")
+    assert detail(person, project)["thought"]["background"] == ["wind"]
+
+
 def test_a_new_sound_is_named_in_its_own_row_and_the_focus_stays(person: Person, tmp_path: Path) -> None:
     page = person.page
     project = opened(person, write_recording(tmp_path / "street.wav", 3.0))

@@ -93,6 +93,9 @@ def test_a_film_is_opened_edited_and_exported(served: Any, tmp_path: Path) -> No
     record = {"events": [{"sound": "bell", "start_s": 1.0, "end_s": 2.0}], "background": ["rain"]}
     kept = client.put(f"{root}/thought", json={"record": record}, headers=CHANGES).json()
     assert kept["prose"].startswith("First, at 1.0 seconds, bell.")
+    other = {"record": {"background": ["snow"]}, "known": {"background": ["hail"]}}
+    refused = client.put(f"{root}/thought", json=other, headers=CHANGES)
+    assert refused.status_code == 409 and "changed meanwhile" in refused.json()["sentence"]
     late = {"events": [{"sound": "bell", "start_s": 1.0, "end_s": 9.0}]}
     answer = client.put(f"{root}/thought", json={"record": late}, headers=CHANGES)
     assert answer.status_code == 400 and "the clip has 3.0" in answer.json()["sentence"]
