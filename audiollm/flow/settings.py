@@ -60,6 +60,14 @@ class EncodeLatentsConfig(StageConfig):
     """Edits (a sound added, removed, extracted) made of each sample whose `metadata.events` have solo tracks."""
     samples_per_shard: int = Field(256, ge=1)
 
+    @model_validator(mode="after")
+    def _check_sync(self) -> EncodeLatentsConfig:
+        if self.encoders.sync is not None and not self.pictures.sync_rate:
+            raise ValueError(
+                "encoders.sync sees no pictures at pictures.sync_rate: 0: give a rate, or leave it out"
+            )
+        return self
+
 
 class LatentsConfig(BaseModel):
     """One source of encoded sounds."""

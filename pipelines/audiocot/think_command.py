@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,9 @@ from audiollm.errors import ConfigError
 
 if TYPE_CHECKING:
     from audiollm.data.records.sample import Region
+
+ASKS = 3
+"""Requests to a model, each after the first with what was wrong before."""
 
 
 def think_about(
@@ -58,8 +61,11 @@ def think_about(
         ),
     ] = None,
     asks: Annotated[
-        int, typer.Option(min=1, help="Requests: each after the first quotes what was wrong before.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=1, help="Requests: each after the first quotes what was wrong before.", show_default="3"
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: the record, its prose, operation and span.")
     ] = False,
@@ -80,9 +86,14 @@ def think_about(
     from audiollm.data.records.video_clips import PictureSettings
     from pipelines.audiocot.thinking import MeasuredThinker, ThoughtRequest, model_thinker, pictures_of_model
 
+    _check_options(
+        model,
+        {"--tagger": tagger},
+        {"--frame-rate": frame_rate, "--frame-side": frame_side, "--asks": asks},
+    )
     pictures = None
     if frame_rate is not None or frame_side is not None:
-        known = PictureSettings() if model is None else pictures_of_model(model)
+        known = pictures_of_model(str(model))
         pictures = PictureSettings(
             per_second=frame_rate or known.per_second, side=known.side if frame_side is None else frame_side
         )
@@ -95,7 +106,7 @@ def think_about(
             )
         thinker = MeasuredThinker(tagger)
     else:
-        thinker = model_thinker(model, asks)
+        thinker = model_thinker(model, asks or ASKS)
     answer = thinker.think(asked)
     prose = prose_of(answer.record)
     if as_json:
@@ -105,6 +116,24 @@ def think_about(
         return
     typer.echo(json.dumps(answer.as_json(), ensure_ascii=False, indent=2))
     typer.echo(prose)
+
+
+def _check_options(model: str | None, measures: Mapping[str, Any], asks: Mapping[str, Any]) -> None:
+    """Check that no option is given that would not be read.
+
+    Args:
+        measures: options of measurements, by name.
+        asks: options of a model.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name in [name for name, value in (asks if model is None else measures).items() if value is not None]:
+        if model is None:
+            raise ConfigError(
+                "measurements ask no model and see no pictures of it", name, "give --model, too"
+            )
+        raise ConfigError("a model measures nothing", name, "leave it out, or leave --model out")
 
 
 def read_region(text: str | None) -> Sequence[Region]:

@@ -18,7 +18,7 @@ from audiollm.files.atomic import read_jsonl
 from audiollm.flow.conditions.pretrained import load_frame_encoder, load_text_encoder
 from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
 from audiollm.flow.model.thinksound import CAPTION_DIM, CAPTION_ROWS, ThinkSound, sync_length
-from audiollm.flow.settings import EncodersConfig, GenerateSoundConfig, SoundSamplingConfig
+from audiollm.flow.settings import EncodersConfig, GenerateSoundConfig, PicturesConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
 from audiollm.flow.training import build_sound_model
@@ -189,6 +189,8 @@ def test_the_released_structure_is_trained_from_its_weights(clip: Path, t5: Path
     mistaken = EncodersConfig(sync=f"{__name__}:unordered")
     with pytest.raises(ConfigError, match="sync: the encoder gives 3 rows and 3 times"):
         ENCODE_LATENTS.run(encode_config(samples, encoders=mistaken), context_of(tmp_path / "unordered"))
+    with pytest.raises(ValueError, match="encoders.sync sees no pictures at pictures.sync_rate: 0"):
+        encode_config(samples, encoders=encoders, pictures=PicturesConfig(sync_rate=0))
     sources, facts = open_corpus([tmp_path / "encode" / "shards"])
     usable = survey_sounds(sources, facts)
     assert usable.bad == [] and usable.pooled_width == 0

@@ -155,6 +155,9 @@ def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixtu
         ({"instruction": "louder"}, "needs a model"),
         ({"start": 2.0}, "does not lie in"),
         ({"tagger": Path("nothing.tflite")}, "nothing.tflite"),
+        ({"tagger": Path("nothing.tflite"), "model": "writer"}, "a model measures nothing"),
+        ({"asks": 2}, "give --model"),
+        ({"frame_rate": 2.0}, "give --model"),
     ],
 )
 def test_what_cannot_be_asked_is_a_sentence(clip: Path, more: dict[str, Any], said: str) -> None:
