@@ -153,6 +153,7 @@ def test_what_another_tab_has_written_is_not_replaced_unseen(person: Person, tmp
     page.wait_for_function("document.getElementById('st-problem').textContent.includes('changed meanwhile')")
     assert detail(person, project)["thought"]["background"] == ["hail"]
     page.reload()
+    page.wait_for_selector("#st-work:not([hidden])")
     page.wait_for_function("document.getElementById('st-background').value === 'hail'")
     page.fill("#st-background", "wind")
     page.keyboard.press("Tab")
