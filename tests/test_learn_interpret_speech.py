@@ -68,7 +68,7 @@ def test_targets_are_takes_of_the_speaker_at_the_time_of_the_group(tmp_path: Pat
     (row,) = bench.spoken_talks([talk], segments, tmp_path)
     AlignedRecording.model_validate(row)
     assert [Path(each["said"]["path"]).stem for each in row["segments"]] == ["one-b-1", "two-b-1"]
-    (tmp_path / "spoken.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "spoken_talks.jsonl").write_text(json.dumps(row) + "\n")
     stages = bench.model_stages(tmp_path / "codec", 1, {})
     recipe = bench.recipe_of([stage for stage in stages if stage.get("name") == "streams"])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -121,7 +121,9 @@ def test_a_system_is_scored_by_what_is_heard_and_when(tmp_path: Path) -> None:
     # both digits of x come out at 1 s, y's at 2 s, z counts as said at its end: LAAL is 0, 2 and 4 s
     assert found["LAAL"] == pytest.approx((0 + 2 + 4) / 3)
     first, second, silent = read_jsonl(tmp_path / "out" / "instances.log")
-    assert first["prediction_offset"] == 0 and silent["prediction"] == ""
+    assert first["prediction_offset"] == 0 and not silent["delays"]
+    nothing = load(tmp_path / "out" / silent["prediction"])
+    assert nothing.samples_CN.shape[1] == 4 * nothing.sample_rate and not nothing.samples_CN.any()
     heard = load(tmp_path / "out" / first["prediction"]).samples_CN[0]
     assert heard[:8000].abs().max() == 0  # the second digit is played when the first is over
     assert heard[[8001, 11999, 12001, 15999]].tolist() == pytest.approx([0.1, 0.1, 0.2, 0.2], abs=1e-3)
