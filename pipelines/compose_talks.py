@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 RECORDINGS, SEGMENTS, AUDIO = "recordings.jsonl", "segments.jsonl", "audio"
 SAMPLE_RATE = 24_000
+SPEEDS = 9
+"""Speeds of a range: few ratios of rates, whose filters are made once each."""
 
 
 class ComposeTalksConfig(StageConfig):
@@ -50,6 +52,9 @@ class ComposeTalksConfig(StageConfig):
     """Shortest and longest pause between phrases."""
     tail_s: float = Field(1.5, ge=0)
     """Silence after the last phrase, in which it can still be translated."""
+    speed: tuple[float, float] = Field((1.0, 1.0), exclude_if=lambda value: value == (1, 1))
+    """Slowest and fastest speed at which the words of a talk to train on are played, one of nine for each talk; pitch
+    and tempo go together. Few recordings then teach as more voices would. Held-out talks are as recorded."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -58,6 +63,10 @@ class ComposeTalksConfig(StageConfig):
             low, high = getattr(self, name)
             if not 0 <= low <= high:
                 raise ValueError(f"{name} must rise from at least 0, not {low:g} to {high:g}")
+        if not 0.5 <= self.speed[0] <= self.speed[1] <= 2:
+            raise ValueError(
+                f"speed must rise from at least 0.5 to at most 2, not {self.speed[0]:g} to {self.speed[1]:g}"
+            )
         if self.phrases_per_talk[0] < 1:
             raise ValueError("phrases_per_talk must begin at 1 or more")
         if self.gap_s[0] <= self.pause_s[1]:
@@ -87,10 +96,11 @@ class PlacedWord:
 
     row: SegmentRow
     start_s: float
+    speed: float = 1.0
 
     @property
     def end_s(self) -> float:
-        return self.start_s + self.row.duration_s
+        return self.start_s + self.row.duration_s / self.speed
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,8 @@ def _talk(
     config: ComposeTalksConfig,
 ) -> PlannedTalk:
     lengths = list(sayable)
+    slow, fast = config.speed if split == "train" else (1.0, 1.0)
+    speed = slow + (fast - slow) * drawn.randrange(SPEEDS) / (SPEEDS - 1) if slow < fast else slow
     now_s = drawn.uniform(*config.gap_s)
     said: list[tuple[Phrase, list[PlacedWord]]] = []
     for _ in range(drawn.randint(*config.phrases_per_talk)):
@@ -171,7 +183,7 @@ def _talk(
         words: list[PlacedWord] = []
         for word in phrase.words:
             now_s += drawn.uniform(*config.pause_s) if words else 0.0
-            words.append(PlacedWord(drawn.choice(takes[word]), now_s))
+            words.append(PlacedWord(drawn.choice(takes[word]), now_s, speed))
             now_s = words[-1].end_s
         said.append((phrase, words))
         now_s += drawn.uniform(*config.gap_s)
@@ -202,10 +214,13 @@ def talk_samples(talk: PlannedTalk, sounds: Mapping[str, Tensor]) -> Tensor:
     """
     import torch
 
+    from audiollm.audio import resample
+
     samples_1N = torch.zeros(1, round(talk.duration_s * SAMPLE_RATE))
     for _, words in talk.phrases:
         for word in words:
-            sound_1N, first = sounds[word.row.id], round(word.start_s * SAMPLE_RATE)
+            sound_1N = resample(sounds[word.row.id], SAMPLE_RATE, round(SAMPLE_RATE / word.speed))
+            first = round(word.start_s * SAMPLE_RATE)
             sound_1N = sound_1N[:, : samples_1N.shape[1] - first]
             samples_1N[:, first : first + sound_1N.shape[1]] += sound_1N
     return samples_1N

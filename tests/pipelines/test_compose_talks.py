@@ -16,7 +16,7 @@ from audiollm.files.atomic import read_jsonl, write_jsonl
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
 from pipelines.compose.rows import SegmentRow
-from pipelines.compose_talks import ComposeTalksConfig, Phrase, plan_talks
+from pipelines.compose_talks import ComposeTalksConfig, Phrase, plan_talks, talk_samples
 
 LEVELS = {"one": 0.2, "two": 0.4, "three": 0.6}
 PHRASES = [
@@ -66,6 +66,28 @@ def test_talks_are_of_one_speaker_and_split_with_pauses_in_their_ranges() -> Non
         assert talk.duration_s == pytest.approx(last_s + 1.5)
     assert plan_talks(rows(), PHRASES, config()) == talks
     assert plan_talks(rows(), PHRASES, config(seed=1)) != talks
+
+
+def test_talks_to_train_on_are_played_at_several_speeds() -> None:
+    talks = plan_talks(rows(), PHRASES, config(speed=[0.8, 1.2], talks=200))
+    speeds = {talk.split: set[float]() for talk in talks}
+    for talk in talks:
+        (speed,) = {word.speed for _, words in talk.phrases for word in words}
+        speeds[talk.split].add(round(speed, 6))
+        assert all(
+            word.end_s - word.start_s == pytest.approx(0.5 / speed)
+            for _, words in talk.phrases
+            for word in words
+        )
+    assert speeds == {"train": {0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2}, "test": {1.0}}
+    tone_1N = torch.sin(torch.arange(12_000) * 2 * torch.pi * 600 / 24_000)[None]
+    sounds = {each.id: tone_1N for each in rows()}
+    fastest = next(talk for talk in talks if talk.phrases[0][1][0].speed == 1.2)
+    (word, *_) = fastest.phrases[0][1]
+    first = round(word.start_s * 24_000)
+    heard_1N = talk_samples(fastest, sounds)[:, first : first + 10_000]
+    spectrum_F = torch.fft.rfft(heard_1N[0] * torch.hann_window(10_000)).abs()
+    assert float(spectrum_F.argmax()) * 24_000 / 10_000 == pytest.approx(720, abs=3)
 
 
 def test_the_stage_writes_recordings_that_compose_streams_takes(tmp_path: Path) -> None:
