@@ -117,6 +117,10 @@ class ModelConfig(BaseModel):
     """The audio encoder, for `audio_in: features`; None: one from scratch, or that of `start`."""
     qk_norm: bool = False
     """Queries and keys are normalised, head by head (Qwen3): attention gets sharp sooner."""
+    code_embeddings: Literal["codes", "latents"] = Field("codes", exclude_if=lambda value: value == "codes")
+    """How the embeddings of codes begin, where the shards have the codec's code vectors. `codes`: those of each
+    codebook by a projection of its own, all at one size, beside a random part. `latents`: the embeddings of a frame add
+    up to a projection of the codec's latent, and nothing else: what is heard is learned in fewer steps."""
     code_heads: Literal["random", "embeddings"] = "random"
     """How the heads of the codes begin; as their embeddings, where the model is to repeat codes that it is given."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"

@@ -19,6 +19,7 @@ from audiollm.supervised.decoder.encoder import add_encoder, freeze_encoder
 from audiollm.supervised.decoder.shape import shape_from_settings, with_window
 from audiollm.supervised.decoder.start import (
     read_codebooks,
+    start_embeddings_from_latents,
     start_from_codebooks,
     start_heads_from_embeddings,
     start_model,
@@ -46,7 +47,10 @@ def build_decoder(config: TrainConfig, template: Template) -> DualFFN:
         for source in config.shards:
             vectors = Path(source.path) / "codebooks.safetensors"
             if vectors.exists():
-                start_from_codebooks(model, read_codebooks(vectors, template))
+                vectors_KVD = read_codebooks(vectors, template)
+                start_from_codebooks(model, vectors_KVD)
+                if config.model.code_embeddings == "latents":
+                    start_embeddings_from_latents(model, vectors_KVD)
                 break
         if config.model.code_heads == "embeddings":
             start_heads_from_embeddings(model)

@@ -34,6 +34,8 @@ STYLE_OF_OTHERS = "chatml"
 COPIED_STD = 0.05
 """Standard deviation of embeddings and heads that begin alike: in a sketch of one layer that is to repeat random
 codes, 0.02 took three times the steps."""
+FRAME_STD = 0.16
+"""Standard deviation of what a frame of codes begins as, the embeddings of its codes added up, with `latents`."""
 
 
 def start_vocabulary(folder: Path) -> Tokenizer:
@@ -168,6 +170,21 @@ def start_from_codebooks(model: DualFFN, vectors_KVD: Tensor) -> None:
         for level in range(books):
             projection = torch.randn(dim, config.hidden_size) * 0.02 / dim**0.5
             rows_KVC[level, :size] += vectors_KVD[level] / scale_K[level] @ projection
+
+
+@torch.no_grad()
+def start_embeddings_from_latents(model: DualFFN, vectors_KVD: Tensor) -> None:
+    """Begin the audio embeddings so that those of a frame add up to a random projection of the codec's latent.
+
+    The latent is the sum of the frame's code vectors (a residual quantizer's). BOS and EOS keep their own random rows.
+    """
+    config = model.config
+    books, size, dim = vectors_KVD.shape
+    projection_DC = torch.randn(dim, config.hidden_size) * FRAME_STD / dim**0.5
+    weight = model.model.embed_audio_tokens.embed_audio_tokens.weight
+    rows_KVC = weight.unflatten(0, (books, config.codebook_size))
+    latent_std = vectors_KVD.flatten(1).var(dim=1).sum().sqrt().clamp_min(1e-6)
+    rows_KVC[:, :size] = vectors_KVD / latent_std @ projection_DC
 
 
 def _known_words(folder: Path, tokenizer: Tokenizer) -> int | None:

@@ -25,7 +25,13 @@ from audiollm.generation.engine.sampling import SamplingConfig
 from audiollm.models.decoder import DualFFNConfig
 from audiollm.models.dual_ffn import DualFFN
 from audiollm.supervised.decoder.adapt import merge_adapter
-from audiollm.supervised.decoder.start import COPIED_STD, start_from_codebooks, start_heads_from_embeddings
+from audiollm.supervised.decoder.start import (
+    COPIED_STD,
+    FRAME_STD,
+    start_embeddings_from_latents,
+    start_from_codebooks,
+    start_heads_from_embeddings,
+)
 from audiollm.supervised.eval_audio import EvalAudio, reply_request
 from audiollm.supervised.planning import plan_training
 from audiollm.supervised.settings import SIZES, TrainConfig
@@ -197,6 +203,22 @@ def test_codes_that_sound_alike_begin_alike(template: Template) -> None:
     near = (table[:, 0] - table[:, 1]).norm(dim=-1)
     far = (table[:, 0] - table[:, 2]).norm(dim=-1)
     assert near.mean().item() < 0.9 * far.mean().item()
+
+
+def test_the_embeddings_of_a_frame_add_up_to_the_codecs_latent(template: Template) -> None:
+    """Latents that are alike are heard alike, whichever codes they are made of."""
+    model = model_of(template)
+    table = model.model.embed_audio_tokens.embed_audio_tokens.weight.unflatten(0, (4, 34))
+    marks = table[:, 32:].clone()
+    vectors = torch.randn(4, 32, 8) * 0.5 ** torch.arange(4)[:, None, None]
+    start_embeddings_from_latents(model, vectors)
+    codes_KT = torch.randint(32, (4, 500))
+    latents_TD = sum(vectors[level, codes_KT[level]] for level in range(4))
+    heard_TC = sum(table[level, codes_KT[level]] for level in range(4))
+    found = torch.linalg.lstsq(latents_TD, heard_TC)  # type: ignore[arg-type]
+    assert torch.allclose(latents_TD @ found.solution, heard_TC, atol=1e-5)  # type: ignore[operator, arg-type]
+    assert heard_TC.std().item() == pytest.approx(FRAME_STD, rel=0.3)  # type: ignore[union-attr]
+    assert torch.equal(table[:, 32:], marks), "the marks begin as they were"
 
 
 def test_a_head_begins_as_the_embedding_of_its_code(template: Template) -> None:
