@@ -65,14 +65,15 @@ SEED = 1
 """Seed of the models; seed 0 is for choosing settings."""
 CHUNK_S, GROUPS = 0.32, 4
 TALKS, TEST_TALKS = 1_500, 60
-SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 4_000, 60, 0.8
+SPEED = (0.9, 1.1)
+SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 3_000, 60, 0.8
 """Talks of a single group."""
 TOKENIZER: dict[str, Any] = {
     "preset": "native", "teacher": "own", "adversary_share": 1, "crop_frames": 12, "quantizer_dropout": 0.15,
     "steps": 3_000,
 }  # fmt: skip
 """Of the tokenizer that is trained here where no run of learn_tts.py is given: its settings, in fewer steps."""
-MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300}
+MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300, "code_embeddings": "latents"}
 """As wide as the size has it, with a window of 12 s of what is heard and said."""
 VOICES: dict[str, Any] = {"steps": 900, "batch_size": 48, "learning_rate": 2e-3}
 GROUPS_ALONE: dict[str, Any] = {"steps": 400, "batch_size": 48, "learning_rate": 1e-3}
@@ -226,7 +227,9 @@ def talk_stages(sizes: dict[str, Any]) -> list[dict[str, Any]]:
     Args:
         sizes: in place of those of this file, as `SMOKE` has them; so in the functions below.
     """
-    both = {"segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl"}
+    both = {
+        "segments": "${here}/segments.jsonl", "phrases": "${here}/phrases.jsonl", "speed": list(SPEED),
+    }  # fmt: skip
     talks = {
         **both, "phrases_per_talk": [GROUPS, GROUPS],
         "talks": sizes.get("talks", TALKS), "test_talks": sizes.get("test_talks", TEST_TALKS),
