@@ -20,7 +20,8 @@ from transformers import (
     HubertModel,
 )
 
-from audiollm.audio import AudioError, load, save
+from audiollm.audio import AudioError, load, normalize_rms, save
+from audiollm.audio.level import running_level
 from audiollm.codec import codec_digest, load_codec
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.records.shards import Shards, read_index
@@ -223,7 +224,8 @@ def test_one_recording_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_recipe(load_recipe(RECIPE, ["audio=in"]), Console(quiet=True))
 
 
-def small_codec(folder: Path) -> None:
+def small_codec(folder: Path, seed: int = 0) -> None:
+    torch.manual_seed(seed)
     shape = {"mel_hidden_size": 16, "hidden_size": 16, "num_codebooks": 2}
     AudioTokenizer(TokenizerConfig(encoder_layers=(1, 1), decoder_layers=(1, 1), **shape)).save_pretrained(
         folder
@@ -254,22 +256,32 @@ def test_the_sound_of_what_is_heard_goes_along_and_is_varied_as_what_is_said(
     torch.testing.assert_close(heard.load().samples_CN, expected.samples_CN, atol=1 / 32768, rtol=0)
     assert answer.content is None, "what is said is there as codes alone"
     assert len(loaded.encodings) == 4 and all(torch.equal(*encoding) for encoding in loaded.encodings)
-    assert len({encoding[0].numpy().tobytes() for encoding in loaded.encodings}) == 4
     assert len(encoded) == 4, "what is heard and said is encoded once in each manner"
+    assert len({samples_1N.numpy().tobytes() for samples_1N in encoded}) == 4
 
 
 def test_a_stream_is_encoded_as_it_is(recordings: Path, tmp_path: Path) -> None:
-    """At another speed its actions would stand after other words, or be fewer than its chunks."""
+    """At another speed its actions would stand after other words, or be fewer than its chunks.
+
+    What is heard has the running level of the live loop, what is said the level of speech.
+    """
     small_codec(tmp_path / "codec")
     heard = AudioPart(path=str(recordings / "more" / "1.wav"), start_s=0.0, end_s=1.2)
-    actions = Message(role="assistant", content=[TextPart(text="")] * 5, chunk_frames=6)
+    said = AudioPart(path=str(recordings / "more" / "2.wav"), start_s=0.0, end_s=0.4)
+    actions = Message(role="assistant", content=[*[TextPart(text="")] * 5, said], chunk_frames=6)
     messages = [Message(role="user", content=[heard]), actions]
     sample = Sample(id="one", messages=messages, task="interpret", metadata={"split": "train"})
     write_samples(tmp_path / "samples.jsonl", [sample])
     config = TokenizeConfig(samples=tmp_path / "samples.jsonl", codec=tmp_path / "codec")
     tokenize_samples(config, Context(tmp_path / "stage", None, Console(quiet=True), {}))  # type: ignore[arg-type]
     loaded = Shards(tmp_path / "stage" / "shards")[0]
-    assert [codes_KT.shape[1] for (codes_KT,) in loaded.encodings] == [30]
+    ((heard_KT, said_KT),) = loaded.encodings
+    assert heard_KT.shape[1] == 30
+    codec = AudioTokenizer.from_pretrained(tmp_path / "codec")
+    live = running_level(load(heard.path, 0.0, 1.2, 24_000).samples_CN, 24_000)
+    whole = normalize_rms(load(said.path, 0.0, 0.4, 24_000).samples_CN, -23.0)
+    for codes_KT, samples_1N in ((heard_KT, live), (said_KT, whole)):
+        assert (codes_KT == codec.encode(samples_1N)).float().mean() > 0.9, "but for the dither"
 
 
 def test_recordings_that_were_encoded_before_are_not_encoded_again(
@@ -307,8 +319,7 @@ def test_recordings_that_were_encoded_before_are_not_encoded_again(
     second = tokenized("second", spans, codes_from=tmp_path / "first" / "shards")
     assert torch.equal(second[0], first[1])
     assert encoded == [12_000, 24_000], "another span, and a file that was written since"
-    torch.manual_seed(1)
-    small_codec(tmp_path / "codec")
+    small_codec(tmp_path / "codec", seed=1)
     with pytest.raises(StageError, match="its codes are those of another codec"):
         tokenized("third", spans, codes_from=tmp_path / "first" / "shards")
 

@@ -25,7 +25,7 @@ from audiollm.recipe.ranks import ALONE
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import step_generator, train
-from tokenizer.clips import DITHER, Clip, ClipStore, augment_waveform, find_training_clips, load_levelled
+from tokenizer.clips import DITHER, ClipStore, augment_waveform, find_training_clips
 from tokenizer.corpus.encoding import begin_set_aside, refused_by_codec, stored_codes
 from tokenizer.higgs import HiggsTokenizer, new_higgs
 from tokenizer.native.model import AudioTokenizer, TokenizerConfig
@@ -34,7 +34,7 @@ from tokenizer.rates import FRAME_RATE, SAMPLE_RATE
 from tokenizer.teacher.model import SemanticTeacher, load_teacher
 from tokenizer.teacher.training import TeacherTrainingConfig, fit_statistics, train_teacher
 from tokenizer.training.discriminators import TINY, DiscriminatorConfig
-from tokenizer.training.earlier_codes import EarlierCodes
+from tokenizer.training.encoded_clips import EarlierCodes, encoded_clips
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.settings import TokenizeConfig, TrainTokenizerConfig
 from tokenizer.training.task import TokenizerTask, TokenizerTaskConfig, evaluate_tokenizer
@@ -231,10 +231,10 @@ def _encode_sample(
     """
     is_stream = any(message.chunk_frames is not None for message in sample.messages)
     count = config.encodings if sample.metadata.get("split") == "train" and not is_stream else 1
-    clips = [Clip(Path(part.path), part.start_s, part.end_s) for part in sample.audio_parts()]
+    clips = encoded_clips(sample)
     plain = {clip: None if earlier is None else earlier.find(clip) for clip in dict.fromkeys(clips)}
     needed = [clip for clip, found in plain.items() if found is None or count > 1]
-    sounds = {clip: load_levelled(clip, codec.sample_rate) for clip in needed}
+    sounds = {clip: clip.load(codec.sample_rate) for clip in needed}
     result = []
     for variant in range(count):
         codes = {} if variant else {clip: found for clip, found in plain.items() if found is not None}

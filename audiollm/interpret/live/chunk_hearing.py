@@ -5,15 +5,18 @@ A causal codec with carried context is needed: its streamed codes are those of t
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from audiollm.audio.level import BLOCK_S, RunningLevel
 from audiollm.codec import Codec, HearingCodec
 from audiollm.errors import ConfigError
 
 
 class ChunkHearing:
-    """Cuts a stream of samples into chunks of code frames.
+    """Cuts a stream of samples, at their running level, into chunks of code frames.
 
     Raises:
         ConfigError: the codec cannot encode piece by piece.
@@ -26,12 +29,13 @@ class ChunkHearing:
                 "codec",
                 "take a model whose codec is the native tokenizer, which is causal",
             )
+        self._level = RunningLevel(codec.sample_rate)
         self._encoder, self._chunk_frames = codec.sample_stream(), chunk_frames
         self._codes_KT = torch.zeros(codec.num_codebooks, 0, dtype=torch.long)
 
     def needed_s(self, frames: int) -> float:
         """Return the seconds of sound that were heard when so many frames had their codes."""
-        return self._encoder.needed_s(frames)
+        return BLOCK_S * math.ceil(self._encoder.needed_s(frames) / BLOCK_S - 1e-6)
 
     def push(self, samples_1N: Tensor) -> list[Tensor]:
         """Take samples; return the chunks `[K, chunk_frames]` that they complete.
@@ -39,11 +43,12 @@ class ChunkHearing:
         Samples that are not finite are heard as silence.
         """
         finite_1N = torch.where(samples_1N.isfinite(), samples_1N, 0.0)
-        return self._whole(self._encoder.push(finite_1N))
+        return self._whole(self._encoder.push(self._level.push(finite_1N)))
 
     def flush(self) -> list[Tensor]:
         """Return the last chunks; the last one may be shorter."""
-        chunks = self._whole(self._encoder.flush())
+        chunks = self._whole(self._encoder.push(self._level.flush()))
+        chunks += self._whole(self._encoder.flush())
         if self._codes_KT.shape[1]:
             chunks.append(self._codes_KT)
             self._codes_KT = self._codes_KT[:, :0]

@@ -1,0 +1,94 @@
+"""What is encoded of a sample, and codes of it that an earlier `tokenize` has made for other samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from audiollm.audio import load
+from audiollm.audio.level import running_level
+from audiollm.codec import Codec, codec_digest
+from audiollm.data.records.sample import AudioPart, Sample
+from audiollm.data.records.shards import Shards
+from audiollm.errors import StageError
+from tokenizer.clips import Clip, load_levelled
+from tokenizer.corpus.encoding import stored_codes
+
+
+@dataclass(frozen=True)
+class EncodedClip:
+    """A span of a file, and the level at which it is encoded."""
+
+    clip: Clip
+    is_live: bool
+    """What a stream hears goes through the running level of the live loop; all else is levelled as a whole."""
+
+    def load(self, sample_rate: int) -> Tensor:
+        """Read its mono samples `[N]`, at their level.
+
+        Raises:
+            AudioError: it cannot be read.
+        """
+        if not self.is_live:
+            return load_levelled(self.clip, sample_rate)
+        where = self.clip.path, self.clip.start_s, self.clip.end_s
+        return running_level(load(*where, sample_rate=sample_rate, mono=True).samples_CN, sample_rate)[0]
+
+
+def encoded_clips(sample: Sample) -> list[EncodedClip]:
+    """Return the clip of each audio part, in the order of its codes."""
+    is_stream = any(message.chunk_frames is not None for message in sample.messages)
+    heard = [
+        is_stream and message.role == "user"
+        for message in sample.messages
+        for part in message.content
+        if isinstance(part, AudioPart)
+    ]
+    parts = sample.audio_parts()
+    lives = [*heard, *[False] * (len(parts) - len(heard))]
+    return [
+        EncodedClip(Clip(Path(part.path), part.start_s, part.end_s), is_live)
+        for part, is_live in zip(parts, lives, strict=True)
+    ]
+
+
+class EarlierCodes:
+    """The plain codes in a folder of shards, by the span of a file that they are of.
+
+    Args:
+        folder: shards of `tokenize`, complete.
+
+    Raises:
+        StageError: they were made with another codec.
+        ConfigError: there are no shards.
+    """
+
+    def __init__(self, folder: Path, codec: Codec) -> None:
+        self._shards, self._codec = Shards(folder), codec
+        facts = self._shards.facts.get("codec")
+        if not isinstance(facts, dict) or facts.get("digest") != codec_digest(codec):
+            raise StageError(
+                f"{folder}: its codes are those of another codec",
+                "leave codes_from out, or name shards that this codec has made",
+                2,
+            )
+        self._made_s = (folder / "index.json").stat().st_mtime
+        self._places: dict[EncodedClip, tuple[int, int]] = {}
+        for index in range(len(self._shards)):
+            for place, each in enumerate(encoded_clips(self._shards.coded(index).sample)):
+                self._places.setdefault(_resolved(each), (index, place))
+
+    def find(self, wanted: EncodedClip) -> np.ndarray | None:
+        """Return the codes `[K, T]` of a span; None where there are none, or where the file was written later."""
+        place, path = self._places.get(_resolved(wanted)), wanted.clip.path
+        if place is None or not path.is_file() or path.stat().st_mtime > self._made_s:
+            return None
+        index, part = place
+        return stored_codes(self._shards[index].encodings[0][part], self._codec)
+
+
+def _resolved(each: EncodedClip) -> EncodedClip:
+    return replace(each, clip=replace(each.clip, path=each.clip.path.resolve()))
