@@ -1,4 +1,4 @@
-"""Scorers of translations: chrF and BLEU here, or a command in an environment of its own (COMET, BLEURT, MetricX).
+"""Scorers of translations: chrF, BLEU and word accuracy, or a command in an environment of its own (COMET, MetricX).
 
 A command gets one line of JSON per translation, `{"src": ..., "mt": ..., "ref": ...}`, and an empty line after the last
 one of a batch. It answers one line per translation, in order: a number, or `{"score": number}`. It is started once and
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from audiollm.errors import ConfigError, suggestion
+from audiollm.evaluate.report.text_errors import CHARACTER_LANGUAGES
 from audiollm.json_process import JsonProcess, ProcessFailed, command_words
 
 COMMAND_PREFIX = "command:"
-TEXT_SCORERS = ("chrf", "bleu")
+TEXT_SCORERS = ("chrf", "bleu", "word_accuracy")
 TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "ko", "th", "lo", "my"), "char")
 """sacrebleu's tokenizer by language; `13a` for all others. Without it, BLEU of Chinese is 0."""
 
@@ -57,6 +58,36 @@ class SentenceScorer:
     def score(self, translations: Sequence[Translation]) -> list[float | str]:
         """Return a score for each; an empty output scores 0."""
         return [self._metric.sentence_score(each.output, [each.reference]).score for each in translations]
+
+    def close(self) -> None:
+        """Do nothing: it runs in this process."""
+
+
+class WordAccuracy:
+    """100 (1 - edits between the words of output and reference / words of the reference), at least 0.
+
+    Each word that is too much costs as much as one that is missing, which chrF, a recall above all, hardly notices. Of
+    languages without spaces the characters are counted.
+    """
+
+    name = "word_accuracy"
+
+    def __init__(self, language: str) -> None:
+        self._splits = language.split("-")[0].lower() not in CHARACTER_LANGUAGES
+
+    def score(self, translations: Sequence[Translation]) -> list[float | str]:
+        """Return a score for each; where there is no word in the reference, 100 for none and 0 for any."""
+        from rapidfuzz.distance import Levenshtein
+
+        found: list[float | str] = []
+        for each in translations:
+            wanted, said = self._units(each.reference), self._units(each.output)
+            edits = Levenshtein.distance(wanted, said)
+            found.append(100 * max(0.0, 1 - edits / len(wanted)) if wanted else 100.0 * (not said))
+        return found
+
+    def _units(self, text: str) -> list[str]:
+        return text.split() if self._splits else list("".join(text.split()))
 
     def close(self) -> None:
         """Do nothing: it runs in this process."""
@@ -108,7 +139,7 @@ class CommandScorer:
 def choose_text_scorer(
     name: str, language: str, timeout_s: float = 600.0, setting: str = "--scorer"
 ) -> TextScorer:
-    """Return `chrf`, `bleu`, or the scorer of `command:PYTHON SCRIPT`.
+    """Return `chrf`, `bleu`, `word_accuracy`, or the scorer of `command:PYTHON SCRIPT`.
 
     Args:
         setting: the option that gave the name, for errors.
@@ -119,7 +150,7 @@ def choose_text_scorer(
     check_text_scorer(name, setting)
     if name.startswith(COMMAND_PREFIX):
         return CommandScorer(name.removeprefix(COMMAND_PREFIX), timeout_s, setting)
-    return SentenceScorer(name, language)
+    return WordAccuracy(language) if name == WordAccuracy.name else SentenceScorer(name, language)
 
 
 def check_text_scorer(name: str, setting: str) -> None:

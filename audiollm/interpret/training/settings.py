@@ -89,7 +89,8 @@ class InterpreterTrainingConfig(PolicyTrainingConfig):
     language: str = "en"
     """Language of the outputs, which decides BLEU's tokenizer, and whether latency counts words or characters."""
     similarity: str = "chrf"
-    """Similarity of output and reference: `chrf`, `bleu`, or `command:PYTHON SCRIPT`, a scorer in another process."""
+    """Similarity of output and reference: `chrf`, `bleu`, `word_accuracy`, or `command:PYTHON SCRIPT`, a scorer in
+    another process. chrF hardly minds words that are too many, with which a policy can lower its lag."""
     similarity_range: tuple[float, float] = (0.0, 100.0)
     """Scores that become 0 and 1."""
     waiting: Literal["run", "lag"] = "lag"

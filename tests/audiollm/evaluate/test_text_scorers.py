@@ -23,6 +23,16 @@ def test_the_tokenizer_follows_the_language() -> None:
     assert (chinese.bleu, chinese.chrf) == pytest.approx((40.936538, 35.011093))
     assert corpus_quality([APPLE], "en").bleu == 0
     assert "tok:zh" in chinese.signatures["BLEU"]
+    words = choose_text_scorer("word_accuracy", "de")
+    said = ["zwei", "zwei drei", "eins zwei", "", "zwei zwei zwei"]
+    assert words.score([Translation("", each, "zwei") for each in said]) == [100, 0, 0, 0, 0]
+    assert words.score([Translation("", each, "eins zwei drei vier") for each in (*said, "eins zwei drei")]) == [
+        25, 50, 50, 0, 25, 75,
+    ]  # fmt: skip
+    assert words.score([Translation("", "", ""), Translation("", "eins", "")]) == [100, 0]
+    assert choose_text_scorer("word_accuracy", "zh").score([Translation("", "你好", "你们 好")])[
+        0
+    ] == pytest.approx(200 / 3)
     assert choose_text_scorer("chrf", "zh").score([APPLE, Translation("", "", "")]) == [
         pytest.approx(35.011093),
         0,
