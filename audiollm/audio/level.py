@@ -19,8 +19,8 @@ WINDOW_BLOCKS = 4
 """Blocks over which the loudness of speech is measured."""
 TARGET_DBFS = -12.0
 """RMS level that the loudest stretch of `WINDOW_BLOCKS` is brought to: that of speech of -23 dBFS with its pauses."""
-DECAY_DB_PER_S = 0.3
-"""The loudest stretch counts less and less: after a loud speaker a quiet one of 20 dB less is there in a minute."""
+DECAY_DB_PER_S = 1.0
+"""The loudest stretch counts less and less: after a loud speaker a quiet one of 20 dB less is there in 20 seconds."""
 MAX_GAIN_DB = 40.0
 """Below, noise stays noise."""
 PEAK = 0.99

@@ -48,7 +48,9 @@ def interpret(
     ] = False,
     scorer: Annotated[
         list[str] | None,
-        typer.Option(help="More scores: chrf, bleu (of sentences), or command:PYTHON SCRIPT (COMET, ...)."),
+        typer.Option(
+            help="More scores: chrf, bleu, word_accuracy (of sentences), or command:PYTHON SCRIPT (COMET, ...)."
+        ),
     ] = None,
     scorer_timeout_s: Annotated[
         float, typer.Option(min=0.1, help="Longest wait for a command's answer.")
