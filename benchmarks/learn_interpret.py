@@ -21,9 +21,9 @@ Bars, on held-out streams, greedy: AL at least 20 % below the start's at chrF at
 reaches, the curve's chrF is lower (by LAAL, too: a curve that says too many words has a low AL); KL in the last third
 of each stage within 25 % of its target.
 
-Minutes by the clock of one core of a Xeon, both of whose cores were busy: tokenizer 10, codes of clips 3, of short talks
-8, of long ones 7; `digits` 3, `hearing` 5; for each seed two supervised trainings of 9 each, three to four of PPO for
-every 40 updates (44 minutes in all), and 18 evaluations of 10 seconds.
+CPU-minutes of one core of a Xeon, both of whose cores were busy: tokenizer 13, codes of clips 2, of short talks 8, of
+long ones 10; `digits` 3, `hearing` 6; for each seed two supervised trainings of 9 each, four of PPO for every 40 updates
+(44 minutes in all), and 18 evaluations of 10 seconds.
 """
 
 from __future__ import annotations
