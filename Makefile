@@ -85,7 +85,7 @@ compare-rl: $(READY)  ## methods of reinforcement learning at equal rollouts, pr
 learn-tts-grpo: $(READY)  ## rewards on what is heard teach a model that speaks, with a control: DATA= (an hour, and the tokenizer of learn-tts)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_tts_grpo.py $(if $(DATA),--data $(DATA))
 
-learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (five hours of one core, by estimate)
+learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer than it must, recordings never heard, with controls: DATA=, SEEDS= (four hours of one core)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEEDS),--seeds $(SEEDS))
 
