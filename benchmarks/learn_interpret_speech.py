@@ -72,7 +72,7 @@ TOKENIZER: dict[str, Any] = {
     "preset": "native", "teacher": "own", "adversary_share": 1, "crop_frames": 12, "quantizer_dropout": 0.15,
     "steps": 3_000,
 }  # fmt: skip
-"""Of the tokenizer that is trained here where no run of learn_tts.py is given: its settings, in fewer steps."""
+"""Settings of the tokenizer that is trained where no run of learn_tts.py is given: that file's, in fewer steps."""
 MODEL: dict[str, Any] = {"num_layers": 4, "sliding_window": 300, "code_embeddings": "latents"}
 """As wide as the size has it, with a window of 12 s of what is heard and said."""
 VOICES: dict[str, Any] = {"steps": 900, "batch_size": 48, "learning_rate": 2e-3}

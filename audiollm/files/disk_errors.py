@@ -13,11 +13,14 @@ _BY_NUMBER = {
         "raise the limit (ulimit -f)",
     ),
     errno.EROFS: ("the disk is mounted read-only", "make it writable, or choose another folder"),
+    errno.EIO: ("the disk failed (input/output error)", "check the disk, or choose another one"),
+}
+_OF_PLACES = {
     errno.EEXIST: ("a file is there, where a folder is needed", "name another folder"),
     errno.ENOTDIR: ("a file is on its way, where a folder is needed", "name another folder"),
     errno.EACCES: ("this user may not read or write it", "change its permissions, or name another place"),
-    errno.EIO: ("the disk failed (input/output error)", "check the disk, or choose another one"),
 }
+"""What ended a command, and not what one that failed of something else had met and handled before."""
 _BY_TEXT = {
     "no space left on device": errno.ENOSPC,
     "database or disk is full": errno.ENOSPC,
@@ -37,6 +40,9 @@ def disk_error(error: BaseException, where: object = "") -> tuple[str, str] | No
     Args:
         where: the file being written; used where the error names no file.
     """
+    if isinstance(error, OSError) and error.errno in _OF_PLACES:
+        message, remedy = _OF_PLACES[error.errno]
+        return f"{error.filename or where}: {message}", remedy
     cause: BaseException | None = error
     while cause is not None:
         if (number := _number(cause)) is not None:

@@ -1,4 +1,4 @@
-"""What was said over a stream: as a line of SimulEval's log, and as sound.
+"""Writes what an interpreter said over a stream: a line of SimulEval's log, and a WAV in which it stands in time.
 
 Shapes: N samples.
 """

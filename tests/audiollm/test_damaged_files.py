@@ -24,6 +24,7 @@ from audiollm.files.atomic import (
     read_whole_lines,
     write_json,
 )
+from audiollm.files.disk_errors import disk_error
 from audiollm.train.loop.budget import steps_of_budget
 from audiollm.train.loop.guard import LeftOut
 from audiollm.train.options import LoopConfig
@@ -268,6 +269,16 @@ def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path, out: str, told: str
     result = run_command("annotate", str(tmp_path / "input"), "-o", str(tmp_path / out))
     assert result.returncode == 1 and "Traceback" not in result.stdout, result.stdout
     assert f"{out}: {told}, where a folder is needed" in result.stdout.replace("\n", "")
+
+
+def test_a_place_that_was_handled_is_not_what_ended_a_command(tmp_path: Path) -> None:
+    try:
+        try:
+            tmp_path.mkdir()
+        except FileExistsError:
+            raise ValueError("something else")  # noqa: B904
+    except ValueError as error:
+        assert disk_error(error) is None
 
 
 def test_lines_that_are_not_whole_are_numbered(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is encoded of a sample, and codes of it that an earlier `tokenize` has made for other samples."""
+"""The recordings that `tokenize` encodes for a sample, and their codes from an earlier `tokenize`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EncodedClip:
 
     clip: Clip
     is_live: bool
-    """What a stream hears goes through the running level of the live loop; all else is levelled as a whole."""
+    """Whether it goes through the running level of the live loop, as what a stream hears; else it is levelled whole."""
 
     def load(self, sample_rate: int) -> Tensor:
         """Read its mono samples `[N]`, at their level.
