@@ -7,9 +7,9 @@ pauses of 0.05 to 0.3 s inside a group and 0.6 to 1.2 s between groups. *two one
 heard last is said first. References imitate people: the earliest chunk of 0.32 s at which the output can be right, plus
 a lag of 0 to 4 chunks that is drawn once per stream.
 
-A model first learns to write single takes down, and the German numbers as texts (`digits`), and then to interpret talks
-of a single group, without lag (`hearing`): from scratch, 600 steps of such talks teach when to speak, and no digit. It
-is one for all seeds. From it, for each seed, a model is trained on the references (the
+A model first learns to write single takes down, and the German numbers as texts (`digits`), and then to interpret
+without lag, half of it talks of a single group (`hearing`): from scratch, 600 steps of such talks teach when to speak,
+and no digit. It is one for all seeds. From it, for each seed, a model is trained on the references (the
 start), and then by PPO, in the settings of this file:
 
 - two stages: rewards of single actions, then those of whole streams, too;
@@ -69,9 +69,9 @@ SHORT_TALKS, SHORT_TEST_TALKS, SHORT_TAIL_S = 6_000, 100, 0.8
 DIGITS_ALONE: dict[str, Any] = {"steps": 500, "batch_size": 48, "learning_rate": 2e-3}
 NUMBERS_WEIGHT = 0.1
 """Share of the texts among the samples of `digits`; they give it the German words, too."""
-HEARING: dict[str, Any] = {"steps": 500, "batch_size": 64, "learning_rate": 1e-3, "corrupt_codes": 0.2}
-SFT: dict[str, Any] = {"steps": 300, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.3}
-FIRST_UPDATES, SECOND_UPDATES = 40, 80
+HEARING: dict[str, Any] = {"steps": 600, "batch_size": 40, "learning_rate": 1e-3, "corrupt_codes": 0.3}
+SFT: dict[str, Any] = {"steps": 200, "batch_size": 32, "learning_rate": 1e-3, "corrupt_codes": 0.3}
+FIRST_UPDATES, SECOND_UPDATES = 60, 80
 """Updates of the two trainings of a variant."""
 PPO: dict[str, Any] = {
     "batch_size": 32, "max_answer_tokens": 8, "max_tokens": 16_384, "learning_rate": 2e-4,
@@ -208,10 +208,10 @@ def recipe_of(name: str, seeds: Sequence[int], sizes: dict[str, Any]) -> dict[st
         {"compose_talks": talks},
         {"compose": clips},
         {"train_tokenizer": {"audio": "${compose.samples}", **TOKENIZER, **sizes.get("tokenizer", {})}},
+        *_streams("late", "compose_talks", LAG, codec),
+        *_streams("punctual", "compose_talks", (0, 0), codec, {"codes_from": "${late_codes.shards}"}),
         *_hearing_stages(codec, sizes),
     ]
-    stages += _streams("late", "compose_talks", LAG, codec)
-    stages += _streams("punctual", "compose_talks", (0, 0), codec, {"codes_from": "${late_codes.shards}"})
     for seed in seeds:
         stages += _stages_of(seed, sizes)
     return {"name": name, "size": "tiny", "seed": 0, "stages": stages}
@@ -236,7 +236,10 @@ def _streams(
 
 
 def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
-    """A model that writes single takes down and knows German numbers, and then interprets talks of a single group."""
+    """A model that writes single takes down and knows German numbers, and then interprets without lag.
+
+    Half of what it then learns from are talks of a single group, half the streams `punctual`.
+    """
     words = {"segments": "${here}/segments.jsonl", "tasks": {"asr": 1.0}, "min_seconds": 1}
     codes = {"samples": "${words.samples}", "codec": codec, "encodings": sizes.get("variations", 3)}
     shards = [
@@ -251,13 +254,14 @@ def _hearing_stages(codec: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
     both = {"text_weight": 1.0, "eval_audio_samples": 0, "evaluations": 4}
     digits = {**DIGITS_ALONE, **sizes.get("digits", {}), **both, "model": {**MODEL, **sizes.get("model", {})}}
     hearing = {**HEARING, **sizes.get("hearing", {}), **both, "start": "${digits.checkpoint}"}
+    talks_of = [{"path": f"${{{name}_codes.shards}}", "weight": 0.5} for name in ("short", "punctual")]
     return [
         {"name": "words", "compose": words},
         {"name": "word_codes", "tokenize": codes},
         {"name": "digits", "train": {**digits, "shards": shards}},
         {"name": "short_talks", "compose_talks": talks},
         *_streams("short", "short_talks", (0, 0), codec),
-        {"name": "hearing", "train": {**hearing, "shards": "${short_codes.shards}"}},
+        {"name": "hearing", "train": {**hearing, "shards": talks_of}},
     ]
 
 

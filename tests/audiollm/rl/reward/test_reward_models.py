@@ -202,7 +202,7 @@ def test_a_saved_model_scores_the_same(
     assert not any("lora" in name for name, _ in reloaded.root.named_parameters())
     assert (tmp_path / "adapter").is_dir() == (trained == "adapter")
     for own, other in zip(model.score_many(given), reloaded.score_many(given), strict=True):
-        assert own == pytest.approx(other, abs=1e-6)
+        assert own == pytest.approx(other, abs=1e-5)  # an adapter is merged: other roundings of float32
     again = RewardModel.begin(tmp_path / "model")  # training goes on from its head
     assert torch.equal(again.root.score.weight, model.root.score.weight)
     other = RewardModel.begin(tmp_path / "model", scored="steps")  # and begins anew where steps are scored
