@@ -29,7 +29,7 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
 
 mutants: $(READY)  ## injected bugs, one at a time in a copy: which ones the tests notice: ONLY=, JOBS= (20 minutes)
 	@$(BIN)/python tests/mutants/mutate.py --only '$(ONLY)' --jobs $(or $(JOBS),2)
@@ -89,7 +89,7 @@ learn-interpret: $(READY)  ## rewards teach an interpreter to wait no longer tha
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEEDS),--seeds $(SEEDS))
 
-learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED=, SOURCE=runs/learn_tts (30 CPU minutes, by estimate)
+learn-interpret-speech: $(READY)  ## spoken digits answered in German order, in the voice that is heard, recordings never heard: DATA=, SEED=, SOURCE=runs/learn_tts (75 minutes of one core)
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/learn_interpret_speech.py $(if $(DATA),--data $(DATA)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(SOURCE),--source $(SOURCE))
 
