@@ -22,8 +22,8 @@ reaches, the curve's chrF is lower (by LAAL, too: a curve that says too many wor
 of each stage within 25 % of its target.
 
 CPU-minutes of one core of a Xeon, both of whose cores were busy: tokenizer 13, codes of clips 2, of short talks 8, of
-long ones 10; `digits` 3, `hearing` 6; for each seed two supervised trainings of 9 each, 4 for every 40 updates of PPO
-(44 in all), and 18 evaluations of 10 seconds.
+long ones 14; `digits` 3, `hearing` 15; for each seed two supervised trainings of 6 each, 4 for every 40 updates of PPO
+(50 in all), and 18 evaluations of 10 seconds.
 """
 
 from __future__ import annotations
