@@ -341,7 +341,10 @@ def report(folder: Path, seeds: Sequence[int], biases: Sequence[float]) -> None:
         print(json.dumps(line))
     points = [
         QualityPoint(
-            case, statistics.mean(each["AL"] for each in own), statistics.mean(each["chrF"] for each in own)
+            case,
+            statistics.mean(each["AL"] for each in own),
+            statistics.mean(each["chrF"] for each in own),
+            is_on_curve=case.startswith("start"),
         )
         for case, own in rows.items()
         if "drawn" not in case

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 560.0, 300.0, 52.0, 40.0, 26.0, 90.0
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 560.0, 300.0, 52.0, 40.0, 26.0, 20.0
+_LEGEND, _ROW = 260.0, 16.0
+_COLOURS = ("#4269d0", "#c2410c", "#15803d", "#a855f7", "#0e7490", "#92400e")
+"""Where the picture stands in no page of ours, which has its own."""
 
 
 @dataclass(frozen=True)
@@ -17,29 +21,49 @@ class QualityPoint:
     name: str
     latency: float
     quality: float
+    is_on_curve: bool = False
+    """Whether a line joins it to the others that are: settings of one system."""
 
 
 def quality_over_latency(points: Sequence[QualityPoint], latency: str, quality: str) -> str:
-    """Draw systems as labelled points: better ones lie up and left."""
+    """Draw systems as numbered points, with their names beside the picture: better ones lie up and left."""
+    height = max(_HEIGHT, _TOP + _ROW * len(points) + 10)
     x_low, x_high = _range([point.latency for point in points])
     y_low, y_high = _range([point.quality for point in points])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        right, up = (x - x_low) / (x_high - x_low), (y - y_low) / (y_high - y_low)
+        return _LEFT + right * (_WIDTH - _LEFT - _RIGHT), height - _BOTTOM - up * (height - _TOP - _BOTTOM)
+
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        x, y = (
-            _LEFT + share * (_WIDTH - _LEFT - _RIGHT),
-            _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM),
+    for tick in _ticks(y_low, y_high):
+        y = at(x_low, tick)[1]
+        parts += [_line(_LEFT, y, _WIDTH - _RIGHT, y), _text(_LEFT - 6, y + 4, f"{tick:.6g}", "end")]
+    for tick in _ticks(x_low, x_high):
+        x = at(tick, y_low)[0]
+        parts += [
+            _line(x, _TOP, x, height - _BOTTOM),
+            _text(x, height - _BOTTOM + 16, f"{tick:.6g}", "middle"),
+        ]
+    curve = sorted((point.latency, point.quality) for point in points if point.is_on_curve)
+    if len(curve) > 1:
+        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*each) for each in curve))
+        parts.append(
+            f'<polyline points="{places}" fill="none" stroke="currentColor" stroke-dasharray="4 3"/>'
         )
-        parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y))
-        parts.append(_text(_LEFT - 6, y + 4, f"{y_low + share * (y_high - y_low):.4g}", "end"))
-        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, f"{x_low + share * (x_high - x_low):.4g}", "middle"))
     for place, point in enumerate(points):
-        x = _LEFT + (point.latency - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
-        y = _HEIGHT - _BOTTOM - (point.quality - y_low) / (y_high - y_low) * (_HEIGHT - _TOP - _BOTTOM)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{_colour(place % 6)}"/>')
-        parts.append(_text(x + 8, y + 4, point.name, "start"))
-    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, latency, "middle"))
+        x, y = at(point.latency, point.quality)
+        own = f'r="5" fill="{_colour(place % 6)}"'
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {own}><title>{_escape(point.name)}</title></circle>')
+        parts.append(
+            _text(x + (7 if place % 2 else -7), y - 6, f"{place + 1}", "start" if place % 2 else "end")
+        )
+        row = _TOP + _ROW * place
+        parts.append(f'<circle cx="{_WIDTH + 6:g}" cy="{row:.1f}" {own}/>')
+        parts.append(_text(_WIDTH + 16, row + 4, f"{place + 1}  {point.name}", "start"))
+    parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, latency, "middle"))
     parts.append(_text(4, 10, quality, "start"))
-    return _svg(_WIDTH, _HEIGHT, parts, f"{quality} over {latency}")
+    return _svg(_WIDTH + _LEGEND, height, parts, f"{quality} over {latency}")
 
 
 def timeline(output: LoggedOutput, units: Sequence[str], times: Sequence[float], per_second: float) -> str:
@@ -76,13 +100,20 @@ def timeline(output: LoggedOutput, units: Sequence[str], times: Sequence[float],
 
 def _colour(number: int) -> str:
     """A colour of the page of a suite, or of that of a run."""
-    return f"var(--c{number}, var(--m{number}))"
+    return f"var(--c{number}, var(--m{number}, {_COLOURS[number]}))"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     margin = 0.1 * (high - low) or abs(high) * 0.1 or 1.0
     return low - margin, high + margin
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round values between the two, four to nine of them: steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(power * each for each in (5, 2, 1) if power * each * 4 <= high - low)
+    return [place * step for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
@@ -93,7 +124,7 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--line)"/>'
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--line, #ddd)"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
