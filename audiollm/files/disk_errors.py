@@ -20,7 +20,8 @@ _OF_PLACES = {
     errno.ENOTDIR: ("a file is on its way, where a folder is needed", "name another folder"),
     errno.EACCES: ("this user may not read or write it", "change its permissions, or name another place"),
 }
-"""What ended a command, and not what one that failed of something else had met and handled before."""
+"""Errors of a place. They are told where they end a command; where a command met one, went on, and failed of
+something else, they are not."""
 _BY_TEXT = {
     "no space left on device": errno.ENOSPC,
     "database or disk is full": errno.ENOSPC,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from audiollm.evaluate.interpret.logged_outputs import LoggedOutput
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 560.0, 300.0, 52.0, 40.0, 26.0, 20.0
-_LEGEND, _ROW = 260.0, 16.0
+_ROW, _LETTER = 16.0, 7.0
+"""Height of a row of the names, and the width that is kept for a letter."""
 _COLOURS = ("#4269d0", "#c2410c", "#15803d", "#a855f7", "#0e7490", "#92400e")
 """Where the picture stands in no page of ours, which has its own."""
 
@@ -63,7 +64,8 @@ def quality_over_latency(points: Sequence[QualityPoint], latency: str, quality: 
         parts.append(_text(_WIDTH + 16, row + 4, f"{place + 1}  {point.name}", "start"))
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, latency, "middle"))
     parts.append(_text(4, 10, quality, "start"))
-    return _svg(_WIDTH + _LEGEND, height, parts, f"{quality} over {latency}")
+    names = _LETTER * max(len(point.name) for point in points) + 44
+    return _svg(_WIDTH + names, height, parts, f"{quality} over {latency}")
 
 
 def timeline(output: LoggedOutput, units: Sequence[str], times: Sequence[float], per_second: float) -> str:
