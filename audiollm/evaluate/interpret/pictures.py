@@ -114,7 +114,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _ticks(low: float, high: float) -> list[float]:
     """Round values between the two, four to nine of them: steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(power * each for each in (5, 2, 1) if power * each * 4 <= high - low)
+    step = next((power * each for each in (5, 2) if power * each * 4 <= high - low), power)
     return [place * step for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 

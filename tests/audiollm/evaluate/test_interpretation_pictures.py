@@ -32,7 +32,9 @@ def test_a_curve_joins_its_points_in_order_of_latency() -> None:
     assert len(joined) == 3 and joined == sorted(joined)
 
 
-@pytest.mark.parametrize("low,high", [(-3.58, 3.8), (0.0, 0.07), (1_000.0, 9_300.0), (5.0, 5.0)])
+@pytest.mark.parametrize(
+    "low,high", [(-3.58, 3.8), (0.0, 0.07), (1_000.0, 9_300.0), (5.0, 5.0), (-332.3333333333333, 1.0)]
+)
 def test_ticks_are_round_and_within(low: float, high: float) -> None:
     page = quality_over_latency([QualityPoint("a", low, 1.0), QualityPoint("b", high, 2.0)], "AL, s", "chrF")
     found = ticks(page)
