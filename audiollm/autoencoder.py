@@ -101,6 +101,25 @@ def load_autoencoder(source: Path | str) -> Autoencoder:
     return autoencoder
 
 
+def autoencoder_of_run(run: Path) -> Path:
+    """The folder of the only stage of a run that made an autoencoder.
+
+    Raises:
+        ConfigError: none did, or several; or a config.json is damaged.
+    """
+    known = {entry.name for entry in entry_points(group="audiollm.autoencoders")}
+    configs = sorted(run.glob("*/model/config.json"))
+    found = [path.parents[1] for path in configs if read_json_file(path, dict).get("model_type") in known]
+    if len(found) != 1:
+        names = ", ".join(folder.name for folder in found) or "none"
+        raise ConfigError(
+            f"one autoencoder is looked for in {run}, and there are: {names}",
+            "command line",
+            "give --autoencoder: that of `encode_latents`",
+        )
+    return found[0]
+
+
 def module_digest(module: nn.Module, settings: str = "") -> str:
     """SHA-256 of the names, shapes and values of a module's parameters and persistent buffers, and of its settings."""
     digest = hashlib.sha256(settings.encode())

@@ -56,7 +56,9 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
-VAE_STEPS, FLOW_STEPS, BATCH = 2_400, 2_500, 16
+FLOW_STEPS, BATCH = 2_500, 16
+AUTOENCODER = "autoencoder"
+"""The stage's name."""
 EVENT_S = 1.0
 MUON = ("*.qkv.weight", "*adaLN_modulation.1.weight", "*.encoders.*.linear.weight")
 """Matrices that Muon optimises."""
@@ -143,18 +145,15 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
         "event_s": EVENT_S,
         "sample_rate": RATE,
     }
-    vae = {
-        "audio": "${scenes.samples}",
-        "sample_rate": RATE,
-        "channels": 1,
-        "mel_hop_samples": 192,
-        "latent_dim": 48,
-        "steps": VAE_STEPS,
+    components = {"audio": "${scenes.samples}", "sample_rate": RATE, "latent_dim": 48}
+    encode = {
+        "samples": "${scenes.samples}",
+        "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
+        "edits_per_sample": 1,
     }
-    encode = {"samples": "${scenes.samples}", "autoencoder": "${train_vae.checkpoint}", "edits_per_sample": 1}
     stages: list[dict[str, Any]] = [
         {"name": "scenes", "compose_scenes": scenes},
-        {"train_vae": vae},
+        {"name": AUTOENCODER, "fit_mel_pca": components},
         {"encode_latents": encode},
     ]
     for seed in seeds:
@@ -192,7 +191,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
     }
     edit = {
         "model": f"${{{name}.checkpoint}}",
-        "autoencoder": "${train_vae.checkpoint}",
+        "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
         "samples": "${scenes.samples}",
         "by": ["words", "object"],
         "sampling": {"guidance": GUIDANCE},
@@ -205,7 +204,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
 def _making(name: str, model: str, seed: int, scale: float, settings: Mapping[str, Any]) -> dict[str, Any]:
     make = {
         "model": f"${{{model}.checkpoint}}",
-        "autoencoder": "${train_vae.checkpoint}",
+        "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
         "sampling": {"guidance": scale},
         "seed": seed,
         **settings,
@@ -236,7 +235,7 @@ def report(folder: Path, data: Path, seeds: Sequence[int], samples: Sequence[Sam
         for s in read_samples(folder / "scenes" / "scenes.jsonl")[0]
         if s.metadata["split"] == "train"
     ][:NEAREST_OF]
-    generator = SoundGenerator.load(folder / f"flow_{seeds[0]}", folder / "train_vae")
+    generator = SoundGenerator.load(folder / f"flow_{seeds[0]}", folder / AUTOENCODER)
     real = figures_of(_real(samples, folder, None), judge)
     ceiling = figures_of(_real(samples, folder, generator), judge, training)
     for name, value in ceiling.values.items():

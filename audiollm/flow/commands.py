@@ -26,7 +26,7 @@ Model = Annotated[
 ]
 AutoencoderOption = Annotated[
     str | None,
-    typer.Option(help="The autoencoder's folder or import path; by default the run's own train_vae."),
+    typer.Option(help="The autoencoder's folder or import path; by default the run's own."),
 ]
 Caption = Annotated[str, typer.Option(help="The sounds in words, as in 'a dog barks over rain'.")]
 Cot = Annotated[str, typer.Option(help="The chain of thought: which sounds, when, in what order, how.")]

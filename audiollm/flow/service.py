@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from audiollm.autoencoder import autoencoder_of_run
 from audiollm.data.records.sample import Message, Part, Sample, TextPart, VideoPart
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.flow.conditions.edits import edit_words
@@ -339,19 +340,12 @@ def load_generator(model: Path, autoencoder: str | None) -> SoundGenerator:
     """The generator of a `train_flow` stage or its run, with the run's own autoencoder where none is given.
 
     Raises:
-        ConfigError: there is no model, or no autoencoder beside it, or something cannot be loaded.
+        ConfigError: there is no model, or not one autoencoder beside it, or something cannot be loaded.
     """
     folder = model / "train_flow" if (model / "train_flow" / "model").exists() else model
     model_folder(folder)  # without a model nothing is said of its autoencoder
     if autoencoder is None:
-        own = folder.parent / "train_vae"
-        if not own.exists():
-            raise ConfigError(
-                f"no autoencoder beside {folder}",
-                "command line",
-                "give --autoencoder: that of `encode_latents`",
-            )
-        autoencoder = str(own)
+        autoencoder = str(autoencoder_of_run(folder.parent))
     return SoundGenerator.load(folder, autoencoder)
 
 

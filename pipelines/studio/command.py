@@ -22,7 +22,7 @@ def open_studio(
     ] = None,
     autoencoder: Annotated[
         str | None,
-        typer.Option(help="The autoencoder's folder or import path; by default the run's own train_vae."),
+        typer.Option(help="The autoencoder's folder or import path; by default the run's own."),
     ] = None,
     writer: Annotated[
         str | None,

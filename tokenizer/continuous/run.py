@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from audiollm.audio import save
 from audiollm.devices import default_device
-from audiollm.files.atomic import write_json
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import required
 from audiollm.train.loop.loop import train
 from tokenizer.clips import find_training_clips
 from tokenizer.continuous.data import StereoStore
+from tokenizer.continuous.examples import write_examples
 from tokenizer.continuous.model import AudioVAE, VAEConfig
 from tokenizer.continuous.settings import TrainVAEConfig
 from tokenizer.continuous.task import VAETask, VAETaskConfig, evaluate_vae
@@ -70,7 +68,7 @@ def _finish(
     figures["latent_rate"] = model.latent_rate
     context.say("tracking the pitch of held-out clips before and after")
     figures |= voicing_figures(lambda samples_CN: model.decode(model.encode(samples_CN)), stores["test"])
-    _write_examples(model, stores["test"], folder)
+    write_examples(model, stores["test"], folder)
     return figures
 
 
@@ -103,16 +101,3 @@ def _task_config(config: TrainVAEConfig) -> VAETaskConfig:
         adversary_share=required(config.adversary_share),
         discriminators=TINY if config.size == "tiny" else DiscriminatorConfig(),
     )
-
-
-def _write_examples(model: AudioVAE, clips: StereoStore, folder: Path, count: int = 4) -> None:
-    """Held-out clips before and after, for the report."""
-    rows = []
-    for number, (_, samples_CN) in enumerate(clips.picked(count)):
-        decoded_CN = model.decode(model.encode(samples_CN), num_samples=samples_CN.shape[1])
-        row = {}
-        for name, audio_CN in (("original", samples_CN), ("decoded", decoded_CN)):
-            row[name] = f"examples/{number}_{name}.wav"
-            save(folder / row[name], audio_CN, model.sample_rate)
-        rows.append(row)
-    write_json(folder / "examples.json", rows)

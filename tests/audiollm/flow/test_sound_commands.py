@@ -139,7 +139,7 @@ def test_what_cannot_be_made_is_refused_before_work(
         (("generate", absent, "--video", video, "-o", video), "is the input"),
         (("generate", absent, "--video", track, "-o", "x.wav"), "no pictures"),
         (("generate", absent, "--video", video, "-o", "x.wav"), "no model here"),
-        (("generate", trained, "--video", video, "-o", "x.wav"), "no autoencoder beside"),
+        (("generate", trained, "--video", video, "-o", "x.wav"), "one autoencoder is looked for"),
         (("edit", absent, track, "shorten", "-o", "x.wav"), "no operation 'shorten'"),
         (("edit", absent, track, "add", "--span", "0.1,0.2", "-o", "x.wav"), "nothing to make a sound from"),
         (("edit", absent, track, "inpaint", "--span", "0.5,9", "-o", "x.wav"), "does not lie in the track"),

@@ -1,0 +1,295 @@
+"""Principal components of log-mel frames as latents, and their sound by reconstruction of phases.
+
+The closed-form optimum of a linear variational autoencoder is probabilistic principal component analysis (Tipping and
+Bishop 1999, equations 3.7 and 3.8; Lucas et al., arXiv 1911.02469): nothing is trained step by step. What is lost is
+the phase, which `phases.py` makes up, and what the components leave out.
+
+Shapes: C channels, N samples, T latent frames, P mel frames per latent frame, M mel bands, X = C * P * M numbers of a
+latent frame, D latent dimension, F frequency bins, W window samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from audiollm.autoencoder import module_digest
+from audiollm.models.pretrained import load_whole, save_model
+from tokenizer.mel_pca.phases import BLOCK_LATENTS, PhaseStream
+from tokenizer.native.framing import magnitudes
+from tokenizer.native.layers import mel_filters
+
+MODEL_TYPE = "audiollm_mel_pca"
+FLOOR = 1e-3
+"""Smallest magnitude of a mel band; a sine of full scale has about 5 at 16 kHz."""
+WHITENING = 0.5
+"""Power of a component's deviation by which `normalize` divides it. At 1 the components that hold little but the
+texture of noise would count as much in a flow-matching loss as those that tell one sound from another."""
+PARTS_PER_FIT = 10
+"""A fit wants this many latent frames for each latent dimension."""
+
+
+@dataclass(frozen=True)
+class MelPCAConfig:
+    """The shape of a `MelPCA`."""
+
+    sample_rate: int = 16_000
+    channels: int = 1
+    """1 or 2."""
+    mel_hop_samples: int = 192
+    stride: int = 4
+    """Mel frames per latent frame; the Fourier transforms are as long as a latent frame."""
+    num_mels: int = 80
+    latent_dim: int = 48
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 2):
+            raise ValueError(f"channels must be 1 or 2, not {self.channels}")
+        if self.latent_dim > self.numbers:
+            raise ValueError(f"latent_dim must be at most {self.numbers}, not {self.latent_dim}")
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples of a latent frame, and of a window."""
+        return self.mel_hop_samples * self.stride
+
+    @property
+    def numbers(self) -> int:
+        """Log-mel values of a latent frame."""
+        return self.channels * self.stride * self.num_mels
+
+
+class ComponentDistribution(NamedTuple):
+    """The distribution of a sound's latent: independent normal distributions, `[D, T]`."""
+
+    mean: Tensor
+    log_variance: Tensor
+
+
+class MelPCA(nn.Module):
+    """Waveform to components of its log-mel frames and back: an `audiollm.autoencoder.Autoencoder`."""
+
+    mean_X: Tensor
+    components_XD: Tensor
+    deviation_D: Tensor
+    """Standard deviation of each component."""
+    noise: Tensor
+    """Standard deviation of each number that the components leave out."""
+    window_W: Tensor
+    filters_FM: Tensor
+    inverse_MF: Tensor
+
+    def __init__(self, config: MelPCAConfig) -> None:
+        super().__init__()
+        self.config = config
+        window, mels = config.hop_samples, config.num_mels
+        self.register_buffer("mean_X", torch.zeros(config.numbers))
+        self.register_buffer("components_XD", torch.eye(config.numbers, config.latent_dim))
+        self.register_buffer("deviation_D", torch.ones(config.latent_dim))
+        self.register_buffer("noise", torch.ones(()))
+        filters_FM = mel_filters(config.sample_rate, window, mels)
+        self.register_buffer("filters_FM", filters_FM, persistent=False)
+        self.register_buffer("inverse_MF", torch.linalg.pinv(filters_FM.double()).float(), persistent=False)
+        self.register_buffer("window_W", torch.hann_window(window), persistent=False)
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.sample_rate
+
+    @property
+    def channels(self) -> int:
+        return self.config.channels
+
+    @property
+    def hop_samples(self) -> int:
+        return self.config.hop_samples
+
+    @property
+    def latent_dim(self) -> int:
+        return self.config.latent_dim
+
+    @property
+    def digest(self) -> str:
+        """Digest of components, statistics and settings."""
+        return module_digest(self, repr(self.config))
+
+    @torch.no_grad()
+    def fit(self, clips_CN: Iterable[Tensor]) -> float:
+        """Set mean, components and deviations to those of these waveforms; returns the share of variance that is kept.
+
+        Raises:
+            ValueError: too little audio for so many components, or audio that `encode_distribution` refuses.
+        """
+        numbers, kept = self.config.numbers, self.latent_dim
+        frames, sum_X = 0, torch.zeros(numbers, dtype=torch.float64)
+        products_XX = torch.zeros(numbers, numbers, dtype=torch.float64)
+        for samples_CN in clips_CN:
+            _check_channels(samples_CN, self.channels)
+            for part_TX in self._log_mel_parts([samples_CN]):
+                part_TX = part_TX.double()
+                frames += len(part_TX)
+                sum_X += part_TX.sum(dim=0)
+                products_XX += part_TX.T @ part_TX
+        if frames < PARTS_PER_FIT * kept:
+            raise ValueError(f"{frames} latent frames of audio are too few for {kept} components")
+        mean_X = sum_X / frames
+        variance_X, vectors_XX = torch.linalg.eigh(products_XX / frames - torch.outer(mean_X, mean_X))
+        variance_X, vectors_XX = variance_X.flip(0).clamp_min(0), vectors_XX.flip(1)
+        components_XD, left_out_X = vectors_XX[:, :kept], variance_X[kept:]
+        largest_1D = components_XD.abs().argmax(dim=0, keepdim=True)
+        components_XD = components_XD * components_XD.gather(0, largest_1D).sign()
+        self.mean_X.copy_(mean_X)
+        self.components_XD.copy_(components_XD)
+        self.deviation_D.copy_(variance_X[:kept].sqrt().clamp_min(FLOOR))
+        self.noise.copy_((left_out_X.mean() if len(left_out_X) else torch.zeros(())).sqrt().clamp_min(FLOOR))
+        return float(variance_X[:kept].sum() / variance_X.sum().clamp_min(1e-12))
+
+    def encode(self, samples_CN: Tensor) -> Tensor:
+        """Waveform `[C, N]` to the latents' means `[D, ceil(N / hop)]`.
+
+        Raises:
+            ValueError: another number of channels, empty, or not finite.
+        """
+        return self.encode_distribution(samples_CN).mean
+
+    def encode_distribution(self, samples_CN: Tensor) -> ComponentDistribution:
+        """The components of each latent frame, and the deviation of what these leave out.
+
+        Raises:
+            ValueError: another number of channels, empty, or not finite.
+        """
+        _check_channels(samples_CN, self.channels)
+        if not samples_CN.shape[1]:
+            raise ValueError("encode takes a waveform of at least one sample")
+        parts = list(self.encode_stream([samples_CN]))
+        return ComponentDistribution(*(torch.cat(each, dim=1) for each in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def encode_stream(self, pieces_CN: Iterable[Tensor]) -> Iterator[ComponentDistribution]:
+        """Latents of a waveform that comes in pieces `[C, n]`, at constant memory; the same latents as `encode`.
+
+        Raises:
+            ValueError: a piece of another number of channels or not finite.
+        """
+        for part_TX in self._log_mel_parts(pieces_CN):
+            padded_TX = functional.pad(part_TX, (0, 0, 0, BLOCK_LATENTS - len(part_TX)))
+            mean_DT = ((padded_TX - self.mean_X) @ self.components_XD).T[:, : len(part_TX)].contiguous()
+            yield ComponentDistribution(mean_DT, (2 * self.noise.log()).expand_as(mean_DT))
+
+    def decode(self, latent_DT: Tensor, num_samples: int | None = None) -> Tensor:
+        """Latents `[D, T]` to a waveform `[C, T * hop]` in [-1, 1], cut to `num_samples` where given.
+
+        Raises:
+            ValueError: no frame, another latent dimension, or not finite.
+        """
+        if latent_DT.ndim == 2 and latent_DT.shape[1] == 0:
+            raise ValueError("decode takes latents of at least one frame, not 0")
+        samples_CN = torch.cat(list(self.decode_stream([latent_DT])), dim=1)
+        return samples_CN if num_samples is None else samples_CN[:, :num_samples]
+
+    @torch.no_grad()
+    def decode_stream(self, pieces_DT: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Waveform pieces of latents that come in pieces `[D, t]`, at constant memory; the same samples as `decode`.
+
+        Raises:
+            ValueError: a piece of another latent dimension or not finite.
+        """
+        config = self.config
+        stream = PhaseStream(self.window_W, config.mel_hop_samples, config.channels, config.stride)
+        waiting_DT = self.mean_X.new_zeros(self.latent_dim, 0)
+        for piece_DT in pieces_DT:
+            _check_latent(piece_DT, self.latent_dim)
+            waiting_DT = torch.cat([waiting_DT, piece_DT.to(waiting_DT)], dim=1)
+            while waiting_DT.shape[1] >= BLOCK_LATENTS:
+                yield stream.push(self._magnitudes(waiting_DT[:, :BLOCK_LATENTS])).clamp(-1, 1)
+                waiting_DT = waiting_DT[:, BLOCK_LATENTS:]
+        if rest := waiting_DT.shape[1]:
+            padded_DT = functional.pad(waiting_DT, (0, BLOCK_LATENTS - rest))
+            yield stream.push(self._magnitudes(padded_DT)[:, : rest * config.stride]).clamp(-1, 1)
+        yield stream.flush().clamp(-1, 1)
+
+    def normalize(self, latent_DT: Tensor) -> Tensor:
+        """Latents `[..., D, T]` divided by a power of each component's deviation: mean 0, variance 1 on average."""
+        return latent_DT / self._scale_D[:, None]
+
+    def denormalize(self, latent_DT: Tensor) -> Tensor:
+        """The inverse of `normalize`."""
+        return latent_DT * self._scale_D[:, None]
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `config.json` and `model.safetensors`."""
+        save_model(folder, self, MODEL_TYPE, self.config)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> MelPCA:
+        """Load what `save_pretrained` wrote, or a `fit_mel_pca` stage's folder.
+
+        Raises:
+            ConfigError: nothing there, or another kind of model.
+        """
+        return load_whole(folder, MODEL_TYPE, MelPCAConfig, cls)
+
+    @property
+    def _scale_D(self) -> Tensor:
+        power_D = self.deviation_D.pow(WHITENING)
+        return power_D * (self.deviation_D / power_D).square().mean().sqrt()
+
+    def _log_mel_parts(self, pieces_CN: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Log-mel values `[t, X]`, `BLOCK_LATENTS` latent frames at a time, the last part shorter."""
+        config = self.config
+        window, hop = config.hop_samples, config.mel_hop_samples
+        before, after = (window - hop) // 2, window - hop - (window - hop) // 2
+        block = BLOCK_LATENTS * config.hop_samples
+        waiting_CN, samples = self.window_W.new_zeros(config.channels, before), 0
+        for piece_CN in pieces_CN:
+            _check_channels(piece_CN, config.channels)
+            samples += piece_CN.shape[1]
+            waiting_CN = torch.cat([waiting_CN, piece_CN.to(waiting_CN)], dim=1)
+            while waiting_CN.shape[1] >= before + block + after:
+                yield self._log_mel(waiting_CN[:, : before + block + after])
+                waiting_CN = waiting_CN[:, block:]
+        while rest := -(-(waiting_CN.shape[1] - before) // config.hop_samples):
+            if waiting_CN.shape[1] <= before:
+                break
+            missing = max(0, before + block + after - waiting_CN.shape[1])
+            padded_CN = functional.pad(waiting_CN, (0, missing))
+            yield self._log_mel(padded_CN[:, : before + block + after])[:rest]
+            waiting_CN = waiting_CN[:, block:]
+
+    def _log_mel(self, samples_CN: Tensor) -> Tensor:
+        """`[C, (t P - 1) hop + W]` to `[t, X]`."""
+        config = self.config
+        mel_CTM = magnitudes(samples_CN, self.window_W, config.mel_hop_samples) @ self.filters_FM
+        logs_CTM = mel_CTM.clamp_min(FLOOR).log()
+        return logs_CTM.unflatten(1, (-1, config.stride)).transpose(0, 1).flatten(1)
+
+    def _magnitudes(self, latent_DT: Tensor) -> Tensor:
+        """Latents `[D, T]` to magnitudes of the spectrum `[C, T * P, F]`."""
+        config = self.config
+        logs_TX = latent_DT.T @ self.components_XD.T + self.mean_X
+        shape = (config.channels, config.stride, config.num_mels)
+        mel_CTM = logs_TX.unflatten(1, shape).transpose(0, 1).flatten(1, 2).clamp_max(6.0).exp()
+        return (mel_CTM @ self.inverse_MF).clamp_min(1e-5)
+
+
+def _check_channels(samples_CN: Tensor, channels: int) -> None:
+    if samples_CN.ndim != 2 or samples_CN.shape[0] != channels:
+        raise ValueError(
+            f"encode takes a waveform [{channels}, samples], not {list(samples_CN.shape)}: "
+            f"audiollm.audio.set_channels(samples_CN, {channels}) makes one"
+        )
+    if not bool(torch.isfinite(samples_CN).all()):
+        raise ValueError("encode got samples that are not finite")
+
+
+def _check_latent(latent_DT: Tensor, latent_dim: int) -> None:
+    if latent_DT.ndim != 2 or latent_DT.shape[0] != latent_dim:
+        raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
+    if not bool(torch.isfinite(latent_DT).all()):
+        raise ValueError("decode got latents that are not finite")
