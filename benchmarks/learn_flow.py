@@ -56,7 +56,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
-FLOW_STEPS, BATCH = 2_500, 16
+FLOW_STEPS, BATCH = 1_500, 16
 AUTOENCODER = "autoencoder"
 """The stage's name."""
 EVENT_S = 1.0
