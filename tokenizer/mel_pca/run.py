@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from audiollm.errors import ConfigError
 from audiollm.files.set_aside import SetAside
 from audiollm.recipe.runner import Context
 from tokenizer.clips import find_training_clips
@@ -49,7 +50,10 @@ def fit_mel_pca(config: FitMelPCAConfig, context: Context) -> dict[str, Any]:
                 yield samples_CN
                 bar.advance(bar.task_ids[0])
 
-    figures: dict[str, Any] = {"variance_kept": model.fit(read())}
+    try:
+        figures: dict[str, Any] = {"variance_kept": model.fit(read())}
+    except ValueError as error:
+        raise ConfigError(str(error), str(config.audio), "give more audio, or a lower latent_dim") from error
     model.save_pretrained(context.folder / "model")
     figures |= _evaluate(model, test)
     context.say("tracking the pitch of held-out clips before and after")
