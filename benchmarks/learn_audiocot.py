@@ -52,6 +52,7 @@ STEPS, BATCH, RATE = 1_200, 16, 1.0e-3
 MAX_ANSWER_TOKENS = 256
 EDITS, MAX_EXTENDED_S = 20, 10.0
 GUIDANCE = learn_flow.GUIDANCE
+AUTOENCODER = learn_flow.AUTOENCODER
 CONTROLS: dict[str, dict[str, Any]] = {
     "frames shuffled": {"shuffle_frames": True},
     "videos exchanged": {"exchange": ["video"]},
@@ -73,7 +74,6 @@ SMOKE: dict[str, dict[str, Any]] = {
     "thinker": {"width": 64, "layers": 2, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1, "mel_bins": 16},
     "writer": {"steps": 10, "batch_size": 4},
     "asked": {"max_questions": 2, "max_answer_tokens": 24},
-    "vae": {"steps": 10, "batch_size": 2},
     "flow": {"steps": 10, "batch_size": 2},
     "making": {"max_samples": 2, "sampling": {"steps": 2}},
 }  # fmt: skip
@@ -201,19 +201,14 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
     """Sounds of the held-out scenes by each way to ask; in a smoke run, the flow model too."""
     stages: list[dict[str, Any]] = []
     if smoke:
-        vae = {
-            "audio": "${scenes.samples}",
-            "sample_rate": learn_flow.RATE,
-            "channels": 1,
-            "mel_hop_samples": 192,
-        }
+        fit = {"audio": "${scenes.samples}", "sample_rate": learn_flow.RATE, "latent_dim": 16}
         encode = {
             "samples": "${scenes.samples}",
-            "autoencoder": "${train_vae.checkpoint}",
+            "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
             "edits_per_sample": 1,
         }
         stages += [
-            {"train_vae": {**vae, "latent_dim": 16, **SMOKE["vae"]}},
+            {"name": AUTOENCODER, "fit_mel_pca": fit},
             {"encode_latents": encode},
             {"name": f"flow_{seed}", "train_flow": {"latents": "${encode_latents.shards}", **SMOKE["flow"]}},
         ]
@@ -221,7 +216,7 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
     for way, conditions in WAYS.items():
         make = {
             "model": f"${{flow_{seed}.checkpoint}}" if smoke else str(model),
-            "autoencoder": "${train_vae.checkpoint}" if smoke else str(autoencoder),
+            "autoencoder": f"${{{AUTOENCODER}.checkpoint}}" if smoke else str(autoencoder),
             "samples": str(folder / f"written_{seed}.jsonl") if way == "written CoT" else "${scenes.samples}",
             "conditions": conditions,
             "max_samples": learn_flow.TEST_SCENES,
@@ -431,7 +426,7 @@ def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
     """
     if smoke:
         return folder
-    if given is not None and not (given / "train_vae").is_dir():
+    if given is not None and not (given / AUTOENCODER).is_dir():
         raise SystemExit(
             f"no run of learn_flow in {given}: run make learn-flow, and give its folder with --flow"
         )
@@ -441,10 +436,10 @@ def _flow_folder(given: Path | None, folder: Path, smoke: bool) -> Path | None:
 def _flow_model(flow: Path, seed: int, smoke: bool, folder: Path) -> tuple[Path, Path]:
     """The folders of model and autoencoder: the model of the seed, or the first that the run has."""
     if smoke:
-        return folder / f"flow_{seed}", folder / "train_vae"
+        return folder / f"flow_{seed}", folder / AUTOENCODER
     own = flow / f"flow_{seed}"
     known = sorted(path for path in flow.glob("flow_*") if path.is_dir())
-    return (own if own.is_dir() else known[0]).resolve(), (flow / "train_vae").resolve()
+    return (own if own.is_dir() else known[0]).resolve(), (flow / AUTOENCODER).resolve()
 
 
 def _judge(data: Path | None, folder: Path) -> ClipClassifier:

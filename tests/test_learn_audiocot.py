@@ -19,7 +19,7 @@ import learn_audiocot as bench
 
 @pytest.mark.parametrize("smoke", [True, False])
 def test_all_stages_are_typed(tmp_path: Path, smoke: bool) -> None:
-    for folder in ("fsdd/recordings", "esc10", "flow/train_vae", "flow/flow_1"):
+    for folder in ("fsdd/recordings", "esc10", "flow/autoencoder", "flow/flow_1"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("captions", "written_1", "written_2"):
         (tmp_path / f"{name}.jsonl").touch()

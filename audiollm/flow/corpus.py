@@ -22,6 +22,7 @@ from audiollm.flow.conditions.words import Words
 from audiollm.flow.encoding import FACTS
 from audiollm.flow.model.packed import MODALITIES, TIMED, Features, Modality
 from audiollm.flow.sound_model import ConditionFacts
+from audiollm.models.pretrained import is_finite
 
 _MOST_UNSEEN_S = 1.0
 """Seconds, beside two rows, by which features may end before their sound: an encoder of windows leaves out a last,
@@ -180,7 +181,7 @@ def read_sound(loaded: LoadedSample, facts: CorpusFacts, words: Words | None) ->
                 f"array {name!r} is {list(array_DT.shape)}, not [{facts.latent_dim}, T]",
                 "latents of another shape",
             )
-        if not bool(array_DT.isfinite().all()):
+        if not is_finite(array_DT):
             raise bad(f"array {name!r} holds values that are not finite", "not finite")
         return array_DT.float().T.contiguous()
 
@@ -227,7 +228,7 @@ def _read_conditions(
         pooled_C = (
             loaded.array(f"{name}_pooled", given.made_by) if f"{name}_pooled" in loaded.arrays else None
         )
-        if not bool(values_RC.isfinite().all()):
+        if not is_finite(values_RC):
             raise BadSample(
                 sample.id, sample.id, f"array {name!r} holds values that are not finite", "not finite"
             )

@@ -237,7 +237,7 @@ def fill(
         tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         if dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(dtype)
-        if not _is_finite(tensor):
+        if not is_finite(tensor):
             raise ConfigError(
                 f"{name} holds values that are no numbers (NaN or infinite)",
                 where,
@@ -247,7 +247,7 @@ def fill(
     model.load_state_dict(state, strict=False, assign=True)
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite, by the extremes, which pass NaN on; `isfinite` would need a copy."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True

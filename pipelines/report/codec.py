@@ -10,7 +10,7 @@ from pipelines.report.figures import series_of
 from pipelines.report.material import Material, Row, Trace
 from pipelines.report.media import Gallery, shares
 
-TOKENIZER_STAGES = ("train_tokenizer", "train_vae")
+TOKENIZER_STAGES = ("train_tokenizer", "train_vae", "fit_mel_pca")
 EXAMPLES_SHOWN = 4
 """Examples shown, over all stages together."""
 BRIEF = ("training steps", "mel distance, held out")

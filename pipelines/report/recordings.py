@@ -14,7 +14,7 @@ SEGMENTS_SHOWN = 8
 SET_ASIDE_SHOWN = 200
 SETTING_ASIDE = (
     "train_tokenizer", "tokenize", "train", "train_preference", "train_reward", "train_policy", "train_interpreter",
-    "train_vae", "encode_latents", "train_flow", "generate_sound", "edit_sounds",
+    "train_vae", "fit_mel_pca", "encode_latents", "train_flow", "generate_sound", "edit_sounds",
 )  # fmt: skip
 """Stages that set recordings and samples aside, beside those that make samples."""
 QUALITIES = {"sig": "speech", "bak": "background", "ovr": "overall"}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from audiollm.flow.model.rows import SampleRows, rows_of
+from audiollm.models.pretrained import is_finite
 
 Modality = Literal["frames", "sync", "caption", "cot"]
 """The modalities that a sound may be made from: frames of the picture, synchronisation features of the picture, the
@@ -116,7 +117,7 @@ def _check(features: Features, modality: Modality, number: int, width: int) -> N
         raise ValueError(
             f"{modality} of sample {number}: {values_RC.shape[1]} features per row, others have {width}"
         )
-    if not bool(torch.isfinite(values_RC).all()):
+    if not is_finite(values_RC):
         raise ValueError(f"{modality} of sample {number}: features are not finite")
     if (times_R is not None) != (modality in TIMED):
         raise ValueError(
