@@ -53,7 +53,7 @@ class EncodeLatentsConfig(StageConfig):
     samples: InputPath
     """Sound samples (.jsonl): the wanted sound is the assistant's, words, video and input track are the user's."""
     autoencoder: InputSource
-    """The folder of a stage that made one (`train_vae`, `fit_mel_pca`), or the import path of a published autoencoder."""
+    """The folder of a stage that made one (`train_vae`, `fit_mel_pca`), or a published one by import path."""
     encoders: EncodersConfig = EncodersConfig()
     pictures: PicturesConfig = PicturesConfig()
     edits_per_sample: int = Field(0, ge=0, le=12)
