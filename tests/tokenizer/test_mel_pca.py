@@ -20,7 +20,7 @@ from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from tokenizer.mel_pca.model import MelPCA, MelPCAConfig
 from tokenizer.mel_pca.run import fit_mel_pca
-from tokenizer.mel_pca.stage import FitMelPCAConfig
+from tokenizer.mel_pca.settings import FitMelPCAConfig
 
 RATE = 16_000
 SMALL = MelPCAConfig(mel_hop_samples=64, num_mels=24, latent_dim=12)

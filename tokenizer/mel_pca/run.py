@@ -15,7 +15,7 @@ from tokenizer.clips import find_training_clips
 from tokenizer.continuous.data import StereoStore
 from tokenizer.continuous.examples import write_examples
 from tokenizer.mel_pca.model import MelPCA, MelPCAConfig
-from tokenizer.mel_pca.stage import FitMelPCAConfig
+from tokenizer.mel_pca.settings import FitMelPCAConfig
 from tokenizer.training.losses import ReconstructionLoss
 from tokenizer.training.voicing import voicing_figures, warn_of_whispers
 
