@@ -142,9 +142,10 @@ class RowMLP(nn.Module):
         if self.kernel_size == 1:
             fed_RC: Tensor = self.w2(functional.silu(self.w1(x_RC)) * self.w3(x_RC))
             return fed_RC
-        assert isinstance(self.w1, RowConv) and isinstance(self.w3, RowConv)
-        gate, value = convolve_rows(x_RC, rows, self.w1.weight, self.w3.weight)
-        out_RC: Tensor = self.w2(functional.silu(gate) * value, rows)
+        assert isinstance(self.w1, RowConv) and isinstance(self.w2, RowConv) and isinstance(self.w3, RowConv)
+        gate_RH, value_RH = convolve_rows(x_RC, rows, self.w1.weight, self.w3.weight)
+        weight_CHK, edges = self.w2.weight.to(gate_RH.dtype), _edges(rows, self.kernel_size)
+        out_RC: Tensor = _GatedProduct.apply(gate_RH, value_RH, edges, weight_CHK)
         return out_RC
 
 
@@ -157,34 +158,55 @@ def convolve_rows(x_RC: Tensor, rows: SampleRows, *weights_OCK: Tensor) -> tuple
     if torch.is_autocast_enabled(x_RC.device.type):
         dtype = torch.get_autocast_dtype(x_RC.device.type)
         x_RC, weights_OCK = x_RC.to(dtype), tuple(weight.to(dtype) for weight in weights_OCK)
-    flat = [weight.transpose(1, 2).flatten(1) for weight in weights_OCK]
-    kernel_size = weights_OCK[0].shape[2]
-    edges = tuple(rows.edge(shift) for shift in range(-(kernel_size // 2), kernel_size // 2 + 1))
-    out: tuple[Tensor, ...] = _RowProducts.apply(x_RC, edges, *flat)
+    edges = _edges(rows, weights_OCK[0].shape[2])
+    out: tuple[Tensor, ...] = _RowProducts.apply(x_RC, edges, *weights_OCK)
     return out
 
 
 class _RowProducts(torch.autograd.Function):
-    """Products of each row's neighbours with weights `[O, K * C]`; only the rows themselves are kept."""
+    """Products of each row's neighbours with kernels `[O, C, K]`; only the rows and the kernels themselves are kept."""
 
     @staticmethod
     def forward(ctx: Any, x_RC: Tensor, edges: tuple[Tensor, ...], *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.edges = edges
         ctx.save_for_backward(x_RC, *weights)
         beside = _beside(x_RC, edges)
-        return tuple(beside @ weight.T for weight in weights)
+        return tuple(beside @ _flat(weight).T for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_RC, *weights = ctx.saved_tensors
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_beside = grads[0] @ weights[0]
+            grad_beside = grads[0] @ _flat(weights[0])
             for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                grad_beside.addmm_(grad, weight)
+                grad_beside.addmm_(grad, _flat(weight))
             grad_x = _gathered(grad_beside, ctx.edges)
+            del grad_beside
         beside = _beside(x_RC, ctx.edges)
-        return grad_x, None, *(grad.T @ beside for grad in grads)
+        return grad_x, None, *(_as_kernel(grad.T @ beside, weights[0]) for grad in grads)
+
+
+class _GatedProduct(torch.autograd.Function):
+    """The product of SwiGLU's rows with a kernel `[O, H, K]`; gate and value are kept, and not what is made of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate_RH: Tensor, value_RH: Tensor, edges: tuple[Tensor, ...], weight: Tensor
+    ) -> Tensor:
+        ctx.edges = edges
+        ctx.save_for_backward(gate_RH, value_RH, weight)
+        return _beside(functional.silu(gate_RH) * value_RH, edges) @ _flat(weight).T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate_RH, value_RH, weight = ctx.saved_tensors
+        open_RH = functional.silu(gate_RH)
+        grad_weight = _as_kernel(grad.T @ _beside(open_RH * value_RH, ctx.edges), weight)
+        grad_RH = _gathered(grad @ _flat(weight), ctx.edges)
+        share_RH = gate_RH.sigmoid()
+        slope_RH = share_RH.add_(open_RH * (1 - share_RH))
+        return slope_RH.mul_(value_RH).mul_(grad_RH), grad_RH.mul_(open_RH), None, grad_weight
 
 
 class _Permute(torch.autograd.Function):
@@ -210,6 +232,21 @@ def permute_rows(x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
 def rows_of(lengths: Sequence[int], device: torch.device) -> SampleRows:
     """The layout of rows of these lengths."""
     return SampleRows(tuple(int(length) for length in lengths), device)
+
+
+def _edges(rows: SampleRows, kernel_size: int) -> tuple[Tensor, ...]:
+    """For each place of a kernel, the rows that have no neighbour there."""
+    return tuple(rows.edge(shift) for shift in range(-(kernel_size // 2), kernel_size // 2 + 1))
+
+
+def _flat(weight_OCK: Tensor) -> Tensor:
+    """A kernel as a matrix, `[O, K * C]`."""
+    return weight_OCK.transpose(1, 2).flatten(1)
+
+
+def _as_kernel(grad_OX: Tensor, like_OCK: Tensor) -> Tensor:
+    """The gradient of a kernel from that of its matrix."""
+    return grad_OX.unflatten(1, (-1, like_OCK.shape[1])).transpose(1, 2)
 
 
 def _beside(x_RC: Tensor, edges: tuple[Tensor, ...]) -> Tensor:
