@@ -29,7 +29,7 @@ quickstart: $(READY)  ## from raw audio to a spoken, scored sample: runs/quickst
 
 test: $(READY)  ## pass the tests
 	@echo "==> Running the tests"
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=60
 
 mutants: $(READY)  ## injected bugs, one at a time in a copy: which ones the tests notice: ONLY=, JOBS= (20 minutes)
 	@$(BIN)/python tests/mutants/mutate.py --only '$(ONLY)' --jobs $(or $(JOBS),2)
