@@ -160,6 +160,9 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     single_stream_blocks: int | None = Field(None, ge=1)
     encoder_width: int | None = Field(None, ge=32, multiple_of=32)
     """Width of the encoders that are trained along."""
+    estimate_variance: float = Field(0.05, gt=0, exclude_if=lambda value: value == 0.05)
+    """Variance that is left of normalized latents when all is known that can be: 0.05 for those of `train_vae`, 0.35
+    for those of `fit_mel_pca`, which hold the texture of noise."""
     gated_fusion: bool = True
     """Frames are added to the latents through a gate between the two kinds of blocks."""
     audio_context: bool = True
@@ -179,7 +182,7 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
 
     @model_validator(mode="after")
     def _check_preset(self) -> TrainFlowConfig:
-        own = ("gated_fusion", "audio_context")
+        own = ("gated_fusion", "audio_context", "estimate_variance")
         asked = [name for name in own if name in self.model_fields_set and getattr(self, name)]
         if self.preset == "thinksound" and asked:
             raise ValueError(

@@ -68,6 +68,7 @@ def flow_parameters(config: TrainFlowConfig) -> int:
                     single_stream_blocks=single,
                     audio_context=config.audio_context,
                     gated_fusion=config.gated_fusion,
+                    estimate_variance=config.estimate_variance,
                 )
             )
             if config.preset == "native"

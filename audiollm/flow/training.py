@@ -140,6 +140,7 @@ def sound_model_config(config: TrainFlowConfig, facts: CorpusFacts, usable: Usab
                 cot_dim=widths["cot"],
                 audio_context=config.audio_context,
                 gated_fusion=config.gated_fusion,
+                estimate_variance=config.estimate_variance,
             )
         )
     else:
@@ -242,6 +243,7 @@ def _check_shape(start: SoundModelConfig, config: TrainFlowConfig, folder: Path)
         "preset": start.preset,
         "audio_context": start.context_trained,
         "gated_fusion": start.transformer.get("gated_fusion", False),
+        "estimate_variance": start.transformer.get("estimate_variance", 0.05),
     }
     for name, value in has.items():
         if name in config.model_fields_set and getattr(config, name) != value:

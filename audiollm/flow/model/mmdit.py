@@ -41,8 +41,6 @@ MASK_CHANNELS = 2
 """Channels of the mask beside the context: whether a latent is kept, whether it is shown; both 0: it is hidden."""
 ROTARY_PER_SECOND = 44_100 / 2048
 """Rotary positions per second: one per latent of the released model, whatever the rate of ours."""
-ESTIMATE_VARIANCE = 0.05
-"""Variance of the latents around the last layer's estimate, where they have 1 in all (`velocity_of_estimate`)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class MMDiTConfig:
     """The input has channels for existing sound: what is kept, what is shown."""
     gated_fusion: bool = True
     """Frames are added to the latents between the two kinds of blocks: z + gate * frames."""
+    estimate_variance: float = 0.05
+    """Variance of the latents around the last layer's estimate, where they have 1 in all (`velocity_of_estimate`)."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
@@ -244,7 +244,8 @@ class MMDiT(nn.Module):
         for block in self.fused_blocks:
             z_LC = block(z_LC, of_latents, alone)
         estimate_LD: Tensor = self.final_layer(z_LC, of_latents)
-        return velocity_of_estimate(x_LD, estimate_LD, t_B[latents.sample_R][:, None])
+        t_L1 = t_B[latents.sample_R][:, None]
+        return velocity_of_estimate(x_LD, estimate_LD, t_L1, self.config.estimate_variance)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""
@@ -390,18 +391,18 @@ class MMDiT(nn.Module):
         return z_LC.index_add(0, fusion.latent_N, added_NC.to(z_LC.dtype))
 
 
-def velocity_of_estimate(x_LD: Tensor, estimate_LD: Tensor, t_L1: Tensor) -> Tensor:
-    """The velocity E[data - noise | x_t] of data that are normal around an estimate with `ESTIMATE_VARIANCE`.
+def velocity_of_estimate(x_LD: Tensor, estimate_LD: Tensor, t_L1: Tensor, variance: float) -> Tensor:
+    """The velocity E[data - noise | x_t] of data that are normal around an estimate with this variance.
 
-    v = ((t r - (1 - t)) x_t + (1 - t) estimate) / (t^2 r + (1 - t)^2), with the variance r. So the model has to give
-    the data alone, of which the conditions tell most, and the noise reaches the velocity by x_t: a model that gives
+    v = ((t r - (1 - t)) x_t + (1 - t) estimate) / (t^2 r + (1 - t)^2), with the variance r > 0. So the model has to
+    give the data alone, of which the conditions tell most, and the noise reaches the velocity by x_t: a model that gives
     data - noise must carry all channels of the noise through its width, and learns that first (compare arXiv
     2511.13720, and 2206.00364 for r = 1).
 
     Args:
         t_L1: times from 0 (noise) to 1 (data).
     """
-    from_data_L1, noise_L1 = t_L1 * ESTIMATE_VARIANCE, 1 - t_L1
+    from_data_L1, noise_L1 = t_L1 * variance, 1 - t_L1
     total_L1 = t_L1 * from_data_L1 + noise_L1.square()
     return ((from_data_L1 - noise_L1) * x_LD + noise_L1 * estimate_LD) / total_L1
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from audiollm.flow.model.blocks import TimeEmbedding, linear_between
 from audiollm.flow.model.context import AudioContext, hidden_context
-from audiollm.flow.model.mmdit import ESTIMATE_VARIANCE, MMDiT, MMDiTConfig, velocity_of_estimate
+from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
 from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
 from audiollm.flow.model.rows import RowConv, rows_of
@@ -138,25 +138,30 @@ def test_loss_and_gradients_do_not_depend_on_the_packs(
         torch.testing.assert_close(gradient, found[1][1][name], atol=1e-9, rtol=1e-9)
 
 
-def test_the_velocity_of_an_estimate_is_that_of_normal_data_around_it() -> None:
+@pytest.mark.parametrize("variance", [0.05, 0.35, 1.0])
+def test_the_velocity_of_an_estimate_is_that_of_normal_data_around_it(variance: float) -> None:
     """Data N(estimate, r): Bayes' rule on a grid, and what the flow makes of noise has this mean and variance."""
     estimate, grid = 0.7, torch.linspace(-3, 4, 20_001, dtype=torch.float64)
-    prior = torch.exp(-((grid - estimate) ** 2) / (2 * ESTIMATE_VARIANCE))
+    prior = torch.exp(-((grid - estimate) ** 2) / (2 * variance))
     for t, x_t in itertools.product((0.0, 0.05, 0.5, 0.9, 0.999), (-1.0, 0.2, 1.5)):
         weights = prior * torch.exp(-((x_t - t * grid) ** 2) / (2 * (1 - t) ** 2))
         data = float((weights * grid).sum() / weights.sum())
         noise = (x_t - t * data) / (1 - t)
         given, wanted = (torch.full((1, 1), value, dtype=torch.float64) for value in (x_t, data - noise))
-        found = velocity_of_estimate(given, torch.full_like(given, estimate), torch.full_like(given, t))
+        found = velocity_of_estimate(
+            given, torch.full_like(given, estimate), torch.full_like(given, t), variance
+        )
         torch.testing.assert_close(found, wanted, atol=2e-3, rtol=1e-3)
     noise_LD = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0)).double()
 
     def velocity(x_LD: Tensor, t: float) -> Tensor:
-        return velocity_of_estimate(x_LD, torch.full_like(x_LD, estimate), torch.tensor([[t]]).double())
+        return velocity_of_estimate(
+            x_LD, torch.full_like(x_LD, estimate), torch.tensor([[t]]).double(), variance
+        )
 
     made_LD = integrate(velocity, noise_LD, schedule_times("cosine", 200), "heun")
     assert abs(float(made_LD.mean()) - estimate) < 0.01
-    assert abs(float(made_LD.var()) / ESTIMATE_VARIANCE - 1) < 0.05
+    assert abs(float(made_LD.var()) / variance - 1) < 0.05
 
 
 def test_an_absent_modality_is_a_dropped_one(model: MMDiT) -> None:
@@ -219,7 +224,7 @@ def test_the_estimate_is_zero_and_the_gate_one_half_at_the_start() -> None:
     )
     x_LD, t_B = torch.randn(9, 8), torch.rand(1)
     velocity_LD = model(x_LD, t_B, packed, rows_of([9], CPU))
-    assert torch.equal(velocity_LD, velocity_of_estimate(x_LD, torch.zeros(9, 8), t_B[:, None]))
+    assert torch.equal(velocity_LD, velocity_of_estimate(x_LD, torch.zeros(9, 8), t_B[:, None], 0.05))
     gates = model.gated_mlp(torch.randn(50, 64) * 3)
     assert torch.equal(gates, torch.full_like(gates, 0.5))
 
