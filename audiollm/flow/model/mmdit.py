@@ -395,8 +395,8 @@ def velocity_of_estimate(x_LD: Tensor, estimate_LD: Tensor, t_L1: Tensor, varian
     """The velocity E[data - noise | x_t] of data that are normal around an estimate with this variance.
 
     v = ((t r - (1 - t)) x_t + (1 - t) estimate) / (t^2 r + (1 - t)^2), with the variance r > 0. So the model has to
-    give the data alone, of which the conditions tell most, and the noise reaches the velocity by x_t: a model that gives
-    data - noise must carry all channels of the noise through its width, and learns that first (compare arXiv
+    give the data alone, of which the conditions tell most, and the noise reaches the velocity by x_t: a model that
+    gives data - noise must carry all channels of the noise through its width, and learns that first (compare arXiv
     2511.13720, and 2206.00364 for r = 1).
 
     Args:

@@ -138,7 +138,7 @@ def test_loss_and_gradients_do_not_depend_on_the_packs(
         torch.testing.assert_close(gradient, found[1][1][name], atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("variance", [0.05, 0.35, 1.0])
+@pytest.mark.parametrize("variance", [0.05, 0.35])
 def test_the_velocity_of_an_estimate_is_that_of_normal_data_around_it(variance: float) -> None:
     """Data N(estimate, r): Bayes' rule on a grid, and what the flow makes of noise has this mean and variance."""
     estimate, grid = 0.7, torch.linspace(-3, 4, 20_001, dtype=torch.float64)
