@@ -89,8 +89,8 @@ class SoundGenerator:
             facts = self.model.config.conditions.get(name)
             if text and facts is not None and facts["kind"] == "words":
                 assert self.model.words is not None
-                numbers = self.model.words.numbers(text)[:MAX_WORDS]
-                found[name] = Features(torch.tensor(numbers, dtype=torch.float32)[:, None])  # type: ignore[index]
+                rows = self.model.words.rows(text)[:MAX_WORDS]
+                found[name] = Features(torch.tensor(rows, dtype=torch.float32))  # type: ignore[index]
         taken = (
             set(self.model.config.conditions)
             if only is None

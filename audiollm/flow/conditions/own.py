@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audiollm.data.packing import SegmentLayout
+from audiollm.flow.conditions.words import NO_VALUE
 from audiollm.flow.model.packed import PackedModality
 from audiollm.flow.model.rows import SampleRows
 from audiollm.models.attention import attention_backend, sequence_attention
@@ -18,6 +19,8 @@ from audiollm.models.audio_encoder import sinusoids
 MAX_WORDS = 512
 """Words of a text that are encoded; the rest is cut."""
 _HEAD = 32
+_VALUE_FREQUENCIES = tuple(24.0 * 0.5**octave for octave in range(9))
+"""Radians per unit of a number in a text, which is mostly a time in seconds: periods of 0.26 to 67."""
 
 
 class WordEncoder(nn.Module):
@@ -29,15 +32,17 @@ class WordEncoder(nn.Module):
             raise ValueError(f"the width of a word encoder is a multiple of {_HEAD}, not {width}")
         self.embedding = nn.Embedding(num_words, width)
         nn.init.normal_(self.embedding.weight, std=0.5)
+        self.value = nn.Linear(2 * len(_VALUE_FREQUENCIES), width, bias=False)
         self.layers = nn.ModuleList(_WordLayer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.register_buffer("positions", sinusoids(MAX_WORDS, width), persistent=False)
         self.positions: Tensor
 
     def forward(self, packed: PackedModality) -> Tensor:
-        """`[R, C]` from word numbers `[R, 1]`."""
-        rows = packed.rows
-        x_RC = self.embedding(packed.values_RC[:, 0].long()) + self.positions[rows.place_R % MAX_WORDS]
+        """`[R, C]` from the number of each word and the value of the number that it is part of, `[R, 2]`."""
+        rows, (word_R, value_R) = packed.rows, packed.values_RC.unbind(1)
+        x_RC = self.embedding(word_R.long()) + self.positions[rows.place_R % MAX_WORDS]
+        x_RC = x_RC + self.value(_waves_of(value_R).to(x_RC.dtype))
         layout = SegmentLayout.in_order([length for length in rows.lengths if length], x_RC.device)
         for layer in self.layers:
             x_RC = layer(x_RC, layout)
@@ -90,6 +95,13 @@ class PictureEncoder(nn.Module):
         seen = self.convolutions(torch.cat([now_F, change_F], dim=1)).flatten(1)
         out_RC: Tensor = self.norm(self.linear(seen))
         return out_RC
+
+
+def _waves_of(value_R: Tensor) -> Tensor:
+    """Sines and cosines of the values, `[R, 2 * frequencies]`; 0 for words without one."""
+    angles = value_R.float()[:, None] * torch.tensor(_VALUE_FREQUENCIES, device=value_R.device)
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.where(value_R[:, None] == NO_VALUE, 0, waves)
 
 
 def _is_first(rows: SampleRows) -> Tensor:

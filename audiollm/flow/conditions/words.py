@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d|[^\w\s]")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-\"()/%"
 UNKNOWN = "\ufffd"
+NO_VALUE = -1.0
+"""The value of a word that is no part of a number."""
 
 
 class Words:
@@ -28,13 +31,19 @@ class Words:
         letters = [UNKNOWN, *_LETTERS]
         return cls([*letters, *(word for _, word in frequent[:most] if word not in letters)])
 
-    def numbers(self, text: str) -> list[int]:
-        """The numbers of a text's words; at least one."""
-        found: list[int] = []
-        for token in split_words(text):
+    def rows(self, text: str) -> list[tuple[int, float]]:
+        """The number of each word of a text, and the value of the number that it is part of; at least one row.
+
+        "at 2.5 s" has five words, of which three have the value 2.5.
+        """
+        found: list[tuple[int, float]] = []
+        values = [(match.span(), float(match.group())) for match in _NUMBER.finditer(text)]
+        for match in _TOKEN.finditer(text.lower()):
+            token, place = match.group(), match.start()
+            value = next((value for (start, end), value in values if start <= place < end), NO_VALUE)
             pieces = [token] if token in self._numbers else list(token)
-            found += [self._numbers.get(piece, self._numbers[UNKNOWN]) for piece in pieces]
-        return found or [self._numbers[UNKNOWN]]
+            found += [(self._numbers.get(piece, self._numbers[UNKNOWN]), value) for piece in pieces]
+        return found or [(self._numbers[UNKNOWN], NO_VALUE)]
 
 
 def split_words(text: str) -> list[str]:
