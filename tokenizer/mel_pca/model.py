@@ -246,17 +246,15 @@ class MelPCA(nn.Module):
         window, hop = config.hop_samples, config.mel_hop_samples
         before, after = (window - hop) // 2, window - hop - (window - hop) // 2
         block = BLOCK_LATENTS * config.hop_samples
-        waiting_CN, samples = self.window_W.new_zeros(config.channels, before), 0
+        waiting_CN = self.window_W.new_zeros(config.channels, before)
         for piece_CN in pieces_CN:
             _check_channels(piece_CN, config.channels)
-            samples += piece_CN.shape[1]
             waiting_CN = torch.cat([waiting_CN, piece_CN.to(waiting_CN)], dim=1)
             while waiting_CN.shape[1] >= before + block + after:
                 yield self._log_mel(waiting_CN[:, : before + block + after])
                 waiting_CN = waiting_CN[:, block:]
-        while rest := -(-(waiting_CN.shape[1] - before) // config.hop_samples):
-            if waiting_CN.shape[1] <= before:
-                break
+        while waiting_CN.shape[1] > before:
+            rest = -(-(waiting_CN.shape[1] - before) // config.hop_samples)
             missing = max(0, before + block + after - waiting_CN.shape[1])
             padded_CN = functional.pad(waiting_CN, (0, missing))
             yield self._log_mel(padded_CN[:, : before + block + after])[:rest]
