@@ -18,7 +18,7 @@ from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample, ConfigError, StageError
 from audiollm.flow.conditions.own import MAX_WORDS
 from audiollm.flow.conditions.reading import sound_request
-from audiollm.flow.conditions.words import NO_VALUE, Words
+from audiollm.flow.conditions.words import WordRow, Words
 from audiollm.flow.encoding import FACTS
 from audiollm.flow.model.packed import MODALITIES, TIMED, Features, Modality
 from audiollm.flow.sound_model import ConditionFacts
@@ -218,7 +218,7 @@ def _read_conditions(
         if given.kind == "words":
             text = request.caption if name == "caption" else request.cot
             if text:
-                rows = (words.rows(text) if words else [(0, NO_VALUE)])[:MAX_WORDS]
+                rows = (words.rows(text) if words else [WordRow(0)])[:MAX_WORDS]
                 found[name] = Features(torch.tensor(rows, dtype=torch.float32))
             continue
         if name not in loaded.arrays:

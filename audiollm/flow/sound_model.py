@@ -131,7 +131,9 @@ class SoundModel(nn.Module):
         features = dict(conditions.features)
         for name, packed in conditions.features.items():
             if name in self.encoders:
-                features[name] = packed._replace(values_RC=self.encoders[name](packed))
+                encoder = self.encoders[name]
+                times_R = encoder.times_of(packed) if isinstance(encoder, WordEncoder) else packed.times_R
+                features[name] = packed._replace(values_RC=encoder(packed), times_R=times_R)
             else:
                 features[name] = packed._replace(
                     values_RC=packed.values_RC.to(self.transformer.t_embed.dtype)

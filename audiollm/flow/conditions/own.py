@@ -39,8 +39,8 @@ class WordEncoder(nn.Module):
         self.positions: Tensor
 
     def forward(self, packed: PackedModality) -> Tensor:
-        """`[R, C]` from the number of each word and the value of the number that it is part of, `[R, 2]`."""
-        rows, (word_R, value_R) = packed.rows, packed.values_RC.unbind(1)
+        """`[R, C]` from rows of words (`WordRow`), `[R, 3]`."""
+        rows, (word_R, value_R, _) = packed.rows, packed.values_RC.unbind(1)
         x_RC = self.embedding(word_R.long()) + self.positions[rows.place_R % MAX_WORDS]
         x_RC = x_RC + self.value(_waves_of(value_R).to(x_RC.dtype))
         layout = SegmentLayout.in_order([length for length in rows.lengths if length], x_RC.device)
@@ -48,6 +48,10 @@ class WordEncoder(nn.Module):
             x_RC = layer(x_RC, layout)
         out_RC: Tensor = self.norm(x_RC)
         return out_RC
+
+    def times_of(self, packed: PackedModality) -> Tensor:
+        """Seconds of each row: of a number of seconds its value, and 0 of other words."""
+        return packed.values_RC[:, 2].float()
 
 
 class _WordLayer(nn.Module):

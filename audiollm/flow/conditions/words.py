@@ -5,13 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d|[^\w\s]")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?P<digits>\d+(?:\.\d+)?)(?P<unit>\s*(?:s|secs?|seconds?)\b)?", re.IGNORECASE)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-\"()/%"
 UNKNOWN = "\ufffd"
 NO_VALUE = -1.0
 """The value of a word that is no part of a number."""
+
+
+class WordRow(NamedTuple):
+    """A word as an encoder takes it."""
+
+    word: int
+    """Its number in the vocabulary."""
+    value: float = NO_VALUE
+    """The value of the number that it is part of."""
+    at_s: float = 0.0
+    """This value where its unit is seconds: the word's place in time; 0 for other words."""
 
 
 class Words:
@@ -31,19 +43,23 @@ class Words:
         letters = [UNKNOWN, *_LETTERS]
         return cls([*letters, *(word for _, word in frequent[:most] if word not in letters)])
 
-    def rows(self, text: str) -> list[tuple[int, float]]:
-        """The number of each word of a text, and the value of the number that it is part of; at least one row.
+    def rows(self, text: str) -> list[WordRow]:
+        """The words of a text, at least one.
 
-        "at 2.5 s" has five words, of which three have the value 2.5.
+        "at 2.5 s" has five, of which three have the value 2.5 and are at 2.5 s.
         """
-        found: list[tuple[int, float]] = []
-        values = [(match.span(), float(match.group())) for match in _NUMBER.finditer(text)]
+        found: list[WordRow] = []
+        numbers = list(_NUMBER.finditer(text))
         for match in _TOKEN.finditer(text.lower()):
             token, place = match.group(), match.start()
-            value = next((value for (start, end), value in values if start <= place < end), NO_VALUE)
+            whole = next((each for each in numbers if each.start("digits") <= place < each.end("digits")), None)
+            value = NO_VALUE if whole is None else float(whole.group("digits"))
+            at_s = value if whole is not None and whole.group("unit") else 0.0
             pieces = [token] if token in self._numbers else list(token)
-            found += [(self._numbers.get(piece, self._numbers[UNKNOWN]), value) for piece in pieces]
-        return found or [(self._numbers[UNKNOWN], NO_VALUE)]
+            found += [
+                WordRow(self._numbers.get(piece, self._numbers[UNKNOWN]), value, at_s) for piece in pieces
+            ]
+        return found or [WordRow(self._numbers[UNKNOWN])]
 
 
 def split_words(text: str) -> list[str]:

@@ -95,6 +95,7 @@ class ProjectedConditions(NamedTuple):
     frames: SampleRows
     text_RC: Tensor
     text: SampleRows
+    text_rotation: tuple[Tensor, Tensor]
     summary_BC: Tensor
     sync_NC: Tensor
     """Synchronisation at the latents of the samples that have it."""
@@ -200,7 +201,7 @@ class MMDiT(nn.Module):
         self._check(conditions)
         times_L = (latents.place_R + 0.5) / self.config.latent_rate
         frames_RC, frames, frame_times_R = self._project_frames(conditions, latents)
-        text_RC, text, caption_BC = self._project_text(conditions, latents)
+        text_RC, text, text_times_R, caption_BC = self._project_text(conditions, latents)
         summary_BC = caption_BC + self._frames_summary(frames_RC, frames, latents)
         sync_NC, condition_of_L = self._project_sync(conditions, latents, times_L)
         head_dim = self.config.hidden_size // self.config.num_heads
@@ -210,6 +211,7 @@ class MMDiT(nn.Module):
             frames,
             text_RC,
             text,
+            rotation(text_times_R * ROTARY_PER_SECOND, head_dim),
             summary_BC,
             sync_NC,
             condition_of_L,
@@ -234,7 +236,7 @@ class MMDiT(nn.Module):
             latents, *self._latent_conditions(global_BC, projected), projected.latent_rotation
         )
         of_frames = Stream(projected.frames, driven_BC, projected.frames.spread(), projected.frame_rotation)
-        of_text = Stream(projected.text, driven_BC, projected.text.spread())
+        of_text = Stream(projected.text, driven_BC, projected.text.spread(), projected.text_rotation)
         joint = joint_order([latents, projected.frames, projected.text])
         xs: Sequence[Tensor] = [z_LC, projected.frames_RC, projected.text_RC]
         for block in self.joint_blocks:
@@ -305,22 +307,23 @@ class MMDiT(nn.Module):
 
     def _project_text(
         self, conditions: PackedConditions, latents: SampleRows
-    ) -> tuple[Tensor, SampleRows, Tensor]:
-        """Rows of caption and CoT, sample after sample, their layout, and the summary of the caption `[B, C]`."""
+    ) -> tuple[Tensor, SampleRows, Tensor, Tensor]:
+        """Rows of caption and CoT, sample after sample, their layout and times, and the caption's summary `[B, C]`."""
         caption, cot = conditions.features.get("caption"), conditions.features.get("cot")
         caption_RC = self.caption_input_proj(caption.values_RC, caption.rows) if caption else None
         summary_BC = self._caption_summary(conditions, caption_RC, caption, latents)
         if cot is None and caption is None:
-            return *_no_rows(self, conditions.size, latents)[:2], summary_BC
+            return *_no_rows(self, conditions.size, latents), summary_BC
         cot_RC = self.text_input_proj(cot.values_RC, cot.rows) if cot else None
         if caption is None or cot is None:
             alone, rows_RC = (cot, cot_RC) if caption is None else (caption, caption_RC)
             assert alone is not None and rows_RC is not None
-            return rows_RC, alone.rows, summary_BC
+            return rows_RC, alone.rows, alone.times_R, summary_BC
         assert caption_RC is not None and cot_RC is not None
         joint = joint_order([caption.rows, cot.rows])
         text_RC = permute_rows(torch.cat([caption_RC, cot_RC]), joint.order_S, joint.inverse_S)
-        return text_RC, rows_of(joint.layout.lengths, latents.device), summary_BC
+        times_R = torch.cat([caption.times_R, cot.times_R])[joint.order_S]
+        return text_RC, rows_of(joint.layout.lengths, latents.device), times_R, summary_BC
 
     def _caption_summary(
         self,

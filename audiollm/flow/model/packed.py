@@ -45,7 +45,7 @@ class PackedModality(NamedTuple):
 
     values_RC: Tensor
     times_R: Tensor
-    """Seconds; zeros for text."""
+    """Seconds; for text zeros, or the times that it names where its encoder is trained along."""
     rows: SampleRows
 
 
