@@ -52,7 +52,9 @@ class Words:
         numbers = list(_NUMBER.finditer(text))
         for match in _TOKEN.finditer(text.lower()):
             token, place = match.group(), match.start()
-            whole = next((each for each in numbers if each.start("digits") <= place < each.end("digits")), None)
+            whole = next(
+                (each for each in numbers if each.start("digits") <= place < each.end("digits")), None
+            )
             value = NO_VALUE if whole is None else float(whole.group("digits"))
             at_s = value if whole is not None and whole.group("unit") else 0.0
             pieces = [token] if token in self._numbers else list(token)
