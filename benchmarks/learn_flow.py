@@ -57,7 +57,7 @@ EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
 FLOW_STEPS, BATCH = 1_500, 16
-ESTIMATE_VARIANCE = 0.35
+ESTIMATE_VARIANCE, DROPOUT_VIDEO = 0.35, 0.4
 AUTOENCODER = "autoencoder"
 """The stage's name."""
 EVENT_S = 1.0
@@ -187,6 +187,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
         "estimate_variance": ESTIMATE_VARIANCE,
+        "dropout_video": DROPOUT_VIDEO,
         "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
         "seed": seed,
         **changes,

@@ -171,6 +171,9 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     time: TimeDensityConfig = TimeDensityConfig()
     dropout: float = Field(0.2, ge=0, lt=1)
     """Probability that a modality is hidden, each by itself."""
+    dropout_video: float = Field(0.2, ge=0, lt=1)
+    """Probability that frames and sync are hidden together, as where there is no video: what words say is learned
+    where pictures do not say it."""
     dropout_together: float = Field(0.1, ge=0, lt=1)
     """Probability that all are hidden together, for guidance."""
     window_s: float | None = Field(None, gt=0)

@@ -309,11 +309,17 @@ def _one_segment(q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, window: int | None
     return out_NHWD.transpose(1, 2).flatten(0, 1)[:length]
 
 
+def _with_whole_heads(rows_SHD: Tensor) -> Tensor:
+    """Rows whose heads lie in one piece, as the CUDA kernels want them."""
+    return rows_SHD if rows_SHD.stride(-1) == 1 else rows_SHD.contiguous()
+
+
 def _varlen(
     q_SHD: Tensor, k_SGD: Tensor, v_SGD: Tensor, layout: SegmentLayout, window: int | None, causal: bool
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    q_SHD, k_SGD, v_SGD = (_with_whole_heads(rows) for rows in (q_SHD, k_SGD, v_SGD))
     ends, longest = layout.cumulative_lengths, layout.longest
     span = _span(window, causal)
     grouped: dict[str, Any] = {"enable_gqa": True} if _takes_gqa(varlen_attn) else {}
@@ -327,6 +333,7 @@ def _flash_attn(
 ) -> Tensor:
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
+    q_SHD, k_SGD, v_SGD = (_with_whole_heads(rows) for rows in (q_SHD, k_SGD, v_SGD))
     ends, longest = layout.cumulative_lengths, layout.longest
     span = _span(window, causal)
     out_SHD: Tensor = flash_attn_varlen_func(
