@@ -254,23 +254,36 @@ def zero(module: nn.Module) -> None:
         nn.init.zeros_(parameter)
 
 
-def linear_between(times_F: Tensor, wanted_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each wanted time the given times around it and the weight of the later one; the ends hold beyond them.
+class RowsAround(NamedTuple):
+    """The two rows of a modality around the time of each latent, in samples that have rows."""
+
+    latent_N: Tensor
+    """int64: these latents."""
+    before_N: Tensor
+    after_N: Tensor
+    weight_N: Tensor
+    """Weight of the later row, float32."""
+
+
+def rows_around(given: SampleRows, times_R: Tensor, latents: SampleRows, times_L: Tensor) -> RowsAround:
+    """For each latent the rows around its time; beyond the first and the last row these hold.
 
     Args:
-        times_F: rising, at least one.
-
-    Returns:
-        before, after: numbers of the given times, int64; weight: of the later one, float32.
+        times_R: seconds of the rows, rising in each sample.
     """
-    if len(times_F) == 1:
-        zeros_R = torch.zeros(len(wanted_R), dtype=torch.long, device=times_F.device)
-        return zeros_R, zeros_R, torch.zeros(len(wanted_R), device=times_F.device)
-    after_R = torch.searchsorted(times_F, wanted_R).clamp(1, len(times_F) - 1)
-    before_R = after_R - 1
-    span_R = (times_F[after_R] - times_F[before_R]).clamp_min(1e-9)
-    weight_R = ((wanted_R - times_F[before_R]) / span_R).clamp(0, 1)
-    return before_R, after_R, weight_R.float()
+    latent_N = (given.lengths_B[latents.sample_R] > 0).nonzero()[:, 0]
+    sample_N, wanted_N = latents.sample_R[latent_N], times_L[latent_N].double()
+    ends_B = given.lengths_B.cumsum(0)
+    first_N, last_N = (ends_B - given.lengths_B)[sample_N], ends_B[sample_N] - 1
+    # one search for all: each sample's times are moved beyond those of the sample before it
+    apart = torch.maximum(times_R.abs().max(), wanted_N.abs().max()) * 2 + 1
+    found_N = torch.searchsorted(times_R.double() + given.sample_R * apart, wanted_N + sample_N * apart)
+    after_N = torch.minimum(torch.maximum(found_N, first_N + 1), last_N)
+    before_N = torch.maximum(after_N - 1, first_N)
+    begin_N = times_R[before_N]
+    span_N = (times_R[after_N] - begin_N).clamp_min(1e-9)
+    weight_N = ((wanted_N - begin_N) / span_N).clamp(0, 1).float()
+    return RowsAround(latent_N, before_N, after_N, weight_N)
 
 
 # Private

@@ -23,13 +23,14 @@ from audiollm.flow.model.blocks import (
     ConvProjection,
     FinalLayer,
     MultiStreamBlock,
+    RowsAround,
     SingleStreamBlock,
     Stream,
     TimeEmbedding,
     initialize_blocks,
     joint_order,
-    linear_between,
     rotation,
+    rows_around,
     zero,
 )
 from audiollm.flow.model.packed import PackedConditions, PackedModality
@@ -103,18 +104,7 @@ class ProjectedConditions(NamedTuple):
     """int64: the condition of each latent: one of B by sample, then of N by latent; None: all are by sample."""
     frame_rotation: tuple[Tensor, Tensor]
     latent_rotation: tuple[Tensor, Tensor]
-    fusion: FramesOnLatents | None
-
-
-class FramesOnLatents(NamedTuple):
-    """How frames are brought to latents: linearly between the two frames around a latent's time."""
-
-    latent_N: Tensor
-    """int64: the latents of samples that have frames."""
-    before_N: Tensor
-    after_N: Tensor
-    weight_N: Tensor
-    """Weight of the later frame, float32."""
+    fusion: RowsAround | None
 
 
 class MMDiT(nn.Module):
@@ -354,7 +344,7 @@ class MMDiT(nn.Module):
             return torch.zeros(0, self.config.hidden_size, device=latents.device), None
         projected_RC = self.sync_input_proj(packed.values_RC, packed.rows)
         has_B = packed.rows.lengths_B > 0
-        latent_N, before_N, after_N, weight_N = _between(packed.rows, packed.times_R, latents, times_L)
+        latent_N, before_N, after_N, weight_N = rows_around(packed.rows, packed.times_R, latents, times_L)
         sync_NC = _blend(projected_RC, before_N, after_N, weight_N)
         condition_of_L = latents.sample_R.clone()
         condition_of_L[latent_N] = len(has_B) + torch.arange(len(latent_N), device=latents.device)
@@ -376,12 +366,12 @@ class MMDiT(nn.Module):
 
     def _fusion(
         self, frames: SampleRows, frame_times_R: Tensor, latents: SampleRows, times_L: Tensor
-    ) -> FramesOnLatents | None:
+    ) -> RowsAround | None:
         if not (self.config.gated_fusion and frames.total):
             return None
-        return FramesOnLatents(*_between(frames, frame_times_R, latents, times_L))
+        return rows_around(frames, frame_times_R, latents, times_L)
 
-    def _fused(self, z_LC: Tensor, frames_RC: Tensor, fusion: FramesOnLatents | None) -> Tensor:
+    def _fused(self, z_LC: Tensor, frames_RC: Tensor, fusion: RowsAround | None) -> Tensor:
         """z + gate * frames, at the latents of samples that have frames."""
         if fusion is None:
             return z_LC
@@ -418,22 +408,6 @@ def _no_rows(model: MMDiT, size: int, latents: SampleRows) -> tuple[Tensor, Samp
 
 def _no_summary(model: MMDiT, size: int, latents: SampleRows) -> Tensor:
     return torch.zeros(size, model.config.hidden_size, device=latents.device, dtype=model.t_embed.dtype)
-
-
-def _between(
-    given: SampleRows, times_R: Tensor, latents: SampleRows, times_L: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The latents of samples that have rows, the rows around each by time, and the weight of the later one."""
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    start = first = 0
-    for rows, count in zip(given.lengths, latents.lengths, strict=True):
-        if rows:
-            wanted = torch.arange(first, first + count, device=latents.device)
-            before, after, weight = linear_between(times_R[start : start + rows], times_L[wanted])
-            found.append((wanted, before + start, after + start, weight))
-        start, first = start + rows, first + count
-    latent_N, before_N, after_N, weight_N = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return latent_N, before_N, after_N, weight_N
 
 
 def _blend(rows_RC: Tensor, before_N: Tensor, after_N: Tensor, weight_N: Tensor) -> Tensor:

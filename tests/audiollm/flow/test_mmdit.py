@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from audiollm.flow.model.blocks import TimeEmbedding, linear_between
+from audiollm.flow.model.blocks import TimeEmbedding, rows_around
 from audiollm.flow.model.context import AudioContext, hidden_context
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
@@ -274,11 +275,22 @@ def test_row_convolution_equals_conv1d() -> None:
 
 
 def test_times_between_frames() -> None:
-    before, after, weight = linear_between(
-        torch.tensor([0.0, 1.0, 3.0]), torch.tensor([-1.0, 0.25, 2.0, 9.0])
-    )
-    assert before.tolist() == [0, 0, 1, 1] and after.tolist() == [1, 1, 2, 2]
-    assert weight.tolist() == [0.0, 0.25, 0.5, 1.0]
+    """Each sample's latents are between its own rows; beyond the ends, and where there is one row, the nearest holds."""
+    times = [[0.0, 1.0, 3.0], [], [-0.05], [0.5, 0.6]]
+    wanted = [[-1.0, 0.25, 2.0, 9.0], [0.0, 1.0], [0.0, 5.0], [0.1, 0.55, 0.6, 7.0]]
+    given, latents = (rows_of([len(each) for each in listed], CPU) for listed in (times, wanted))
+    flat, wanted_L = (torch.tensor([x for each in listed for x in each]) for listed in (times, wanted))
+    latent, before, after, weight = rows_around(given, flat, latents, wanted_L)
+    assert latent.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11]
+    assert before[:4].tolist() == [0, 0, 1, 1] and after[:4].tolist() == [1, 1, 2, 2]
+    assert weight[:4].tolist() == [0.0, 0.25, 0.5, 1.0]
+    values = torch.tensor([2.0, 5.0, -1.0, 3.0, 7.0, 8.0], dtype=torch.float64)
+    found = torch.lerp(values[before], values[after], weight.double()).tolist()
+    expected: list[float] = []
+    for rows, places, first in zip(times, wanted, (0, 3, 3, 4), strict=True):
+        if rows:
+            expected += np.interp(places, rows, values[first : first + len(rows)]).tolist()
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("kinds", [("cot",), ("sync",), ()])
