@@ -35,6 +35,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,11 +154,14 @@ def main() -> None:
 # Models and pairs
 
 
-def write_models(folder: Path, shape: Shape, with_audio: bool = True) -> None:
+def write_models(
+    folder: Path, shape: Shape, with_audio: bool = True, device: torch.device | None = None
+) -> None:
     """Write `qwen2` and `qwen2_audio` with the same text model, and a reference with other weights of each.
 
     Args:
         with_audio: False: `qwen2` alone.
+        device: where the weights are drawn; None: on the CPU.
     """
     words = word_tokenizer()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -175,7 +179,8 @@ def write_models(folder: Path, shape: Shape, with_audio: bool = True) -> None:
         eos_token_id=words.token_to_id(END_OF_TURN),
         pad_token_id=words.token_to_id(END_OF_TEXT),
     )
-    model = transformers.Qwen2ForCausalLM(text)
+    with device or nullcontext():
+        model = transformers.Qwen2ForCausalLM(text)
     audio_llm, processor = around(model, tokenizer) if with_audio else (None, None)
     for role in ("policy", "reference"):
         model.save_pretrained(folder / "qwen2" / role)

@@ -6,8 +6,8 @@ Each case runs in a process of its own: one that fails writes the last lines of 
 `--seconds` is a soft limit on the measurements of a case, beside its models' making and its warm-up. `--tiny` runs the
 same code at tiny sizes, on a CPU too: it proves that the script runs, and its figures say nothing.
 
-    flow            a training step of `MMDiT` at the published shape of `train_flow`'s size 1b (1024 x (7 + 14) blocks),
-                    16 and 64 clips of 9 s with real lengths of text and hidden modalities; autocast, clipping, AdamW
+    flow            a training step of `MMDiT` at the shape of `train_flow`'s size 1b, 1024 x (7 + 14) blocks, on 16 and
+                    64 clips of 9 s with real lengths of text and hidden modalities; autocast, clipping, AdamW
     flow_compiled   the same with 16 clips, compiled as the training loop compiles
     flow_sample     seconds to sample the latents of 9 s: 24 steps of Euler with guidance, one sound; weights in bf16
     llm_train       trained tokens per second of the 1 B DualFFN on packs against transformers' Higgs Audio V2 on padded
@@ -22,8 +22,8 @@ same code at tiny sizes, on a CPU too: it proves that the script runs, and its f
     grpo            a step of GRPO of ours, 4 prompts with 10 s of sound, 8 answers of 256 tokens to each (`grpo.py`):
                     tokens per second by phase, MFU of scoring and update together
 
-MFU is model operations / time / `PEAK`. Counted are 2 operations for every weight that a row meets in a forward pass and
-4 for every channel of a query's head and pair of attended positions (its causal half, where it is causal), three times
+MFU is model operations / time / `PEAK`. Counted are 2 operations for every weight that a row meets in a forward pass,
+and 4 for every channel of a query's head and pair of attended positions (its causal half, where it is causal), three times
 that for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
 padding. `flow*`: the products of a forward pass, as torch's `FlopCounterMode` finds them. `llm_train`, `dpo`, `grpo`:
 `audiollm.supervised.flops` in closed form; `dpo` and `grpo` with the forward pass of the reference. A peer's MFU has
@@ -44,7 +44,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,9 @@ def device_name() -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def tell(case: str, unit: str, ours: float, peer: float | None = None, *, less: bool = False, **more: Any) -> None:
+def tell(
+    case: str, unit: str, ours: float, peer: float | None = None, *, less: bool = False, **more: Any
+) -> None:
     """Print a line.
 
     Args:
@@ -205,9 +207,7 @@ def flow_model(scale: Scale) -> Any:
 
     config = MMDiTConfig()
     if scale.tiny:
-        config = replace(
-            config, hidden_size=64, num_heads=4, multi_stream_blocks=2, single_stream_blocks=2
-        )
+        config = replace(config, hidden_size=64, num_heads=4, multi_stream_blocks=2, single_stream_blocks=2)
     torch.manual_seed(0)
     with default_device():
         return MMDiT(config)
@@ -386,9 +386,6 @@ def llm_generate(scale: Scale) -> None:
         model = bench.speaking_model(config).to(device, torch.bfloat16)
     learned = words.train_text_tokenizer(bench.TEXTS, 400)
     template = Template(learned, config.num_codebooks, config.codebook_size - 2)
-    first = bench.first_sound(model, template, 2 if scale.tiny else 5)
-    case = f"llm generate {scale.name}, first audio"
-    tell(case, "ms", first["first sound ms"], **{"first frame ms": first["first frame ms"]})
     try:
         with device:
             peer = bench.transformers_model(model, template)
@@ -409,6 +406,9 @@ def llm_generate(scale: Scale) -> None:
             other = batch * frames / timed(theirs, scale.seconds / 6, warm=1, least=2)
         case = f"llm generate {scale.name}, batch {batch}"
         tell(case, "audio frames per second", own, other, frames=frames)
+    first = bench.first_sound(model, template, 2 if scale.tiny else 5)
+    case = f"llm generate {scale.name}, first audio"
+    tell(case, "ms", first["first sound ms"], **{"first frame ms": first["first frame ms"]})
 
 
 def peer_generates(peer: Any, template: Any, requests: Any, frames: int, number: int) -> Any:
@@ -438,7 +438,11 @@ def interpret(scale: Scale, speaks: bool) -> None:
         except torch.OutOfMemoryError as error:
             complain(f"{name}, {streams} streams", error)
             break
-        more = {"slowest": rounded(slowest), "real-time factor": rounded(median / chunk_s), "peak gb": peak_gb()}
+        more = {
+            "slowest": rounded(slowest),
+            "real-time factor": rounded(median / chunk_s),
+            "peak gb": peak_gb(),
+        }
         tell(f"{name}, {streams} streams", f"s per chunk of {chunk_s} s", median, **more)
         forget_peak()
         if slowest > chunk_s:
@@ -469,8 +473,7 @@ def dpo(scale: Scale) -> None:
         shape, most = bench.Shape(32, 64, 1, 2), 48
     with folder_in_memory() as name:
         folder, case = Path(name), "long tail"
-        with device:
-            bench.write_models(folder, shape, with_audio=False)
+        bench.write_models(folder, shape, with_audio=False, device=device)
         (folder / case).mkdir()
         records = folder / case / "records.jsonl"
         bench.write_records(records, bench.long_tail(2 * bench.PAIRS, most))
@@ -479,7 +482,7 @@ def dpo(scale: Scale) -> None:
         forget_peak()
         side = bench.Ours(policy, records, setting)
         losses = [side.step().loss]
-        seconds = timed(lambda number: side.step(), scale.seconds / 2, warm=1)
+        seconds = timed(partial(one_step, side.step), scale.seconds / 2, warm=1)
         packs = [micro.batch.pack for micro in side.step.batch.micro]
         operations = 4 / 3 * sum(training_flops(policy.root.model.config, pack) for pack in packs)
         tokens, own_gb = sum(len(pack.row_of_S) for pack in packs), peak_gb()
@@ -501,6 +504,10 @@ def dpo(scale: Scale) -> None:
         tell(f"{told}, memory", "GB at the peak", own_gb, peer_gb, less=True)
 
 
+def one_step(step: Callable[[], Any], number: int) -> None:
+    step()
+
+
 def peer_dpo(
     bench: Any, folder: Path, case: str, rows: Sequence[dict[str, str]], setting: Any, seconds: float
 ) -> tuple[float, float]:
@@ -520,7 +527,7 @@ def peer_dpo(
     peer.between = between
     with suppress(Enough):
         peer.train()
-    return statistics.median(b - a for a, b in zip(ends[1:], ends[2:], strict=False)), peer.seen[0].loss
+    return statistics.median(b - a for a, b in pairwise(ends[1:])), peer.seen[0].loss
 
 
 # ------------------------------------------------------------------------------------------------ grpo
@@ -542,8 +549,7 @@ def grpo(scale: Scale) -> None:
     bench.SECONDS_HEARD = seconds_heard
     with folder_in_memory() as name:
         folder = Path(name) / "grpo"
-        with default_device():
-            bench.write_models(folder, shape, hearing_alone=True)
+        bench.write_models(folder, shape, hearing_alone=True, device=default_device())
         settings = {"batch_size": prompts, "max_answer_tokens": new, "max_tokens": MORE_TOKENS}
         step = bench.steps_of(folder, "hearing", "audio", settings, "bf16")
         forget_peak()
@@ -555,7 +561,7 @@ def grpo(scale: Scale) -> None:
 
         seconds = timed(taken, scale.seconds, warm=1)
         packs = [each.batch.pack for each in step.batch.packs]
-        generated = sum(len(each.tokens.logprob_T) for each in step.batch.made.rollouts)
+        generated = sum(each.tokens.num_actions for each in step.batch.made.rollouts)
     phases = {key: statistics.median(each[key] for each in found[1:]) for key in found[0]}
     config = step.modules["policy"].model.config
     assert config.audio_encoder is not None

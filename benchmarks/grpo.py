@@ -32,7 +32,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,11 +152,14 @@ def main() -> None:
 # Models and prompts
 
 
-def write_models(folder: Path, shape: Shape, hearing_alone: bool = False) -> None:
+def write_models(
+    folder: Path, shape: Shape, hearing_alone: bool = False, device: torch.device | None = None
+) -> None:
     """Write the Qwen2, the DualFFN and the Qwen2-Audio around it, and a DualFFN with an encoder; and the prompts.
 
     Args:
         hearing_alone: no Qwen2-Audio, and no DualFFN without an encoder.
+        device: where the weights of the Qwen2 are drawn; None: on the CPU.
     """
     folder.mkdir(parents=True)
     words = prompt_tokenizer(shape.vocabulary)
@@ -177,7 +180,8 @@ def write_models(folder: Path, shape: Shape, hearing_alone: bool = False) -> Non
         eos_token_id=words.token_to_id(END_OF_TURN),
         pad_token_id=words.token_to_id(END_OF_TEXT),
     )
-    model = transformers.Qwen2ForCausalLM(config)
+    with device or nullcontext():
+        model = transformers.Qwen2ForCausalLM(config)
     ends = [config.eos_token_id, config.pad_token_id]
     with torch.no_grad():  # what ends an answer has a logit of about -70: no side ever draws it
         model.model.embed_tokens.weight[:, 0] = 0.3
