@@ -23,8 +23,8 @@ same code at tiny sizes, on a CPU too: it proves that the script runs, and its f
                     tokens per second by phase, MFU of scoring and update together
 
 MFU is model operations / time / `PEAK`. Counted are 2 operations for every weight that a row meets in a forward pass,
-and 4 for every channel of a query's head and pair of attended positions (its causal half, where it is causal), three times
-that for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
+and 4 for every channel of a query's head and pair of attended positions (half of them where it is causal), three times that
+for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
 padding. `flow*`: the products of a forward pass, as torch's `FlopCounterMode` finds them. `llm_train`, `dpo`, `grpo`:
 `audiollm.supervised.flops` in closed form; `dpo` and `grpo` with the forward pass of the reference. A peer's MFU has
 the same operations as ours. `ratio` says how many times better ours is.
