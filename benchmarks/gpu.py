@@ -23,8 +23,8 @@ same code at tiny sizes, on a CPU too: it proves that the script runs, and its f
                     tokens per second by phase, MFU of scoring and update together
 
 MFU is model operations / time / `PEAK`. Counted are 2 operations for every weight that a row meets in a forward pass,
-and 4 for every channel of a query's head and pair of attended positions (half of them where it is causal), three times that
-for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
+and 4 for every channel of a query's head and pair of attended positions (half of them where it is causal), three times
+that for a training step. Norms, activations, embeddings, AdamW and what is computed twice do not count; nor does
 padding. `flow*`: the products of a forward pass, as torch's `FlopCounterMode` finds them. `llm_train`, `dpo`, `grpo`:
 `audiollm.supervised.flops` in closed form; `dpo` and `grpo` with the forward pass of the reference. A peer's MFU has
 the same operations as ours. `ratio` says how many times better ours is.
@@ -430,13 +430,14 @@ def interpret(scale: Scale, speaks: bool) -> None:
     model.to(torch.bfloat16)
     chunk_s = bench.CHUNK_FRAMES / bench.FRAME_RATE
     name = f"interpret {'speech' if speaks else 'text'} {scale.name}"
-    most = 0
+    most, ended = 0, "all were tried"
     began = time.perf_counter()
     for streams in (1, 2) if scale.tiny else STREAMS:
         try:
             slowest, median = bench.device_chunks(model, template, streams, device, speaks)
         except torch.OutOfMemoryError as error:
             complain(f"{name}, {streams} streams", error)
+            ended = "out of memory"
             break
         more = {
             "slowest": rounded(slowest),
@@ -446,11 +447,13 @@ def interpret(scale: Scale, speaks: bool) -> None:
         tell(f"{name}, {streams} streams", f"s per chunk of {chunk_s} s", median, **more)
         forget_peak()
         if slowest > chunk_s:
+            ended = f"{streams} are too slow"
             break
         most = streams
         if time.perf_counter() - began > scale.seconds:
+            ended = "no time for more"
             break
-    tell(f"{name}, real-time streams", "streams, of those tried", most)
+    tell(f"{name}, real-time streams", "streams", most, ended=ended)
 
 
 # ------------------------------------------------------------------------------------------------ dpo

@@ -532,7 +532,8 @@ def device_chunks(
     """Slowest and median seconds of a chunk of all streams at once, with full windows.
 
     Args:
-        speaks: the model (of `interpreter`) answers every second chunk in speech; else each one in text.
+        speaks: the model (of `interpreter`) answers every second chunk in speech once the window is full; else each
+            one in text.
     """
     window = model.config.sliding_window or 0
     engine = Engine(model, template, streams, window + 100)
@@ -541,11 +542,13 @@ def device_chunks(
     numbers = [engine.open(OpenRequest(SYSTEM, seed, (), GREEDY, limits, answer)) for seed in range(streams)]
     draw = torch.Generator().manual_seed(1)
     seconds = []
-    for chunk in range(window // CHUNK_FRAMES + 12):
+    full = window // CHUNK_FRAMES + 2
+    for chunk in range(full + 10):
+        silent = chunk < full or chunk % 2 == 1
         heard = [torch.randint(2, CODES, (BOOKS, CHUNK_FRAMES), generator=draw) for _ in numbers]
         if speaks:
             for codes_KT in heard:
-                codes_KT[:, -1] = chunk % 2
+                codes_KT[:, -1] = int(silent)
         synchronize(device)
         began = time.perf_counter()
         for number, codes_KT in zip(numbers, heard, strict=True):
@@ -556,7 +559,7 @@ def device_chunks(
         synchronize(device)
         seconds.append(time.perf_counter() - began)
         frames = {sum(part.shape[1] for part in each.parts if isinstance(part, Tensor)) for each in acted}
-        if speaks and frames != {0 if chunk % 2 else SPOKEN}:
+        if speaks and frames != {0 if silent else SPOKEN}:
             raise SystemExit(f"chunk {chunk} was answered with {frames} frames")
     return max(seconds[-10:]), statistics.median(seconds[-10:])
 
