@@ -181,11 +181,12 @@ def write_models(
     )
     with device or nullcontext():
         model = transformers.Qwen2ForCausalLM(text)
-    audio_llm, processor = around(model, tokenizer) if with_audio else (None, None)
+    audio: tuple[Any, Any] | None = around(model, tokenizer) if with_audio else None
     for role in ("policy", "reference"):
         model.save_pretrained(folder / "qwen2" / role)
         tokenizer.save_pretrained(folder / "qwen2" / role)
-        if with_audio:
+        if audio is not None:
+            audio_llm, processor = audio
             audio_llm.save_pretrained(folder / "qwen2_audio" / role)
             processor.save_pretrained(folder / "qwen2_audio" / role)
         with torch.no_grad():

@@ -341,7 +341,11 @@ def llm_train(scale: Scale) -> None:
     except Exception as error:  # ours stands without it
         complain("llm_train, peer", error)
         other, peer_gb, difference = None, None, None
-    more = {"mfu": own_mfu, "peak gb": own_gb, "peer mfu": other and rounded(own_mfu * other / own)}
+    more: dict[str, Any] = {
+        "mfu": own_mfu,
+        "peak gb": own_gb,
+        "peer mfu": other and rounded(own_mfu * other / own),
+    }
     more |= {"peer peak gb": peer_gb, "losses differ by": difference}
     case = f"llm train {scale.name}, packed against padded, {tokens_each} tokens per step"
     tell(case, "trained tokens per second", own, other, **more)
@@ -349,7 +353,8 @@ def llm_train(scale: Scale) -> None:
     forget_peak()
     own, own_mfu = ours_on(bench.in_order(streams, larger))
     case = f"llm train {scale.name}, ours alone, {larger} tokens per step"
-    tell(case, "trained tokens per second", own, mfu=own_mfu, **{"peak gb": peak_gb()})
+    more = {"mfu": own_mfu, "peak gb": peak_gb()}
+    tell(case, "trained tokens per second", own, **more)
 
 
 def peer_rate(
@@ -414,7 +419,8 @@ def llm_generate(scale: Scale) -> None:
         tell(case, "audio frames per second", own, other, frames=frames)
     first = bench.first_sound(model, template, 2 if scale.tiny else 5)
     case = f"llm generate {scale.name}, first audio"
-    tell(case, "ms", first["first sound ms"], **{"first frame ms": first["first frame ms"]})
+    more: dict[str, Any] = {"first frame ms": first["first frame ms"]}
+    tell(case, "ms", first["first sound ms"], **more)
 
 
 def peer_generates(peer: Any, template: Any, requests: Any, frames: int, number: int) -> Any:
@@ -445,7 +451,7 @@ def interpret(scale: Scale, speaks: bool) -> None:
             complain(f"{name}, {streams} streams", error)
             ended = "out of memory"
             break
-        more = {
+        more: dict[str, Any] = {
             "slowest": rounded(slowest),
             "real-time factor": rounded(median / chunk_s),
             "peak gb": peak_gb(),
@@ -493,9 +499,10 @@ def dpo(scale: Scale) -> None:
         losses = [side.step().loss]
         seconds = timed(partial(one_step, side.step), scale.seconds / 2, warm=1)
         packs = [micro.batch.pack for micro in side.step.batch.micro]
-        operations = 4 / 3 * sum(training_flops(policy.root.model.config, pack) for pack in packs)
+        root: Any = policy.root
+        operations = 4 / 3 * sum(training_flops(root.model.config, pack) for pack in packs)
         tokens, own_gb = sum(len(pack.row_of_S) for pack in packs), peak_gb()
-        del side, policy, packs
+        del side, policy, packs, root
         forget_peak()
         try:
             theirs, loss = peer_dpo(bench, folder, case, rows, setting, scale.seconds / 2)
@@ -572,7 +579,8 @@ def grpo(scale: Scale) -> None:
         packs = [each.batch.pack for each in step.batch.packs]
         generated = sum(each.tokens.num_actions for each in step.batch.made.rollouts)
     phases = {key: statistics.median(each[key] for each in found[1:]) for key in found[0]}
-    config = step.modules["policy"].model.config
+    root: Any = step.modules["policy"]
+    config = root.model.config
     assert config.audio_encoder is not None
     operations = sum(training_flops(config, pack) for pack in packs)
     operations += sum(
