@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= passive
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
+.PHONY: help setup quickstart test mutants prove check bench learn time-to-voice learn-tokenizer learn-tts learn-vae learn-cloning learn-understanding learn-preference compare-preference learn-tts-preference learn-grpo compare-rl learn-tts-grpo learn-interpret learn-interpret-speech learn-flow learn-audiocot tokenizer-speed long-audio packing loss-memory loader gpu llm-generate interpret-speed interpret-long dual-ffn-overhead llm-train flow seams dpo grpo annotate-speed annotate-quality audiocot-speed studio-check studio-speed busy-neighbour clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 21
@@ -121,6 +121,9 @@ dual-ffn-overhead: $(READY)  ## a training step of DualFFN against one feed-forw
 
 llm-train: $(READY)  ## trained tokens per CPU-second against transformers' Higgs Audio V2, padded: DATA=
 	@$(BIN)/python -W ignore benchmarks/llm_train.py $(if $(DATA),--data $(DATA))
+
+gpu: $(READY)  ## one H100 or H200 in bf16: steps, tokens, frames, streams, MFU, memory, and peers: CASES=, TINY=1 (15 minutes)
+	@$(BIN)/python -W ignore benchmarks/gpu.py $(if $(CASES),--cases $(CASES)) $(if $(TINY),--tiny)
 
 flow: $(READY)  ## a step, sampling and memory of the flow-matching models against the class of the package thinksound: THINKSOUND= (a folder for its code)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(or $(THINKSOUND),build/thinksound) thinksound==0.0.19

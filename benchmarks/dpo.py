@@ -35,7 +35,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ from audiollm.rl.preference.batches import StepMaker
 from audiollm.rl.preference.records import Grouping, find_usable
 from audiollm.rl.preference.settings import SIZES
 from audiollm.rl.preference.task import PreferenceTask
+from audiollm.train.options import Precision
 
 PAIRS, PROMPT_TOKENS, EQUAL_TOKENS, MAX_TOKENS = 16, 12, 256, 960
 LEARNING_RATE = 1e-6
@@ -107,6 +109,9 @@ class Setting:
     """Whether both compute layers again in the backward pass."""
     peer_batch: int = 0
     """Pairs that TRL takes at a time, with accumulation; 0: all of a step."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: Precision = "fp32"
+    """`fp32` or `bf16`, by autocast."""
 
     @property
     def told(self) -> dict[str, Any]:
@@ -149,8 +154,15 @@ def main() -> None:
 # Models and pairs
 
 
-def write_models(folder: Path, shape: Shape) -> None:
-    """Write `qwen2` and `qwen2_audio` with the same text model, and a reference with other weights of each."""
+def write_models(
+    folder: Path, shape: Shape, with_audio: bool = True, device: torch.device | None = None
+) -> None:
+    """Write `qwen2` and `qwen2_audio` with the same text model, and a reference with other weights of each.
+
+    Args:
+        with_audio: False: `qwen2` alone.
+        device: where the weights are drawn; None: on the CPU.
+    """
     words = word_tokenizer()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token=END_OF_TEXT, eos_token=END_OF_TURN
@@ -167,13 +179,16 @@ def write_models(folder: Path, shape: Shape) -> None:
         eos_token_id=words.token_to_id(END_OF_TURN),
         pad_token_id=words.token_to_id(END_OF_TEXT),
     )
-    model = transformers.Qwen2ForCausalLM(text)
-    audio_llm, processor = around(model, tokenizer)
+    with device or nullcontext():
+        model = transformers.Qwen2ForCausalLM(text)
+    audio: tuple[Any, Any] | None = around(model, tokenizer) if with_audio else None
     for role in ("policy", "reference"):
         model.save_pretrained(folder / "qwen2" / role)
         tokenizer.save_pretrained(folder / "qwen2" / role)
-        audio_llm.save_pretrained(folder / "qwen2_audio" / role)
-        processor.save_pretrained(folder / "qwen2_audio" / role)
+        if audio is not None:
+            audio_llm, processor = audio
+            audio_llm.save_pretrained(folder / "qwen2_audio" / role)
+            processor.save_pretrained(folder / "qwen2_audio" / role)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01 * torch.randn_like(parameter))
@@ -250,7 +265,9 @@ def write_records(path: Path, lengths: Sequence[int]) -> None:
 class Ours:
     """The task of `train_preference` on a policy, stepped as the training loop does."""
 
-    def __init__(self, policy: Policy[Any, Any, Any], records: Path, checkpointed: bool) -> None:
+    def __init__(self, policy: Policy[Any, Any, Any], records: Path, setting: Setting) -> None:
+        for module in (policy.root, *policy.frozen.values()):
+            module.to(setting.device)
         rule, term = SIZES["tiny"], objective_term("dpo", {})
         sources = [ManifestSource(records)]
         grouping = Grouping("pairs", term.needs.fields)
@@ -260,7 +277,7 @@ class Ours:
             policy, sources, None, usable, grouping, PAIRS, rule.max_tokens, seed=0
         )
         task = PreferenceTask(policy, steps, [term], set_aside)
-        self.step = TaskSteps(task, LEARNING_RATE, checkpointed)
+        self.step = TaskSteps(task, LEARNING_RATE, setting.checkpointed, setting.device, setting.precision)
 
 
 class Peer(DPOTrainer):
@@ -284,8 +301,8 @@ class Peer(DPOTrainer):
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=len(rows) // batch,
             max_steps=steps,
-            bf16=False,
-            use_cpu=True,
+            bf16=setting.precision == "bf16",
+            use_cpu=setting.device.type == "cpu",
             gradient_checkpointing=setting.checkpointed,
             learning_rate=LEARNING_RATE,
             save_strategy="no",
@@ -397,7 +414,7 @@ def in_turns(
     rows, same = (rows_for_trl(folder, policy, records) for policy in policies.values())
     if rows != same:
         raise SystemExit("the adapter's tokens are not those of the DualFFN")
-    sides = {kind: Ours(policy, records, setting.checkpointed) for kind, policy in policies.items()}
+    sides = {kind: Ours(policy, records, setting) for kind, policy in policies.items()}
     peer = peer_of(folder, case, rows, rounds + 1, setting)
     seconds: dict[str, list[float]] = {side: [] for side in ("peer", *sides)}
     first: dict[str, Step] = {}
@@ -463,7 +480,7 @@ def peak_memory(
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     held = status_mb("VmRSS")
     if side == "ours":
-        ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", setting.checkpointed)
+        ours = Ours(policy_of(folder, "ours"), folder / case / "records.jsonl", setting)
         for _ in range(2):
             ours.step()
     else:

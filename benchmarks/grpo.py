@@ -32,7 +32,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +54,7 @@ from audiollm.data.packing import pack
 from audiollm.data.records.manifest_source import ManifestSource
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.data.text.tokenizer import add_special_tokens
+from audiollm.devices import default_device
 from audiollm.models.audio_encoder import AudioEncoderConfig
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
@@ -69,6 +70,7 @@ from audiollm.rl.rollouts.engines import engine_of
 from audiollm.rl.rollouts.protocol import RolloutSettings
 from audiollm.supervised.decoder.start import start_model, start_template
 from audiollm.train.loop.task import Task
+from audiollm.train.options import Precision
 
 GROUP, NEW_TOKENS, BETA, LEARNING_RATE = 8, 64, 0.01, 1e-6
 PROMPTS, LONG_PROMPT_WORDS, SECONDS_HEARD = 64, 100, 2
@@ -86,6 +88,17 @@ OURS = ("ours", "adapter")
 """The policies: a DualFFN, and a model of transformers."""
 
 
+HEARING = AudioEncoderConfig(
+    d_model=32,
+    encoder_layers=1,
+    encoder_attention_heads=2,
+    encoder_ffn_dim=64,
+    num_mel_bins=16,
+    max_source_positions=50 * SECONDS_HEARD,
+)
+"""The encoder of the DualFFN that hears."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of the Qwen2."""
@@ -93,6 +106,9 @@ class Shape:
     hidden: int
     layers: int
     vocabulary: int
+    heads: int = 4
+    initializer_range: float = 0.02
+    encoder: AudioEncoderConfig = HEARING
 
     @property
     def name(self) -> str:
@@ -136,8 +152,15 @@ def main() -> None:
 # Models and prompts
 
 
-def write_models(folder: Path, shape: Shape) -> None:
-    """Write the Qwen2, the DualFFN and the Qwen2-Audio around it, and a DualFFN with an encoder; and the prompts."""
+def write_models(
+    folder: Path, shape: Shape, hearing_alone: bool = False, device: torch.device | None = None
+) -> None:
+    """Write the Qwen2, the DualFFN and the Qwen2-Audio around it, and a DualFFN with an encoder; and the prompts.
+
+    Args:
+        hearing_alone: no Qwen2-Audio, and no DualFFN without an encoder.
+        device: where the weights of the Qwen2 are drawn; None: on the CPU.
+    """
     folder.mkdir(parents=True)
     words = prompt_tokenizer(shape.vocabulary)
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -148,15 +171,17 @@ def write_models(folder: Path, shape: Shape) -> None:
         hidden_size=shape.hidden,
         intermediate_size=4 * shape.hidden,
         num_hidden_layers=shape.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads // 2,
+        initializer_range=shape.initializer_range,
         vocab_size=shape.vocabulary,
         max_position_embeddings=1024,
         bos_token_id=None,
         eos_token_id=words.token_to_id(END_OF_TURN),
         pad_token_id=words.token_to_id(END_OF_TEXT),
     )
-    model = transformers.Qwen2ForCausalLM(config)
+    with device or nullcontext():
+        model = transformers.Qwen2ForCausalLM(config)
     ends = [config.eos_token_id, config.pad_token_id]
     with torch.no_grad():  # what ends an answer has a logit of about -70: no side ever draws it
         model.model.embed_tokens.weight[:, 0] = 0.3
@@ -165,22 +190,15 @@ def write_models(folder: Path, shape: Shape) -> None:
         model.lm_head.weight[ends, 0] = -10.0
     model.save_pretrained(folder / "qwen2")
     tokenizer.save_pretrained(folder / "qwen2")
-    audio_llm, processor = around(model, tokenizer)
-    audio_llm.save_pretrained(folder / "qwen2_audio")
-    processor.save_pretrained(folder / "qwen2_audio")
+    if not hearing_alone:
+        audio_llm, processor = around(model, tokenizer)
+        audio_llm.save_pretrained(folder / "qwen2_audio")
+        processor.save_pretrained(folder / "qwen2_audio")
     template = start_template(folder / "qwen2")
     ours = start_model(folder / "qwen2", template, audio_ffn_layers=[])
-    ours.save_pretrained(folder / "dual_ffn", template.tokenizer)
-    ours.add_audio_encoder(
-        AudioEncoderConfig(
-            d_model=32,
-            encoder_layers=1,
-            encoder_attention_heads=2,
-            encoder_ffn_dim=64,
-            num_mel_bins=16,
-            max_source_positions=50 * SECONDS_HEARD,
-        )
-    )
+    if not hearing_alone:
+        ours.save_pretrained(folder / "dual_ffn", template.tokenizer)
+    ours.add_audio_encoder(shape.encoder)
     ours.save_pretrained(folder / "hearing", template.tokenizer)
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000 * SECONDS_HEARD)
     soundfile.write(folder / "noise.wav", noise, 16_000, subtype="PCM_16")
@@ -259,14 +277,21 @@ def check_logits(folder: Path) -> None:
 # The two sides
 
 
-def steps_of(folder: Path, kind: str, prompts: str = "text") -> TaskSteps:
+def steps_of(
+    folder: Path,
+    kind: str,
+    prompts: str = "text",
+    more: Mapping[str, Any] | None = None,
+    precision: Precision = "fp32",
+) -> TaskSteps:
     """The steps of `train_policy`: its task, where the stage hands it to the training loop.
 
     Args:
         kind: `ours`, `hearing` (a DualFFN with an encoder) or `adapter`.
         prompts: `text` or `audio`.
+        more: settings of the stage.
     """
-    config, context = stage_of(folder, kind, prompts)
+    config, context = stage_of(folder, kind, prompts, more=more)
     found: list[Task] = []
 
     def taken(task: Task, *_: Any) -> NoReturn:
@@ -275,7 +300,7 @@ def steps_of(folder: Path, kind: str, prompts: str = "text") -> TaskSteps:
 
     with mock.patch.object(run, "train", taken), suppress(Assembled):
         run.train_policy(config, context)
-    return TaskSteps(found[0], LEARNING_RATE)
+    return TaskSteps(found[0], LEARNING_RATE, device=default_device(), precision=precision)
 
 
 def stage_of(

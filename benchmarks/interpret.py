@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -527,25 +527,46 @@ def on_device(device: torch.device) -> None:
 
 
 def device_chunks(
-    model: DualFFN, template: Template, streams: int, device: torch.device
+    model: DualFFN, template: Template, streams: int, device: torch.device, speaks: bool = False
 ) -> tuple[float, float]:
-    """Slowest and median seconds of a chunk of all streams at once, with full windows."""
+    """Slowest and median seconds of a chunk of all streams at once, with full windows.
+
+    Args:
+        speaks: the model (of `interpreter`) answers every second chunk in speech once the window is full; else each
+            one in text.
+    """
     window = model.config.sliding_window or 0
     engine = Engine(model, template, streams, window + 100)
-    limits = Limits(max_text_tokens=WRITTEN)
-    numbers = [engine.open(OpenRequest(SYSTEM, seed, (), GREEDY, limits, "text")) for seed in range(streams)]
+    limits = Limits(max_frames=SPOKEN, max_text_tokens=WRITTEN)
+    answer: Literal["any", "text"] = "any" if speaks else "text"
+    numbers = [engine.open(OpenRequest(SYSTEM, seed, (), GREEDY, limits, answer)) for seed in range(streams)]
     draw = torch.Generator().manual_seed(1)
     seconds = []
-    for _ in range(window // CHUNK_FRAMES + 12):
-        torch.cuda.synchronize(device)
+    full = window // CHUNK_FRAMES + 2
+    for chunk in range(full + 10):
+        silent = chunk < full or chunk % 2 == 1
+        heard = [torch.randint(2, CODES, (BOOKS, CHUNK_FRAMES), generator=draw) for _ in numbers]
+        if speaks:
+            for codes_KT in heard:
+                codes_KT[:, -1] = int(silent)
+        synchronize(device)
         began = time.perf_counter()
-        for number in numbers:
-            engine.feed(number, torch.randint(CODES, (BOOKS, CHUNK_FRAMES), generator=draw))
+        for number, codes_KT in zip(numbers, heard, strict=True):
+            engine.feed(number, codes_KT)
+        acted: list[Acted] = []
         while engine.acting:
-            engine.step()
-        torch.cuda.synchronize(device)
+            acted += [each for each in engine.step() if isinstance(each, Acted)]
+        synchronize(device)
         seconds.append(time.perf_counter() - began)
+        frames = {sum(part.shape[1] for part in each.parts if isinstance(part, Tensor)) for each in acted}
+        if speaks and frames != {0 if silent else SPOKEN}:
+            raise SystemExit(f"chunk {chunk} was answered with {frames} frames")
     return max(seconds[-10:]), statistics.median(seconds[-10:])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 # ------------------------------------------------------------------------------------------------ both sides

@@ -241,6 +241,7 @@ def first_sound(model: DualFFN, template: Template, rounds: int) -> dict[str, An
                 TokenizerConfig(), num_codebooks=template.num_codebooks, codebook_size=template.codebook_size
             )
         ).eval()
+    codec.to(next(model.parameters()).device)
     asked = request(TEXTS[1], 50)
     engine = Engine.sized_for(model, template, [asked])
     firsts = []

@@ -318,12 +318,12 @@ def speech(durations: Sequence[float], template: Template) -> list[TokenStream]:
     return streams
 
 
-def in_order(streams: Sequence[TokenStream]) -> list[list[TokenStream]]:
-    """Group samples in order into steps of at most `STEP_TOKENS` positions; the remainder is dropped."""
+def in_order(streams: Sequence[TokenStream], step_tokens: int = STEP_TOKENS) -> list[list[TokenStream]]:
+    """Group samples in order into steps of at most `step_tokens` positions; the remainder is dropped."""
     steps: list[list[TokenStream]] = []
     group: list[TokenStream] = []
     for stream in streams:
-        if sum(map(len, group)) + len(stream) > STEP_TOKENS:
+        if sum(map(len, group)) + len(stream) > step_tokens:
             steps.append(group)
             group = []
         group.append(stream)

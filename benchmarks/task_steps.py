@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from audiollm.recipe.ranks import ALONE
 from audiollm.train.loop.modules import announce_weights, checkpoint_activations
-from audiollm.train.loop.optim import build_optimizer
+from audiollm.train.loop.optim import autocast, build_optimizer
 from audiollm.train.loop.task import Task
-from audiollm.train.options import LoopConfig
+from audiollm.train.options import LoopConfig, Precision
 from audiollm.train.parallel.strategy import choose_strategy
 
 
@@ -24,20 +24,30 @@ class Step(NamedTuple):
 
 
 class TaskSteps:
-    """A task with its strategy and optimizer, stepped as the training loop does, in float32.
+    """A task with its strategy and optimizer, stepped as the training loop does.
 
     Args:
         checkpointed: layers are computed again in the backward pass.
+        device: where the task's modules are.
     """
 
-    def __init__(self, task: Task, learning_rate: float, checkpointed: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        learning_rate: float,
+        checkpointed: bool = False,
+        device: torch.device | None = None,
+        precision: Precision = "fp32",
+    ) -> None:
         self._task, self._rate, self._step = task, learning_rate, 0
+        self._device, self._precision = device or torch.device("cpu"), precision
         config = LoopConfig(learning_rate=learning_rate, steps=10, weight_decay=0.0)
         self._clip_norm = config.clip_norm
-        self._modules = task.modules()
+        self.modules = self._modules = task.modules()
+        """The task's modules by name, as they were before the strategy wrapped them."""
         if checkpointed:
             checkpoint_activations(self._modules)
-        self._strategy = choose_strategy("auto", ALONE, torch.device("cpu"), None, config.clip_norm)
+        self._strategy = choose_strategy("auto", ALONE, self._device, None, config.clip_norm)
         named = [(f"{name}.{key}", p) for name, m in self._modules.items() for key, p in m.named_parameters()]
         self._wrapped = self._strategy.prepare(
             self._modules,
@@ -46,7 +56,10 @@ class TaskSteps:
         )
         task.adopt(self._wrapped)
         self.seconds: dict[str, float] = {}
-        """CPU-seconds of the last step by phase: `batch`, `score` (passes before the losses) and `update`."""
+        """CPU-seconds of the last step by phase: `batch`, `score` (passes before the losses) and `update`; on a GPU, by
+        the clock."""
+        self.batch: Any = None
+        """The batch of the last step, as the task made it."""
 
     def __call__(self) -> Step:
         """Take an optimizer step."""
@@ -54,11 +67,12 @@ class TaskSteps:
             module.train()
         optimizer = self._strategy.optimizers["main"]
         optimizer.zero_grad(set_to_none=True)
-        began = time.process_time()
-        batch = self._task.batch(self._step, torch.Generator(), ALONE)
-        made = time.process_time()
-        (update,) = self._task.updates(batch, self._step, 10)
-        scored = time.process_time()
+        began = self._now()
+        self.batch = batch = self._task.batch(self._step, torch.Generator(), ALONE)
+        made = self._now()
+        with autocast(self._precision, self._device):
+            (update,) = self._task.updates(batch, self._step, 10)
+        scored = self._now()
         for group in optimizer.param_groups:
             group["lr"] = self._rate
         total = 0.0
@@ -66,7 +80,8 @@ class TaskSteps:
         for number in range(1, update.losses + 1):
             last = number == update.losses
             with self._strategy.accumulate("main", last):
-                loss = next(losses)
+                with autocast(self._precision, self._device):
+                    loss = next(losses)
                 self._strategy.backward(loss, "main", last)
             total += float(loss.detach())
             del loss
@@ -74,5 +89,11 @@ class TaskSteps:
         norm = float(self._strategy.step("main", self._clip_norm))
         announce_weights(self._modules.values())
         self._step += 1
-        self.seconds = {"batch": made - began, "score": scored - made, "update": time.process_time() - scored}
+        self.seconds = {"batch": made - began, "score": scored - made, "update": self._now() - scored}
         return Step(total, norm)
+
+    def _now(self) -> float:
+        if self._device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()

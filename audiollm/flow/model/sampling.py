@@ -144,7 +144,7 @@ def sample_latents(
             settings.on_step(steps_done)
         if kept_L1 is None or context is None:
             return x_LD
-        return torch.where(kept_L1, on_path(noise_LD, context.latents_LD, torch.tensor(t)), x_LD)
+        return torch.where(kept_L1, on_path(noise_LD, context.latents_LD, noise_LD.new_tensor(t)), x_LD)
 
     return integrate(guided, noise_LD, times, settings.solver, after_step)
 
