@@ -56,8 +56,9 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
-FLOW_STEPS, BATCH = 1_500, 16
+FLOW_STEPS, BATCH, RATE_OF_STEPS = 1_500, 96, 8.0e-4
 ESTIMATE_VARIANCE, DROPOUT_VIDEO = 0.35, 0.4
+CONTEXT = {"everything": 1.5, "pair": 0.5}
 AUTOENCODER = "autoencoder"
 """The stage's name."""
 EVENT_S = 1.0
@@ -186,8 +187,10 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "latents": "${encode_latents.shards}",
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
+        "learning_rate": RATE_OF_STEPS,
         "estimate_variance": ESTIMATE_VARIANCE,
         "dropout_video": DROPOUT_VIDEO,
+        "context": CONTEXT,
         "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
         "seed": seed,
         **changes,
