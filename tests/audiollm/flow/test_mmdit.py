@@ -275,11 +275,13 @@ def test_row_convolution_equals_conv1d() -> None:
 
 
 def test_times_between_frames() -> None:
-    """Each sample's latents are between its own rows; beyond the ends, and where there is one row, the nearest holds."""
+    """Latents lie between rows of their own sample; beyond the ends, and at a single row, the nearest holds."""
     times = [[0.0, 1.0, 3.0], [], [-0.05], [0.5, 0.6]]
     wanted = [[-1.0, 0.25, 2.0, 9.0], [0.0, 1.0], [0.0, 5.0], [0.1, 0.55, 0.6, 7.0]]
     given, latents = (rows_of([len(each) for each in listed], CPU) for listed in (times, wanted))
-    flat, wanted_L = (torch.tensor([second for each in listed for second in each]) for listed in (times, wanted))
+    flat, wanted_L = (
+        torch.tensor([second for each in listed for second in each]) for listed in (times, wanted)
+    )
     latent, before, after, weight = rows_around(given, flat, latents, wanted_L)
     assert latent.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11]
     assert before[:4].tolist() == [0, 0, 1, 1] and after[:4].tolist() == [1, 1, 2, 2]
