@@ -48,10 +48,10 @@ from audiollm.recipe.stages import load_recipe
 
 NAME = "learn_audiocot"
 PICTURES = {"per_second": 4.0, "side": 56}
-STEPS, BATCH, RATE = 1_200, 16, 1.0e-3
+STEPS, BATCH, RATE = 3_000, 16, 1.0e-3
 MAX_ANSWER_TOKENS = 256
 EDITS, MAX_EXTENDED_S = 20, 10.0
-GUIDANCE = learn_flow.GUIDANCE
+SAMPLING = learn_flow.SAMPLING
 AUTOENCODER = learn_flow.AUTOENCODER
 CONTROLS: dict[str, dict[str, Any]] = {
     "frames shuffled": {"shuffle_frames": True},
@@ -220,7 +220,7 @@ def sound_stages(seed: int, folder: Path, flow: Path, smoke: bool) -> list[dict[
             "samples": str(folder / f"written_{seed}.jsonl") if way == "written CoT" else "${scenes.samples}",
             "conditions": conditions,
             "max_samples": learn_flow.TEST_SCENES,
-            "sampling": {"guidance": GUIDANCE},
+            "sampling": SAMPLING,
             "seed": seed,
             **(SMOKE["making"] if smoke else {}),
         }

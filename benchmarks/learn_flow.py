@@ -56,7 +56,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
-FLOW_STEPS, BATCH, RATE_OF_STEPS = 1_500, 96, 8.0e-4
+FLOW_STEPS, BATCH = 6_000, 16
 ESTIMATE_VARIANCE, DROPOUT_VIDEO = 0.35, 0.4
 CONTEXT = {"everything": 1.5, "pair": 0.5}
 AUTOENCODER = "autoencoder"
@@ -73,7 +73,7 @@ WAYS: dict[str, list[str]] = {
 EXCHANGED = "exchanged"
 """All conditions of another scene: a control that must gain nothing."""
 JUDGE = ClassifierConfig(steps=600)
-GUIDANCE = 3.0
+SAMPLING: dict[str, Any] = {"guidance": 5.0, "schedule": "cosine"}
 SCALES = (1.0, 2.0, 3.0, 5.0, 8.0)
 """Scales of guidance at which recognition and diversity are measured, on `SWEPT_SCENES` scenes by their CoT."""
 SWEPT_SCENES = 24
@@ -163,7 +163,7 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
         for way in (*WAYS, EXCHANGED):
             source = str(folder / "exchanged.jsonl") if way == EXCHANGED else "${scenes.samples}"
             make = {"samples": source, "max_samples": TEST_SCENES, "conditions": WAYS.get(way)}
-            stages.append(_making(_stage(way, seed), f"flow_{seed}", seed, GUIDANCE, make))
+            stages.append(_making(_stage(way, seed), f"flow_{seed}", seed, SAMPLING["guidance"], make))
     first = seeds[0]
     for scale in SCALES:
         make = {
@@ -177,7 +177,9 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
             "max_samples": TEST_SCENES,
             "conditions": WAYS["video and CoT"],
         }
-        stages.append(_making(f"{_stage(name, first)}_sounds", _stage(name, first), first, GUIDANCE, make))
+        stages.append(
+            _making(f"{_stage(name, first)}_sounds", _stage(name, first), first, SAMPLING["guidance"], make)
+        )
     return {"name": "learn_flow", "size": "tiny", "seed": 0, "stages": [*stages, {"report": {}}]}
 
 
@@ -187,7 +189,6 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "latents": "${encode_latents.shards}",
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
-        "learning_rate": RATE_OF_STEPS,
         "estimate_variance": ESTIMATE_VARIANCE,
         "dropout_video": DROPOUT_VIDEO,
         "context": CONTEXT,
@@ -200,7 +201,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
         "samples": "${scenes.samples}",
         "by": ["words", "object"],
-        "sampling": {"guidance": GUIDANCE},
+        "sampling": SAMPLING,
         "max_samples": EDITED_SCENES,
         "seed": seed,
     }
@@ -211,7 +212,7 @@ def _making(name: str, model: str, seed: int, scale: float, settings: Mapping[st
     make = {
         "model": f"${{{model}.checkpoint}}",
         "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",
-        "sampling": {"guidance": scale},
+        "sampling": {**SAMPLING, "guidance": scale},
         "seed": seed,
         **settings,
     }
