@@ -337,7 +337,7 @@ def carry_out_edits(folder: Path, seed: int, generator: SoundGenerator, steps: i
     questions = {s.id: s for s in read_samples(folder / "audiocot" / "thinking.jsonl")[0]}
     triples = {s.id: s for s in read_samples(folder / "audiocot" / "edits.jsonl")[0]}
     scenes, rows, failed = scenes_of_clips(folder), [], 0
-    settings = sampler_settings(SoundSamplingConfig(guidance=GUIDANCE, steps=steps))
+    settings = sampler_settings(SoundSamplingConfig(**SAMPLING, steps=steps))
     for answer in plain_instructions(read_jsonl(folder / f"writer_asked_{seed}" / "rows.jsonl")):
         question, scene = questions[answer["id"]], scenes[answer["clip"]]
         before = Path(question.audio("user")[0].path)
