@@ -135,3 +135,31 @@ _MEMBERS = (
     "sample_rate", "channels", "hop_samples", "latent_dim", "digest", "encode_distribution", "encode_stream",
     "decode", "decode_stream", "normalize", "denormalize",
 )  # fmt: skip
+
+
+def check_waveform(samples_CN: Tensor, channels: int, at_least: int = 0) -> None:
+    """Refuse what an autoencoder cannot encode.
+
+    Raises:
+        ValueError: not `[channels, samples]`, fewer samples than `at_least`, or samples that are not finite.
+    """
+    if samples_CN.ndim != 2 or samples_CN.shape[0] != channels or samples_CN.shape[1] < at_least:
+        samples = f"samples >= {at_least}" if at_least else "samples"
+        raise ValueError(
+            f"encode takes a waveform [{channels}, {samples}], not {list(samples_CN.shape)}: "
+            f"audiollm.audio.set_channels(samples_CN, {channels}) makes one"
+        )
+    if not bool(torch.isfinite(samples_CN).all()):
+        raise ValueError("encode got samples that are not finite")
+
+
+def check_latent(latent_DT: Tensor, latent_dim: int) -> None:
+    """Refuse what an autoencoder cannot decode.
+
+    Raises:
+        ValueError: not `[latent_dim, frames]`, or latents that are not finite.
+    """
+    if latent_DT.ndim != 2 or latent_DT.shape[0] != latent_dim:
+        raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
+    if not bool(torch.isfinite(latent_DT).all()):
+        raise ValueError("decode got latents that are not finite")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.autoencoder import module_digest
+from audiollm.autoencoder import check_latent, check_waveform, module_digest
 from audiollm.models.pretrained import load_whole, save_model
 from tokenizer.native.autoencoder import AutoencoderShape, Decoder, Encoder
 from tokenizer.native.phase_band import PhaseBand
@@ -206,7 +206,7 @@ class AudioVAE(nn.Module):
         Raises:
             ValueError: another number of channels, empty, or not finite.
         """
-        _check_channels(samples_CN, self.channels, at_least=1)
+        check_waveform(samples_CN, self.channels, at_least=1)
         parts = list(self.encode_stream([samples_CN]))
         return Posterior(
             torch.cat([part.mean for part in parts], dim=1),
@@ -221,7 +221,7 @@ class AudioVAE(nn.Module):
         """
         stream = LatentStream(self.encoder, self.config.step_frames)
         for piece_CN in pieces_CN:
-            _check_channels(piece_CN, self.channels, at_least=0)
+            check_waveform(piece_CN, self.channels)
             for part_CN in piece_CN.split(PIECE_S * self.sample_rate, dim=1):
                 yield from map(_window_posterior, stream.push(stereo_views(part_CN)))
         windows, frames = stream.flush()
@@ -303,7 +303,7 @@ class AudioVAE(nn.Module):
         """The same frames in pieces of `step_frames`, the last one shorter: see `streaming.py`."""
         size, waiting = self.config.step_frames, torch.zeros(self.latent_dim, 0)
         for piece_DT in pieces_DT:
-            _check_latent(piece_DT, self.latent_dim)
+            check_latent(piece_DT, self.latent_dim)
             *whole, rest = torch.cat([waiting.to(piece_DT), piece_DT], dim=1).split(size, dim=1)
             if rest.shape[1] == size:
                 whole, rest = [*whole, rest], rest[:, size:]
@@ -330,18 +330,3 @@ def _posterior(encoded_BTD: Tensor) -> Posterior:
 def _window_posterior(encoded_1TD: Tensor) -> Posterior:
     """`[1, T, 2 D]` to a posterior `[D, T]`."""
     return Posterior(*(part[0].T for part in _posterior(encoded_1TD)))
-
-
-def _check_channels(samples_CN: Tensor, channels: int, at_least: int) -> None:
-    if samples_CN.ndim != 2 or samples_CN.shape[0] != channels or samples_CN.shape[1] < at_least:
-        raise ValueError(
-            f"encode takes a waveform [{channels}, samples >= 1], not {list(samples_CN.shape)}: "
-            f"audiollm.audio.set_channels(samples_CN, {channels}) makes one"
-        )
-
-
-def _check_latent(latent_DT: Tensor, latent_dim: int) -> None:
-    if latent_DT.ndim != 2 or latent_DT.shape[0] != latent_dim:
-        raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
-    if not bool(torch.isfinite(latent_DT).all()):
-        raise ValueError("decode got latents that are not finite")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audiollm.autoencoder import module_digest
+from audiollm.autoencoder import check_latent, check_waveform, module_digest
 from audiollm.models.pretrained import load_whole, save_model
 from tokenizer.mel_pca.phases import BLOCK_LATENTS, PhaseStream
 from tokenizer.native.framing import magnitudes
@@ -130,7 +130,7 @@ class MelPCA(nn.Module):
         frames, sum_X = 0, torch.zeros(numbers, dtype=torch.float64)
         products_XX = torch.zeros(numbers, numbers, dtype=torch.float64)
         for samples_CN in clips_CN:
-            _check_channels(samples_CN, self.channels)
+            check_waveform(samples_CN, self.channels)
             for part_TX in self._log_mel_parts([samples_CN]):
                 part_TX = part_TX.double()
                 frames += len(part_TX)
@@ -164,7 +164,7 @@ class MelPCA(nn.Module):
         Raises:
             ValueError: another number of channels, empty, or not finite.
         """
-        _check_channels(samples_CN, self.channels)
+        check_waveform(samples_CN, self.channels)
         if not samples_CN.shape[1]:
             raise ValueError("encode takes a waveform of at least one sample")
         parts = list(self.encode_stream([samples_CN]))
@@ -204,7 +204,7 @@ class MelPCA(nn.Module):
         stream = PhaseStream(self.window_W, config.mel_hop_samples, config.channels, config.stride)
         waiting_DT = self.mean_X.new_zeros(self.latent_dim, 0)
         for piece_DT in pieces_DT:
-            _check_latent(piece_DT, self.latent_dim)
+            check_latent(piece_DT, self.latent_dim)
             waiting_DT = torch.cat([waiting_DT, piece_DT.to(waiting_DT)], dim=1)
             while waiting_DT.shape[1] >= BLOCK_LATENTS:
                 yield stream.push(self._magnitudes(waiting_DT[:, :BLOCK_LATENTS])).clamp(-1, 1)
@@ -248,7 +248,7 @@ class MelPCA(nn.Module):
         block = BLOCK_LATENTS * config.hop_samples
         waiting_CN = self.window_W.new_zeros(config.channels, before)
         for piece_CN in pieces_CN:
-            _check_channels(piece_CN, config.channels)
+            check_waveform(piece_CN, config.channels)
             waiting_CN = torch.cat([waiting_CN, piece_CN.to(waiting_CN)], dim=1)
             while waiting_CN.shape[1] >= before + block + after:
                 yield self._log_mel(waiting_CN[:, : before + block + after])
@@ -274,20 +274,3 @@ class MelPCA(nn.Module):
         shape = (config.channels, config.stride, config.num_mels)
         mel_CTM = logs_TX.unflatten(1, shape).transpose(0, 1).flatten(1, 2).clamp_max(6.0).exp()
         return (mel_CTM @ self.inverse_MF).clamp_min(1e-5)
-
-
-def _check_channels(samples_CN: Tensor, channels: int) -> None:
-    if samples_CN.ndim != 2 or samples_CN.shape[0] != channels:
-        raise ValueError(
-            f"encode takes a waveform [{channels}, samples], not {list(samples_CN.shape)}: "
-            f"audiollm.audio.set_channels(samples_CN, {channels}) makes one"
-        )
-    if not bool(torch.isfinite(samples_CN).all()):
-        raise ValueError("encode got samples that are not finite")
-
-
-def _check_latent(latent_DT: Tensor, latent_dim: int) -> None:
-    if latent_DT.ndim != 2 or latent_DT.shape[0] != latent_dim:
-        raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
-    if not bool(torch.isfinite(latent_DT).all()):
-        raise ValueError("decode got latents that are not finite")
