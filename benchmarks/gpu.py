@@ -68,7 +68,7 @@ MAX_BESIDE_S, TIMED_OUT = 150.0, 124
 
 @dataclass(frozen=True)
 class Scale:
-    """What a case measures at."""
+    """The size of a case's models, and the time for its measurements."""
 
     tiny: bool
     seconds: float

@@ -43,14 +43,14 @@ class TaskSteps:
         self._device, self._precision = device or torch.device("cpu"), precision
         config = LoopConfig(learning_rate=learning_rate, steps=10, weight_decay=0.0)
         self._clip_norm = config.clip_norm
-        self.modules = self._modules = task.modules()
+        self.modules = task.modules()
         """The task's modules by name, as they were before the strategy wrapped them."""
         if checkpointed:
-            checkpoint_activations(self._modules)
+            checkpoint_activations(self.modules)
         self._strategy = choose_strategy("auto", ALONE, self._device, None, config.clip_norm)
-        named = [(f"{name}.{key}", p) for name, m in self._modules.items() for key, p in m.named_parameters()]
+        named = [(f"{name}.{key}", p) for name, m in self.modules.items() for key, p in m.named_parameters()]
         self._wrapped = self._strategy.prepare(
-            self._modules,
+            self.modules,
             task.optimizers(),
             lambda: {"main": build_optimizer(named, config.weight_decay, config.betas)},
         )
@@ -87,7 +87,7 @@ class TaskSteps:
             del loss
         next(losses, None)
         norm = float(self._strategy.step("main", self._clip_norm))
-        announce_weights(self._modules.values())
+        announce_weights(self.modules.values())
         self._step += 1
         self.seconds = {"batch": made - began, "score": scored - made, "update": self._now() - scored}
         return Step(total, norm)

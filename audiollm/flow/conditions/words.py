@@ -19,11 +19,11 @@ class WordRow(NamedTuple):
     """A word as an encoder takes it."""
 
     word: int
-    """Its number in the vocabulary."""
+    """The number of the word in the vocabulary."""
     value: float = NO_VALUE
-    """The value of the number that it is part of."""
+    """The value of the number that the word is part of."""
     at_s: float = 0.0
-    """This value where its unit is seconds: the word's place in time; 0 for other words."""
+    """The place in time of a word of a number of seconds: that number; 0 for other words."""
 
 
 class Words:

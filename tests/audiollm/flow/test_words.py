@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_rows_at_no_time_are_those_of_an_encoder_without_times() -> None:
         there = words._replace(values_RC=encoder(words))
         if has_times:
             there = there._replace(times_R=encoder.times_of(words))
-        packed.features["cot"] = there  # type: ignore[index]
+        packed = replace(packed, features={"cot": there})
         latents = rows_of([40], torch.device("cpu"))
         noise_LD = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
