@@ -120,23 +120,6 @@ def autoencoder_of_run(run: Path) -> Path:
     return found[0]
 
 
-def module_digest(module: nn.Module, settings: str = "") -> str:
-    """SHA-256 of the names, shapes and values of a module's parameters and persistent buffers, and of its settings."""
-    digest = hashlib.sha256(settings.encode())
-    for name, tensor in module.state_dict().items():
-        plain = tensor.detach().to("cpu").contiguous()
-        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        if plain.numel():
-            digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-_MEMBERS = (
-    "sample_rate", "channels", "hop_samples", "latent_dim", "digest", "encode_distribution", "encode_stream",
-    "decode", "decode_stream", "normalize", "denormalize",
-)  # fmt: skip
-
-
 def check_waveform(samples_CN: Tensor, channels: int, at_least: int = 0) -> None:
     """Refuse what an autoencoder cannot encode.
 
@@ -163,3 +146,20 @@ def check_latent(latent_DT: Tensor, latent_dim: int) -> None:
         raise ValueError(f"decode takes latents [{latent_dim}, frames], not {list(latent_DT.shape)}")
     if not bool(torch.isfinite(latent_DT).all()):
         raise ValueError("decode got latents that are not finite")
+
+
+def module_digest(module: nn.Module, settings: str = "") -> str:
+    """SHA-256 of the names, shapes and values of a module's parameters and persistent buffers, and of its settings."""
+    digest = hashlib.sha256(settings.encode())
+    for name, tensor in module.state_dict().items():
+        plain = tensor.detach().to("cpu").contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        if plain.numel():
+            digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+_MEMBERS = (
+    "sample_rate", "channels", "hop_samples", "latent_dim", "digest", "encode_distribution", "encode_stream",
+    "decode", "decode_stream", "normalize", "denormalize",
+)  # fmt: skip
