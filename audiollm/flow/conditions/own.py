@@ -50,7 +50,7 @@ class WordEncoder(nn.Module):
         return out_RC
 
     def times_of(self, packed: PackedModality) -> Tensor:
-        """Seconds of each row: of a number of seconds its value, and 0 of other words."""
+        """Seconds of each row (`WordRow.at_s`)."""
         return packed.values_RC[:, 2].float()
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 _TOKEN = re.compile(r"[^\W\d_]+|\d|[^\w\s]")
-_NUMBER = re.compile(r"(?P<digits>\d+(?:\.\d+)?)(?P<unit>\s*(?:s|secs?|seconds?)\b)?", re.IGNORECASE)
+_SECONDS = r"\s*(?:s|secs?|seconds?)\b"
+_NUMBER = re.compile(
+    rf"(?P<digits>\d+(?:\.\d+)?)(?P<unit>{_SECONDS}|(?=\s*(?:[-–]|to|and|until)\s*\d+(?:\.\d+)?{_SECONDS}))?",
+    re.IGNORECASE,
+)
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n+")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-\"()/%"
 UNKNOWN = "\ufffd"
 NO_VALUE = -1.0
@@ -23,7 +29,7 @@ class WordRow(NamedTuple):
     value: float = NO_VALUE
     """The value of the number that the word is part of."""
     at_s: float = 0.0
-    """The place in time of a word of a number of seconds: that number; 0 for other words."""
+    """The place in time: the number of seconds that stands nearest in the word's sentence, 0 where there is none."""
 
 
 class Words:
@@ -46,24 +52,31 @@ class Words:
     def rows(self, text: str) -> list[WordRow]:
         """The words of a text, at least one.
 
-        "at 2.5 s" has five, of which three have the value 2.5 and are at 2.5 s.
+        "Rain. A dog barks at 2.5 s." has a row of rain and one of a full stop at 0 s, and all of the dog's at 2.5 s.
         """
-        found: list[WordRow] = []
-        numbers = list(_NUMBER.finditer(text))
-        for match in _TOKEN.finditer(text.lower()):
-            token, place = match.group(), match.start()
-            whole = next(
-                (each for each in numbers if each.start("digits") <= place < each.end("digits")), None
-            )
-            value = NO_VALUE if whole is None else float(whole.group("digits"))
-            at_s = value if whole is not None and whole.group("unit") else 0.0
-            pieces = [token] if token in self._numbers else list(token)
-            found += [
-                WordRow(self._numbers.get(piece, self._numbers[UNKNOWN]), value, at_s) for piece in pieces
-            ]
+        found = [
+            row for sentence in _BETWEEN_SENTENCES.split(text.lower()) for row in self._rows_of(sentence)
+        ]
         return found or [WordRow(self._numbers[UNKNOWN])]
+
+    def _rows_of(self, sentence: str) -> Iterator[WordRow]:
+        numbers = list(_NUMBER.finditer(sentence))
+        seconds = [number for number in numbers if number.group("unit") is not None]
+        for match in _TOKEN.finditer(sentence):
+            number = next((each for each in numbers if _characters_between(match, each) < 0), None)
+            value = NO_VALUE if number is None else float(number.group("digits"))
+            nearest = min(seconds, key=partial(_characters_between, match), default=None)
+            at_s = 0.0 if nearest is None else float(nearest.group("digits"))
+            token = match.group()
+            for piece in [token] if token in self._numbers else token:
+                yield WordRow(self._numbers.get(piece, self._numbers[UNKNOWN]), value, at_s)
 
 
 def split_words(text: str) -> list[str]:
     """Words in small letters, single digits, and punctuation marks."""
     return _TOKEN.findall(text.lower())
+
+
+def _characters_between(word: re.Match[str], number: re.Match[str]) -> int:
+    """Characters between a word and the digits of a number; below 0 for a word that is part of it."""
+    return max(number.start("digits") - word.end(), word.start() - number.end("digits"))
