@@ -17,11 +17,29 @@ TEXT = "First, at 2.5 seconds, two dogs of 3 bark. Then, at 12 s, rain."
 WORDS = Words.of([TEXT, TEXT])
 
 
-def test_numbers_of_seconds_have_a_place_in_time() -> None:
+def test_numbers_have_values() -> None:
     rows = WORDS.rows(TEXT)
-    assert [row.at_s for row in rows if row.at_s] == [2.5, 2.5, 2.5, 12.0, 12.0]
     assert [row.value for row in rows if row.value != NO_VALUE] == [2.5, 2.5, 2.5, 3.0, 12.0, 12.0]
     assert WORDS.rows("") == [(WORDS.rows("?!~")[-1].word, NO_VALUE, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "times_s"),
+    [
+        ("Rain. At 2.5 s, a dog. Then wind!", {"rain": 0.0, "at": 2.5, "dog": 2.5, "then": 0.0, "wind": 0.0}),
+        ("a dog at 2 s, then a cat at 3.5 s", {"dog": 2.0, "then": 2.0, "cat": 3.5}),
+        ("at 1 s a dog, at 2.5 s a cat and at 3 s a bird", {"dog": 1.0, "cat": 2.5, "bird": 3.0}),
+        ("a dog from 0.5 to 1.5 s; rain", {"dog": 0.5, "from": 0.5, "s": 1.5, "rain": 0.0}),
+        ("a dog\nat 2 s a cat", {"dog": 0.0, "cat": 2.0}),
+        ("3 dogs at 2 s", {"3": 2.0, "dogs": 2.0}),
+    ],
+)
+def test_words_stand_at_the_seconds_nearest_to_them_in_their_sentence(
+    text: str, times_s: dict[str, float]
+) -> None:
+    words = Words.of([text, text])
+    found = {words.known[row.word]: row.at_s for row in words.rows(text)}
+    assert {word: found[word] for word in times_s} == times_s
 
 
 @pytest.mark.parametrize(
