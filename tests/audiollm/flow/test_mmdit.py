@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from audiollm.flow.model.blocks import TimeEmbedding, rows_around
+from audiollm.flow.model.blocks import ROTARY_THETA, BlockAttention, TimeEmbedding, rotation, rows_around
 from audiollm.flow.model.context import AudioContext, hidden_context
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
@@ -334,3 +334,18 @@ def test_saved_and_loaded(tmp_path: Path, samples: list[tuple[Tensor, Tensor, Co
         assert torch.equal(getattr(loaded, name), getattr(model, name))
     ours, theirs = run(model.double(), samples, TIMES_B), run(loaded.double(), samples, TIMES_B)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_attention_begins_near_in_time() -> None:
+    """What queries and keys have in common gives the sum of cosines of the difference in time, at most at none."""
+    config = MMDiTConfig(latent_dim=4, latent_rate=20.0, hidden_size=64, num_heads=2, multi_stream_blocks=2,
+        single_stream_blocks=1, frames_dim=8, sync_dim=0, caption_dim=0, cot_dim=8)  # fmt: skip
+    places_R = torch.tensor([0.0, 3.0, 30.0])
+    frequencies = 1 / ROTARY_THETA ** (torch.arange(0, 32, 2) / 32)
+    wanted_RR = 2 * torch.cos((places_R[:, None] - places_R)[..., None] * frequencies).sum(-1)
+    attentions = [each for each in MMDiT(config).modules() if isinstance(each, BlockAttention)]
+    assert len(attentions) == 2 * 3 + 1
+    for attention in attentions:
+        found = attention(torch.zeros(3, 64), rotation(places_R, 32))
+        products_HRR = torch.einsum("qhd,khd->hqk", found.query, found.key)
+        torch.testing.assert_close(products_HRR, wanted_RR.expand(2, 3, 3), rtol=1e-4, atol=1e-3)
