@@ -15,6 +15,7 @@ _INSTRUCTIONS = {
         "Go on for {more} more seconds.",
         "It should last for {more} seconds more.",
         "Make the sound longer, until {end} seconds.",
+        "Let {sound} go on for {more} seconds.",
     ),
     "inpaint": (
         "Fill the gap from {start} to {end} seconds.",
@@ -23,6 +24,7 @@ _INSTRUCTIONS = {
         "Fill in what is missing between {start} and {end} seconds.",
         "There is a gap from {start} to {end} seconds.",
         "From {start} to {end} seconds, make it anew.",
+        "Fill {start} to {end} seconds with {sound}.",
     ),
     "add": (
         "Add {sound} at {start} seconds.",
@@ -42,10 +44,15 @@ _INSTRUCTIONS = {
     ),
 }
 _HELD_OUT_INSTRUCTIONS = {
-    "extend": ("Let the sound last for {more} seconds more.", "Go on until {end} seconds."),
+    "extend": (
+        "Let the sound last for {more} seconds more.",
+        "Go on until {end} seconds.",
+        "Let {sound} last for {more} seconds more.",
+    ),
     "inpaint": (
         "Between {start} and {end} seconds there is a gap: fill it.",
         "What is missing from {start} to {end} seconds, make it anew.",
+        "Between {start} and {end} seconds, fill in {sound}.",
     ),
     "add": (
         "Let there be {sound} at {start} seconds.",
@@ -54,6 +61,21 @@ _HELD_OUT_INSTRUCTIONS = {
     "remove": ("Take the {sound} out, please.", "I want it without {sound}."),
 }
 """Wordings that models are tested with, and not trained on."""
+_NUMBERS = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 _EXTRACT = "Extract {sound}, avoid introducing {avoid}, according to the audio and video."
 
 
@@ -73,15 +95,13 @@ def instruction_of_plan(plan: MadePlan, held_out: bool = False) -> str:
     Args:
         held_out: draw among the wordings that no model is trained on.
     """
-    sound = caption_of_record(plan.about) or "the sound"
+    sound = caption_of_record(plan.about) or caption_of_record(plan.record) or "the sound"
     if plan.operation == "extract":
         return _EXTRACT.format(sound=sound, avoid=" and ".join(plan.avoid) or "other sounds")
     start_s, end_s = plan.span
     wordings = _HELD_OUT_INSTRUCTIONS if held_out else _INSTRUCTIONS
     wording = random.Random(f"wording {plan.seed}").choice(wordings[plan.operation])
-    return wording.format(
-        sound=sound, start=f"{start_s:.1f}", end=f"{end_s:.1f}", more=f"{end_s - start_s:.1f}"
-    )
+    return wording.format(sound=sound, start=_told(start_s), end=_told(end_s), more=_told(end_s - start_s))
 
 
 def thought_of_plan(plan: MadePlan) -> str:
@@ -89,3 +109,14 @@ def thought_of_plan(plan: MadePlan) -> str:
     what = caption_of_plan(plan) if plan.operation not in ("extend", "inpaint") else plan.operation
     where = f" from {plan.span[0]:.1f} to {plan.span[1]:.1f} s"
     return f"{what[0].upper()}{what[1:]}{where}. {prose_of(plan.record)}"
+
+
+# Private
+
+
+def _told(seconds: float) -> str:
+    """Seconds to a tenth, as they are spoken: "1.5", and "three" for 3.0."""
+    tenths = round(10 * seconds)
+    if tenths % 10 == 0 and tenths // 10 < len(_NUMBERS):
+        return _NUMBERS[tenths // 10]
+    return f"{tenths / 10:.1f}"

@@ -133,13 +133,15 @@ def test_held_out_clips_have_wordings_of_their_own() -> None:
     about = ThoughtRecord(events=[ThoughtEvent(sound="dog bark", start_s=1.0, end_s=1.5)])
     told: dict[bool, set[str]] = {False: set(), True: set()}
     for operation in ("extend", "inpaint", "add", "remove"):
-        for seed in range(40):
+        for seed in range(60):
             plan = MadePlan(
-                "p", operation, "c", None, (), (), None, 3.0, (1.0, 1.5), about, about, (), (), f"{seed}"
+                "p", operation, "c", None, (), (), None, 3.0, (1.5, 4.5), about, about, (), (), f"{seed}"
             )  # type: ignore[arg-type]  # fmt: skip
             for held_out in told:
                 told[held_out].add(instruction_of_plan(plan, held_out))
-    assert not told[False] & told[True] and len(told[False]) == 24 and len(told[True]) == 8
+    assert not told[False] & told[True] and len(told[False]) == 26 and len(told[True]) == 10
+    assert "Let dog bark go on for three seconds." in told[False]
+    assert "Between 1.5 and 4.5 seconds, fill in dog bark." in told[True]
 
 
 def test_what_is_no_record_has_no_right_background_either() -> None:
