@@ -55,9 +55,10 @@ RATE = 16_000
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
-SCENES, TEST_SCENES, EDITED_SCENES = 1000, 100, 40
-FLOW_STEPS, BATCH = 6_000, 16
-ESTIMATE_VARIANCE, DROPOUT_VIDEO = 0.35, 0.4
+SCENES, TEST_SCENES, EDITED_SCENES = 3000, 100, 40
+FLOW_STEPS, BATCH = 4_000, 16
+ESTIMATE_VARIANCE = 0.35
+DROPOUT = {"dropout_video": 0.35, "dropout_words": 0.35}
 CONTEXT = {"everything": 1.5, "pair": 0.5}
 AUTOENCODER = "autoencoder"
 """The stage's name."""
@@ -190,7 +191,7 @@ def _model_stages(name: str, seed: int, changes: Mapping[str, Any]) -> list[dict
         "steps": FLOW_STEPS,
         "batch_size": BATCH,
         "estimate_variance": ESTIMATE_VARIANCE,
-        "dropout_video": DROPOUT_VIDEO,
+        **DROPOUT,
         "context": CONTEXT,
         "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
         "seed": seed,

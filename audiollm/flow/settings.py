@@ -174,6 +174,9 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     dropout_video: float = Field(0.2, ge=0, lt=1)
     """Probability that frames and sync are hidden together, as where there is no video: what words say is learned
     where pictures do not say it."""
+    dropout_words: float = Field(0.2, ge=0, lt=1)
+    """Probability that caption and CoT are hidden together, as where nothing is said: what pictures show is learned
+    where words do not say it."""
     dropout_together: float = Field(0.1, ge=0, lt=1)
     """Probability that all are hidden together, for guidance."""
     window_s: float | None = Field(None, gt=0)

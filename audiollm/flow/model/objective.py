@@ -56,34 +56,37 @@ class ConditionDropout:
     """Probability of each modality, by itself."""
     video: float = 0.2
     """Probability that frames and synchronisation are hidden together, as where there is no video."""
+    words: float = 0.2
+    """Probability that caption and CoT are hidden together, as where nothing is said."""
     together: float = 0.1
     """Probability that all are hidden: four modalities hidden at 0.2 each are all hidden in 0.16 % of the samples."""
 
     def draw(self, present: Collection[Modality], generator: torch.Generator) -> set[Modality]:
         """The hidden ones among the modalities that a sample has. Always draws the same number of random values."""
-        together, *each, video = torch.rand(2 + len(_ORDER), generator=generator).tolist()
+        together, *each, video, words = torch.rand(3 + len(_ORDER), generator=generator).tolist()
         if together < self.together:
             return set(present)
         hidden = {name for name, value in zip(_ORDER, each, strict=True) if value < self.each}
         if video < self.video:
             hidden |= _PICTURES
+        if words < self.words:
+            hidden |= _WORDS
         return hidden & set(present)
 
     def probability(self, hidden: Collection[Modality], present: Collection[Modality]) -> float:
         """The probability that exactly `hidden` are hidden of a sample that has `present`."""
 
-        def alone(hidden: Collection[Modality], present: Collection[Modality]) -> float:
-            return self.each ** len(hidden) * (1 - self.each) ** (len(present) - len(hidden))
+        def within(group: frozenset[Modality], share: float) -> float:
+            there, gone = group & set(present), group & set(hidden)
+            by_itself = self.each ** len(gone) * (1 - self.each) ** (len(there) - len(gone))
+            return (1 - share) * by_itself + (share if gone == there else 0.0)
 
-        own = alone(hidden, present)
-        pictures = _PICTURES & set(present)
-        if pictures:
-            by_words = alone(set(hidden) - pictures, set(present) - pictures)
-            own = (1 - self.video) * own + (self.video * by_words if pictures <= set(hidden) else 0.0)
+        own = within(_PICTURES, self.video) * within(_WORDS, self.words)
         return (1 - self.together) * own + (self.together if len(hidden) == len(present) else 0.0)
 
 
 _PICTURES: frozenset[Modality] = frozenset({"frames", "sync"})
+_WORDS: frozenset[Modality] = frozenset({"caption", "cot"})
 _ORDER: tuple[Modality, ...] = ("frames", "sync", "caption", "cot")
 
 

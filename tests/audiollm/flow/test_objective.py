@@ -89,7 +89,7 @@ def test_a_sample_of_the_base_length_is_not_shifted() -> None:
 
 @pytest.mark.parametrize("present", [MODALITIES, ("caption",), ("frames", "sync")])
 def test_every_subset_is_hidden_as_often_as_it_should(present: Any) -> None:
-    dropout, generator, draws = ConditionDropout(0.2, 0.15, 0.1), dice(3), 30_000
+    dropout, generator, draws = ConditionDropout(0.2, 0.15, 0.25, 0.1), dice(3), 30_000
     counts: dict[frozenset[str], int] = {}
     for _ in range(draws):
         hidden = frozenset(dropout.draw(present, generator))
@@ -106,7 +106,7 @@ def test_every_subset_is_hidden_as_often_as_it_should(present: Any) -> None:
         assert (
             dropout.probability(present, present)
             > 0.1
-            > 60 * ConditionDropout(0.2, 0.0, 0.0).probability(present, present)
+            > 60 * ConditionDropout(0.2, 0.0, 0.0, 0.0).probability(present, present)
         )
 
 
