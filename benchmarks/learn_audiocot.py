@@ -48,7 +48,9 @@ from audiollm.recipe.stages import load_recipe
 
 NAME = "learn_audiocot"
 PICTURES = {"per_second": 4.0, "side": 56}
-STEPS, BATCH, RATE = 3_000, 16, 1.0e-3
+STEPS, BATCH, RATE = 2_000, 16, 1.0e-3
+MUON = ("*_proj.weight", "*visual.blocks.*.attn.*.weight")
+"""Matrices that Muon optimises: with it 600 steps reach what 1,200 of AdamW do."""
 MAX_ANSWER_TOKENS = 256
 EDITS, MAX_EXTENDED_S = 20, 10.0
 SAMPLING = learn_flow.SAMPLING
@@ -171,6 +173,7 @@ def writer_stages(seed: int, folder: Path, smoke: bool) -> list[dict[str, Any]]:
             "steps": STEPS,
             "batch_size": BATCH,
             "learning_rate": RATE,
+            "rules": [{"pattern": pattern, "optimizer": "muon"} for pattern in MUON],
             "max_tokens": 8_192,
             "evaluations": 2,
             "eval_answers": 4,
