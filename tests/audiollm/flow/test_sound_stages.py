@@ -305,6 +305,19 @@ def test_a_batch_does_not_depend_on_ranks_or_on_its_packs(encoded: Path) -> None
     assert not torch.equal(batch.target_LD, other_draw.target_LD)
 
 
+def test_latents_are_drawn_anew_from_mean_and_deviation(encoded: Path) -> None:
+    sources, facts = open_corpus([encoded / "encode" / "shards"])
+    usable = survey_sounds(sources, facts)
+    usable = usable._replace(train=[usable.train[0][:1]])  # so that every item is the same sample
+    model = SoundModel(sound_model_config(train_config(encoded / "encode" / "shards"), facts, usable))
+    task = FlowTask(model, sources, facts, usable, FlowTaskConfig(seed=3, batch_size=1))
+    sound = read_sound(sources[0][usable.train[0][0]], facts, None)
+    drawn = torch.stack([task.sound(item).data_TD for item in range(40)])
+    assert torch.equal(drawn[7], task.sound(7).data_TD) and not torch.equal(drawn[7], drawn[8])
+    normal = (drawn - sound.mean_TD) / sound.deviation_TD
+    assert abs(float(normal.mean())) < 0.03 and float(normal.std()) == pytest.approx(1, abs=0.03)
+
+
 def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, facts = open_corpus([encoded / "encode" / "shards"])
     usable = survey_sounds(sources, facts)
