@@ -57,7 +57,7 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         seed=config.seed,
         batch_size=required(config.batch_size),
         density=TimeDensity(**config.time.model_dump()),
-        dropout=ConditionDropout(config.dropout, config.dropout_video, config.dropout_together),
+        dropout=ConditionDropout(config.dropout, required(config.dropout_video), config.dropout_together),
         context=ContextShares(**config.context.model_dump()) if model.takes_context else None,
         window=_window(config, facts),
         max_eval_samples=config.max_eval_samples,
