@@ -26,7 +26,7 @@ from audiollm.flow.model.thinksound import CAPTION_DIM, CAPTION_ROWS, ThinkSound
 from audiollm.flow.settings import EncodersConfig, GenerateSoundConfig, PicturesConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
-from audiollm.flow.training import build_sound_model
+from audiollm.flow.training import build_sound_model, sound_model_config
 from tests.audiollm.flow.toy import AUTOENCODER, RATE, context_of, encode_config, train_config, write_scenes
 
 SYNC = f"{__name__}:synchronisation"
@@ -182,6 +182,21 @@ def test_other_weights_have_another_digest_and_what_is_no_encoder_is_refused(
         load_frame_encoder(f"{__name__}:write_scenes_", 8.0)
 
 
+def test_another_encoder_than_that_of_the_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, shards = write_scenes(tmp_path, count=2), tmp_path / "encode" / "shards"
+    config = encode_config(samples, encoders=EncodersConfig(sync=SYNC))
+    ENCODE_LATENTS.run(config, context_of(tmp_path / "encode"))
+    sources, facts = open_corpus([shards])
+    made = sound_model_config(train_config(shards), facts, survey_sounds(sources, facts))
+    SoundModel(made).save_pretrained(tmp_path / "model")
+    SoundGenerator.load(tmp_path / "model", AUTOENCODER)
+    monkeypatch.setattr(Synchronisation, "digest", "another")
+    with pytest.raises(ConfigError, match="sync: the encoder is not the one that the model was trained with"):
+        SoundGenerator.load(tmp_path / "model", AUTOENCODER)
+
+
 def write_scenes_() -> object:
     return object()
 
@@ -240,7 +255,7 @@ def test_a_native_model_hears_the_summary_of_a_caption(clip: Path, tmp_path: Pat
     samples = write_scenes(tmp_path, count=4, with_video=False)
     encoders = EncodersConfig(caption=str(clip))
     ENCODE_LATENTS.run(encode_config(samples, encoders=encoders), context_of(tmp_path / "encode"))
-    TRAIN_FLOW.run(train_config(tmp_path / "encode" / "shards", steps=4), context_of(tmp_path / "train"))
+    TRAIN_FLOW.run(train_config(tmp_path / "encode" / "shards"), context_of(tmp_path / "train"))
     generator = SoundGenerator.load(tmp_path / "train", AUTOENCODER)
     assert generator.model.config.transformer["caption_pooled_dim"] == 20
     (sample, *_), _ = read_samples(samples)

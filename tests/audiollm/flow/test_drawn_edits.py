@@ -31,7 +31,7 @@ def edits(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[SceneEdit, dic
         {"path": f"{name}.wav", "name": f"a {name}", "start_s": start_s, "end_s": end_s, "region": [BOXES[name]]}
         for name, (start_s, end_s) in times.items()
     ]  # fmt: skip
-    found = []
+    found: list[tuple[SceneEdit, dict[str, torch.Tensor]]] = []
     for number in range(6):
         asked = Message(role="user", content=[VideoPart(path="v.mp4"), TextPart(text="both")])
         scene = Sample(

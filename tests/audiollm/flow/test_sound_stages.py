@@ -35,9 +35,15 @@ from audiollm.flow.generate import chosen_samples
 from audiollm.flow.generator import SoundGenerator, sampler_settings
 from audiollm.flow.model.packed import Features
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.settings import EditSoundsConfig, GenerateSoundConfig, LatentsConfig, SoundSamplingConfig
+from audiollm.flow.settings import (
+    EditSoundsConfig,
+    GenerateSoundConfig,
+    LatentsConfig,
+    SoundSamplingConfig,
+    TrainFlowConfig,
+)
 from audiollm.flow.sound_model import SoundModel
-from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
+from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW, flow_parameters
 from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.flow.training import build_sound_model, sound_model_config
 from audiollm.recipe.stages import StagePlan
@@ -228,7 +234,7 @@ def test_edits_that_cannot_be_made_are_set_aside_alone(tmp_path: Path) -> None:
 
 def test_it_is_told_that_no_sample_has_solo_tracks(tmp_path: Path) -> None:
     samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
-    for name, kept in (("some", samples[:1]), ("none", [])):
+    for name, kept in (("some", samples[:1]), ("none", samples[:0])):
         without = [each.model_copy(update={"metadata": {}}) for each in samples[len(kept) :]]
         write_samples(tmp_path / f"{name}.jsonl", [*kept, *without])
         context = context_of(tmp_path / name)
@@ -373,7 +379,7 @@ def test_guidance_that_a_model_cannot_have_is_refused_before_any_work(
 
     monkeypatch.setattr("audiollm.flow.generator.sample_latents", worked)
     monkeypatch.setattr(ConditionEncoders, "encode", worked)
-    given = {
+    given: dict[str, Any] = {
         "model": tmp_path / "model", "autoencoder": AUTOENCODER, "samples": encoded / "scenes.jsonl",
         "sampling": SoundSamplingConfig(steps=1, **scales),
     }  # fmt: skip
@@ -539,6 +545,20 @@ def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
     model_mb, one, four = plan.parameters * 4 / 2**20, plan.memory_mb_on(1), plan.memory_mb_on(4)
     assert four - 1200 == pytest.approx(max(model_mb, model_mb * 5 / 4) + (one - 1200 - model_mb * 5) / 4)
     assert ENCODE_LATENTS.plan(encode_config(paths[0], edits_per_sample=1), plans).facts["samples"] == 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "millions"),
+    [
+        ({"hidden_size": 64, "num_heads": 4, "multi_stream_blocks": 2, "single_stream_blocks": 4}, 2.6),
+        ({"size": "1b"}, 1286.8),
+        ({"size": "1b", "preset": "thinksound"}, 1277.1),
+    ],
+)
+def test_sizes_go_from_two_million_to_the_published_one(
+    tmp_path: Path, shape: dict[str, Any], millions: float
+) -> None:
+    assert round(flow_parameters(TrainFlowConfig(latents=tmp_path, **shape)) / 1e6, 1) == millions
 
 
 def test_samples_are_picked_evenly() -> None:
