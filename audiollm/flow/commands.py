@@ -285,14 +285,22 @@ def _taken_cot(console: Console, cot: str, caption: str, video: Path | None, fro
 
 
 def _settings(generator: SoundGenerator, steps: int, solver: str, guidance: float | None) -> SamplerSettings:
+    """The settings of the sampler.
+
+    Raises:
+        ConfigError: no such solver, or guidance that the model cannot have.
+    """
     from audiollm.flow.model.sampling import SamplerSettings
     from audiollm.flow.service import default_guidance
+    from audiollm.flow.sound_model import check_guidance
 
     if solver not in ("euler", "midpoint", "heun"):
         raise ConfigError(f"--solver: no solver {solver!r}", "command line", "known: euler, midpoint, heun")
     if guidance is None:
         guidance = default_guidance(generator)
-    return SamplerSettings(steps=steps, solver=solver, guidance=guidance)  # type: ignore[arg-type]
+    settings = SamplerSettings(steps=steps, solver=solver, guidance=guidance)  # type: ignore[arg-type]
+    check_guidance(generator.model.config, settings, "--guidance")
+    return settings
 
 
 def _video_part(video: Path | None, region: str | None) -> VideoPart | None:

@@ -184,6 +184,11 @@ def encode_latents(config: EncodeLatentsConfig, context: Context) -> dict[str, A
     kept = context.folder / "set_aside.jsonl"
     set_aside = SetAside(kept, "encode_latents", read_set_aside(kept))
     set_aside.add(bad)
+    if config.edits_per_sample and not any(sample.metadata.get("events") for sample in samples):
+        context.say(
+            f"edits_per_sample is {config.edits_per_sample}, and no sample has solo tracks (metadata.events): no edit "
+            "is made"
+        )
     autoencoder = load_autoencoder(config.autoencoder)
     encoders = ConditionEncoders(config.encoders, config.pictures)
     writer = ShardWriter(context.folder / "shards", config.samples_per_shard)

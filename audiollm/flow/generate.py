@@ -39,9 +39,7 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
     set_aside.add(bad)
     chosen = chosen_samples(samples, config.split, config.max_samples)
     generator = SoundGenerator.load(config.model, config.autoencoder)
-    check_guidance(
-        generator.model.config, sampler_settings(config.sampling).is_guided, "generate_sound.sampling"
-    )
+    check_guidance(generator.model.config, sampler_settings(config.sampling), "generate_sound.sampling")
     rows = []
     with context.progress("making sounds", len(chosen) * config.takes) as bar:
         for sample in chosen:

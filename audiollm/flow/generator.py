@@ -115,7 +115,8 @@ class SoundGenerator:
         Raises:
             ConfigError: guidance, or a context, with a model that was not trained for it.
         """
-        check_guidance(self.model.config, settings.is_guided and bool(conditions), "sampling")
+        if conditions:
+            check_guidance(self.model.config, settings, "sampling")
         if context is not None and not self.model.config.context_trained:
             raise ConfigError(
                 "this model was trained without audio context, and cannot edit",

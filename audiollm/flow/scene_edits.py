@@ -51,9 +51,7 @@ def edit_sounds(config: EditSoundsConfig, context: Context) -> dict[str, Any]:
     with_events = [each for each in samples if each.metadata.get("events")]
     chosen = chosen_samples(with_events, config.split, config.max_samples)
     generator = SoundGenerator.load(config.model, config.autoencoder)
-    check_guidance(
-        generator.model.config, sampler_settings(config.sampling).is_guided, "edit_sounds.sampling"
-    )
+    check_guidance(generator.model.config, sampler_settings(config.sampling), "edit_sounds.sampling")
     rows: list[dict[str, Any]] = []
     with context.progress("editing scenes", len(chosen)) as bar:
         for number, sample in enumerate(chosen):

@@ -171,12 +171,12 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     time: TimeDensityConfig = TimeDensityConfig()
     dropout: float = Field(0.2, ge=0, lt=1)
     """Probability that a modality is hidden, each by itself."""
-    dropout_video: float = Field(0.2, ge=0, lt=1)
+    dropout_video: float | None = Field(None, ge=0, lt=1)
     """Probability that frames and sync are hidden together, as where there is no video: what words say is learned
-    where pictures do not say it."""
-    dropout_words: float = Field(0.2, ge=0, lt=1)
+    where pictures do not say it. None: 0.2, and 0 where `dropout` is 0."""
+    dropout_words: float | None = Field(None, ge=0, lt=1)
     """Probability that caption and CoT are hidden together, as where nothing is said: what pictures show is learned
-    where words do not say it."""
+    where words do not say it. None: 0.2, and 0 where `dropout` is 0."""
     dropout_together: float = Field(0.1, ge=0, lt=1)
     """Probability that all are hidden together, for guidance."""
     window_s: float | None = Field(None, gt=0)
@@ -185,6 +185,13 @@ class TrainFlowConfig(OptimizerSettings, TrainingConfig):
     """Decay of the averaged weights that the run ends with; 0: no averaging."""
     max_eval_samples: int = Field(64, ge=1)
     """Held-out samples (metadata `split: test`) that the loss is measured on at each evaluation."""
+
+    @model_validator(mode="after")
+    def _follow_dropout(self) -> TrainFlowConfig:
+        for name in ("dropout_video", "dropout_words"):
+            if getattr(self, name) is None:
+                setattr(self, name, 0.2 if self.dropout else 0.0)
+        return self
 
     @model_validator(mode="after")
     def _check_preset(self) -> TrainFlowConfig:

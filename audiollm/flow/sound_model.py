@@ -18,6 +18,7 @@ from audiollm.flow.conditions.words import Words
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig
 from audiollm.flow.model.packed import Modality, PackedConditions
 from audiollm.flow.model.rows import SampleRows
+from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.model.thinksound import ThinkSound, ThinkSoundConfig
 from audiollm.models.pretrained import load_whole, save_model
 
@@ -154,17 +155,26 @@ class SoundModel(nn.Module):
         return load_whole(folder, MODEL_TYPE, SoundModelConfig, cls)
 
 
-def check_guidance(config: SoundModelConfig, is_guided: bool, where: str) -> None:
-    """Refuse guidance with a model that never saw its conditions hidden.
+def check_guidance(config: SoundModelConfig, settings: SamplerSettings, where: str) -> None:
+    """Refuse guidance by branches that a model was not trained on.
 
     Raises:
-        ConfigError: it was trained without dropout of conditions.
+        ConfigError: it never saw its conditions hidden; or it is guided by modality, and they were never hidden one by
+            one.
     """
-    if is_guided and not (config.dropout_each or config.dropout_together):
+    if not settings.is_guided:
+        return
+    if not (config.dropout_each or config.dropout_together):
         raise ConfigError(
             "guidance: this model was trained without dropout of conditions, and has no branch without them",
             where,
             "set guidance to 1, or train with dropout",
+        )
+    if settings.guidance_by and not config.dropout_each and len(config.conditions) > 1:
+        raise ConfigError(
+            "guidance_by: this model was trained with dropout 0, and has no branch with a part of its conditions",
+            where,
+            "set guidance in its place, or train with dropout",
         )
 
 

@@ -58,7 +58,10 @@ def train_flow(config: TrainFlowConfig, context: Context) -> dict[str, Any]:
         batch_size=required(config.batch_size),
         density=TimeDensity(**config.time.model_dump()),
         dropout=ConditionDropout(
-            config.dropout, config.dropout_video, config.dropout_words, config.dropout_together
+            config.dropout,
+            required(config.dropout_video),
+            required(config.dropout_words),
+            config.dropout_together,
         ),
         context=ContextShares(**config.context.model_dump()) if model.takes_context else None,
         window=_window(config, facts),

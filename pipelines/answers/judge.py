@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, TextPart
+from audiollm.data.records.sample import AudioPart, Message, Part, RatedAnswer, TextPart, VideoPart
 from audiollm.endpoints import check_address
 
 MAX_SCORE = 5.0
+UNSEEN_VIDEO = "(The question has a video, whose pictures are not shown to you.)"
+"""Told to a judge behind the words of a question with a video."""
 DEFAULT_PROMPT = """Review a user's question and the response to it by the additive scoring system below. Where the \
 question or the response is spoken, its recordings come before this text, those of the question first. Points add up:
 - Add 1 point if the response is relevant and gives some of what the user asks for, even if it is incomplete.
@@ -187,6 +189,8 @@ def judge_message(
 ) -> Message:
     """The message to a judge: all recordings, those of the question first, then the prompt with question and answer.
 
+    Pictures are not shown: where the question has a video, its words say so.
+
     Args:
         prompt: has `{answer}` and usually `{question}`; a spoken answer or question has no words of its own there.
         right: the right answer, which stands for `{right}`; None: the prompt has no such place.
@@ -243,9 +247,10 @@ def _words_of(messages: Sequence[Message]) -> str:
     """The texts of one message, or of several with their roles."""
     texts = [(message.role, _texts(message.content)) for message in messages]
     texts = [(role, text) for role, text in texts if text]
-    if len(texts) == 1:
-        return texts[0][1]
-    return "\n".join(f"{role}: {text}" for role, text in texts) or "(spoken)"
+    alone = len(texts) == 1
+    words = texts[0][1] if alone else "\n".join(f"{role}: {text}" for role, text in texts) or "(spoken)"
+    has_video = any(isinstance(part, VideoPart) for message in messages for part in message.content)
+    return f"{words}\n{UNSEEN_VIDEO}" if has_video else words
 
 
 def _texts(parts: Sequence[Part]) -> str:

@@ -50,6 +50,8 @@ class ListeningConfig(StageConfig):
 def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     """Ask what is not answered yet; write `asr` and `audio-qa`, each with its results, rows and page.
 
+    Pictures are not shown: `with_video` counts the samples that have some.
+
     Raises:
         StageError: nothing to ask (exit code 2), or not one answer.
     """
@@ -96,6 +98,9 @@ def run_listening(config: ListeningConfig, context: Context) -> dict[str, Any]:
     for name, outcome in outcomes.items():
         conclude(outcome, context.folder / name, config.examples, context.console)
     found = listening_figures({name: outcome.result for name, outcome in outcomes.items()})
+    found["with_video"] = sum(bool(sample.video_parts()) for sample in [*spoken, *asked])
+    if found["with_video"]:
+        context.say(f"{found['with_video']} samples have a video, whose pictures the model is not shown")
     write_json(context.folder / "results.json", found)
     return found
 

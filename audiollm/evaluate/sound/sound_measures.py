@@ -60,6 +60,9 @@ def gaussian_distance(mean_gap_D: Values, first_DD: Values, second_DD: Values) -
 def class_divergence(reference_NK: Values, generated_NK: Values, kind: str) -> Values:
     """KL(reference ‖ generated) of the classes of each pair, `[N]`, from logits.
 
+    Shares below 1e-10 count as 1e-10. audioldm-eval adds 1e-6 to those of the generated sound: its values are the same
+    to 1e-4 where no share is small, and lower where a generated sound excludes what is in the real one.
+
     Args:
         kind: `softmax`, Σ p log(p / q) over shares that add up to 1 (av-benchmark, audioldm-eval); `sigmoid`, the same
             sum over classes judged one by one (audioldm-eval), whose shares do not add up to 1.

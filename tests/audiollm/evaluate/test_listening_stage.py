@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from audiollm.audio import Waveform, load_bytes, save
-from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
+from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, VideoPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.listening.stage import ListeningConfig, choices_of, run_listening
 from audiollm.evaluate.subjects import loading as subjects
@@ -68,7 +68,10 @@ def test_transcripts_are_scored_by_words_and_answers_by_choice(
         sample("e", low, "Which tone?", "low", "train"),  # gives a choice, and is not asked
         sample("f", low, "Why?", "no one knows"),  # a question with one answer has no choice
     ]
+    shown = samples[3].messages[0].content
+    samples[3].messages[0] = Message(role="user", content=[VideoPart(path="d.mp4"), *shown])
     found = scored(tmp_path, samples)
+    assert found["with_video"] == 1
     # two wrong of the five words that are said; one of two right, and two to choose from
     assert found["error_rate"]["en"] == pytest.approx(2 / 5)
     assert (found["questions"], found["accuracy"], found["chance"]) == (2, 0.5, 0.5)

@@ -13,15 +13,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiollm.audio import load
+from audiollm.data.records.manifest import read_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import read_jsonl
 from audiollm.flow.conditions.pretrained import load_frame_encoder, load_text_encoder
 from audiollm.flow.corpus import open_corpus, read_sound, survey_sounds
+from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.model.packed import Conditions, pack_conditions
+from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.sampling import SamplerSettings
 from audiollm.flow.model.thinksound import CAPTION_DIM, CAPTION_ROWS, ThinkSound, sync_length
 from audiollm.flow.settings import EncodersConfig, GenerateSoundConfig, PicturesConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.stages import ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
-from audiollm.flow.training import build_sound_model
+from audiollm.flow.training import build_sound_model, sound_model_config
 from tests.audiollm.flow.toy import AUTOENCODER, RATE, context_of, encode_config, train_config, write_scenes
 
 SYNC = f"{__name__}:synchronisation"
@@ -177,6 +182,21 @@ def test_other_weights_have_another_digest_and_what_is_no_encoder_is_refused(
         load_frame_encoder(f"{__name__}:write_scenes_", 8.0)
 
 
+def test_another_encoder_than_that_of_the_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, shards = write_scenes(tmp_path, count=2), tmp_path / "encode" / "shards"
+    config = encode_config(samples, encoders=EncodersConfig(sync=SYNC))
+    ENCODE_LATENTS.run(config, context_of(tmp_path / "encode"))
+    sources, facts = open_corpus([shards])
+    made = sound_model_config(train_config(shards), facts, survey_sounds(sources, facts))
+    SoundModel(made).save_pretrained(tmp_path / "model")
+    SoundGenerator.load(tmp_path / "model", AUTOENCODER)
+    monkeypatch.setattr(Synchronisation, "digest", "another")
+    with pytest.raises(ConfigError, match="sync: the encoder is not the one that the model was trained with"):
+        SoundGenerator.load(tmp_path / "model", AUTOENCODER)
+
+
 def write_scenes_() -> object:
     return object()
 
@@ -228,6 +248,30 @@ def test_the_released_structure_is_trained_from_its_weights(clip: Path, t5: Path
     native = begun.model_copy(update={"preset": "native"})
     with pytest.raises(ConfigError, match="released weights go with preset: thinksound"):
         build_sound_model(native, facts, usable)
+
+
+def test_a_native_model_hears_the_summary_of_a_caption(clip: Path, tmp_path: Path) -> None:
+    """Encoded with CLIP, trained, and sampled: another summary beside the same words gives another velocity."""
+    samples = write_scenes(tmp_path, count=4, with_video=False)
+    encoders = EncodersConfig(caption=str(clip))
+    ENCODE_LATENTS.run(encode_config(samples, encoders=encoders), context_of(tmp_path / "encode"))
+    TRAIN_FLOW.run(train_config(tmp_path / "encode" / "shards"), context_of(tmp_path / "train"))
+    generator = SoundGenerator.load(tmp_path / "train", AUTOENCODER)
+    assert generator.model.config.transformer["caption_pooled_dim"] == 20
+    (sample, *_), _ = read_samples(samples)
+    given = generator.conditions(sample, 1.0, "here", only=["caption"])
+    caption = given["caption"]
+    assert caption.pooled_C is not None and caption.pooled_C.shape == (20,)
+    other: Conditions = {"caption": caption._replace(pooled_C=-caption.pooled_C)}
+    x_LD, t_B, latents = torch.randn(20, 24), torch.tensor([0.3]), rows_of([20], torch.device("cpu"))
+    with torch.no_grad():
+        velocities = [
+            generator.model(x_LD, t_B, pack_conditions([each], torch.device("cpu")), latents)
+            for each in (given, other)
+        ]
+    assert not torch.equal(*velocities)
+    made_CN = generator.make(given, 1.0, SamplerSettings(steps=1), "0")
+    assert made_CN.shape == (1, RATE) and bool(made_CN.isfinite().all())
 
 
 def test_the_released_structure_refuses_what_it_does_not_take(encoded: Path) -> None:

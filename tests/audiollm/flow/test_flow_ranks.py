@@ -63,9 +63,7 @@ def run(folder: Path, ranks: Ranks = ALONE) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
-    ENCODE_LATENTS.run(
-        encode_config(write_scenes(made, with_video=False), edits_per_sample=1), context_of(made)
-    )
+    ENCODE_LATENTS.run(encode_config(write_scenes(made), edits_per_sample=1), context_of(made))
     run(made)
     on_two_ranks(run, made)
     return made
@@ -78,9 +76,10 @@ def test_two_ranks_end_with_the_weights_of_one(folder: Path) -> None:
         torch.testing.assert_close(two[name], value, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_two_ranks_log_the_losses_of_one(folder: Path) -> None:
-    losses = [
-        [row["loss"] for row in read_jsonl(folder / f"of-{world}" / "metrics.jsonl") if "loss" in row]
+@pytest.mark.parametrize("figure", ["loss", "gradient_norm"])
+def test_two_ranks_log_the_figures_of_one(folder: Path, figure: str) -> None:
+    found = [
+        [row[figure] for row in read_jsonl(folder / f"of-{world}" / "metrics.jsonl") if figure in row]
         for world in (1, 2)
     ]
-    assert len(losses[0]) == STEPS and losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert len(found[0]) == STEPS and found[0] == pytest.approx(found[1], rel=1e-9)

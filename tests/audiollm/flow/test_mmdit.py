@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 
+from audiollm.data.packing import SegmentLayout
+from audiollm.flow.model import blocks
 from audiollm.flow.model.blocks import ROTARY_THETA, BlockAttention, TimeEmbedding, rotation, rows_around
-from audiollm.flow.model.context import AudioContext, hidden_context
+from audiollm.flow.model.context import AudioContext, LatentState, hidden_context
 from audiollm.flow.model.mmdit import MMDiT, MMDiTConfig, velocity_of_estimate
 from audiollm.flow.model.objective import velocity_loss
 from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
@@ -103,6 +108,38 @@ def test_equal_lengths_take_the_batched_paths(model: MMDiT) -> None:
         torch.testing.assert_close(together[index], alone, atol=1e-10, rtol=1e-10)
 
 
+def test_a_pack_is_a_padded_batch_whose_pads_are_masked(
+    model: MMDiT, samples: list[tuple[Tensor, Tensor, Conditions]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = run(model, samples, TIMES_B)
+
+    def padded(qkv: blocks.QKV, layout: SegmentLayout) -> Tensor:
+        lengths = list(layout.lengths)
+        query, key, value = (
+            pad_sequence(list(each.split(lengths)), batch_first=True, padding_value=9.0).transpose(1, 2)
+            for each in qkv
+        )
+        is_key_BT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        out = scaled_dot_product_attention(query, key, value, attn_mask=is_key_BT[:, None, None])
+        return torch.cat(
+            [each[:, :length].transpose(0, 1) for each, length in zip(out, lengths, strict=True)]
+        )
+
+    monkeypatch.setattr(blocks, "_attend", padded)
+    for found, wanted in zip(run(model, samples, TIMES_B), packed, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-10)
+
+
+def test_a_batch_is_unchanged_after_project(model: MMDiT) -> None:
+    """Of samples that lack modalities: no null is written into their features."""
+    packed = pack_conditions([conditions_of(kinds, 6) for kinds in KINDS], CPU)
+    before = {name: tuple(each.clone() for each in packed.features[name][:2]) for name in packed.features}
+    model.project(packed, rows_of(LENGTHS, CPU))
+    for name, (values_RC, times_R) in before.items():
+        after = packed.features[name]
+        assert torch.equal(after.values_RC, values_RC) and torch.equal(after.times_R, times_R), name
+
+
 def test_another_sample_changes_nothing_even_where_it_is_not_finite(
     model: MMDiT, samples: list[tuple[Tensor, Tensor, Conditions]]
 ) -> None:
@@ -185,6 +222,78 @@ def test_hidden_context_is_no_context(model: MMDiT) -> None:
     zeros = AudioContext(torch.zeros(9, 8).double(), torch.full((9,), 2))
     kept = model(x_LD, TIMES_B[:1], packed, latents, zeros.channels())
     assert float((without - kept).abs().mean()) > 1e-3  # a kept latent of zeros is not a hidden one
+
+
+def test_kept_shown_and_hidden_latents_are_told_apart(model: MMDiT) -> None:
+    latents, packed = rows_of([9], CPU), pack_conditions([{}], CPU)
+    x_LD, track_LD = torch.randn(2, 9, 8).double().unbind()
+    channels = [AudioContext(track_LD, torch.full((9,), int(state))).channels() for state in LatentState]
+    velocities = [model(x_LD, TIMES_B[:1], packed, latents, each) for each in channels]
+    for one, other in itertools.combinations(range(3), 2):
+        assert not torch.equal(channels[one], channels[other])
+        assert float((velocities[one] - velocities[other]).detach().abs().mean()) > 1e-3
+
+
+@pytest.mark.parametrize("beside", [[], [("caption",)]], ids=["alone", "beside a sample without frames"])
+def test_at_the_start_half_of_the_frames_is_added_to_the_latents(beside: list[tuple[Modality, ...]]) -> None:
+    """z + gate * frames, whose gate is one half at the start; frames are linear in time between their rows."""
+    model, times_R = MMDiT(CONFIG).double(), torch.tensor([0.06, 0.13, 0.2, 0.4])
+    framed: Conditions = {"frames": Features(torch.randn(4, 12).double(), times_R)}
+    lengths = [9, 4][: 1 + len(beside)]
+    packed = pack_conditions([framed, *(conditions_of(kinds, 2) for kinds in beside)], CPU)
+    fusion = model.project(packed, rows_of(lengths, CPU)).fusion
+    frames_RC, z_LC = torch.randn(4, 32).double(), torch.randn(sum(lengths), 32).double()
+    times_T = (torch.arange(9) + 0.5) / CONFIG.latent_rate
+    at_latents = [np.interp(times_T, times_R, frames_RC[:, channel]) for channel in range(32)]
+    wanted_LC = z_LC.clone()
+    wanted_LC[:9] += 0.5 * torch.tensor(np.stack(at_latents, axis=1))
+    torch.testing.assert_close(model._fused(z_LC, frames_RC, fusion), wanted_LC, atol=1e-5, rtol=0)
+
+
+def test_synchronisation_is_linear_in_time(model: MMDiT) -> None:
+    times_R = torch.tensor([0.02, 0.1, 0.15, 0.4])
+    ramp_RC = (times_R[:, None] * torch.linspace(-3, 3, 10)).double()
+    packed = pack_conditions([{}, {"sync": Features(ramp_RC, times_R)}], CPU)
+    rows_RC = model.sync_input_proj(ramp_RC, rows_of([4], CPU)).detach()
+    times_T = (torch.arange(12) + 0.5) / CONFIG.latent_rate
+    wanted = np.stack([np.interp(times_T, times_R, rows_RC[:, channel]) for channel in range(32)], axis=1)
+    found_NC = model.project(packed, rows_of([5, 12], CPU)).sync_NC
+    torch.testing.assert_close(found_NC.detach(), torch.tensor(wanted), atol=1e-5, rtol=0)
+
+
+def test_a_captions_own_summary_is_heard() -> None:
+    config = MMDiTConfig(**{**CONFIG.__dict__, "caption_pooled_dim": 5})
+    model, latents = randomized(MMDiT(config)).double(), rows_of([6, 6, 6], CPU)
+    rows_RC, summary_C = torch.randn(3, 6).double(), torch.randn(5).double()
+    given: list[Conditions] = [
+        {"caption": Features(rows_RC, None, pooled_C)} for pooled_C in (summary_C, -summary_C, None)
+    ]
+    x_LD = torch.randn(6, 8).double().repeat(3, 1)
+    made = model(x_LD, torch.full((3,), 0.3), pack_conditions(given, CPU), latents).detach().split(6)
+    for one, other in itertools.combinations(range(3), 2):
+        assert float((made[one] - made[other]).abs().mean()) > 1e-3
+
+
+def test_rows_are_turned_by_their_seconds() -> None:
+    """All rows and channels of latents, frames and text, in two samples, against cos(seconds * 21.53 * frequency)."""
+    model = MMDiT(CONFIG).double()
+    packed = pack_conditions([conditions_of(MODALITIES, seed) for seed in (1, 2)], CPU)
+    cot = packed.features["cot"]
+    cot_s = torch.linspace(0.5, 25.0, cot.rows.total)
+    packed = replace(packed, features={**packed.features, "cot": cot._replace(times_R=cot_s)})
+    projected = model.project(packed, rows_of([7, 5], CPU))
+    words = zip(packed.lengths("caption"), cot_s.split(cot.rows.lengths), strict=True)
+    text_s = torch.cat([torch.cat([torch.zeros(captions), each_s]) for captions, each_s in words])
+    latents_s = torch.cat([torch.arange(7), torch.arange(5)]) / CONFIG.latent_rate + 0.5 / CONFIG.latent_rate
+    frequencies_D = ROTARY_THETA ** -(torch.arange(0, 16, 2).double() / 16)
+    for seconds_R, (cosine, sine) in (
+        (latents_s, projected.latent_rotation),
+        (packed.features["frames"].times_R, projected.frame_rotation),
+        (text_s, projected.text_rotation),
+    ):
+        angles = seconds_R.double()[:, None] * (44_100 / 2048) * frequencies_D
+        torch.testing.assert_close(cosine[:, 0].double(), angles.cos(), atol=2e-4, rtol=0)
+        torch.testing.assert_close(sine[:, 0].double(), angles.sin(), atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("seconds", [1, 9, 30])

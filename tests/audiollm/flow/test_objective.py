@@ -12,6 +12,7 @@ from torch import Tensor
 
 from audiollm.flow.model.context import (
     CONTEXT_KINDS,
+    AudioContext,
     ContextShares,
     LatentState,
     span_context,
@@ -28,7 +29,7 @@ from audiollm.flow.model.objective import (
     velocity_target,
 )
 from audiollm.flow.model.packed import MODALITIES, PackedConditions, pack_conditions
-from audiollm.flow.model.rows import rows_of
+from audiollm.flow.model.rows import SampleRows, rows_of
 from audiollm.flow.model.sampling import (
     SamplerSettings,
     guidance_branches,
@@ -224,6 +225,59 @@ def test_kept_latents_come_back_bit_for_bit(guided: tuple[MMDiT, PackedCondition
     assert not torch.equal(
         made[~kept], sample_latents(model, noise, packed, rows_of([9], CPU), settings, other)[~kept]
     )
+
+
+class Recorder:
+    """A model whose velocity is 1 everywhere; it keeps what it is asked with."""
+
+    takes_context = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, Tensor]] = []
+
+    def project(self, conditions: PackedConditions, latents: SampleRows) -> None:
+        return None
+
+    def velocity(
+        self, x_LD: Tensor, t_B: Tensor, projected: object, context_LE: Tensor | None = None
+    ) -> Tensor:
+        self.asked.append((float(t_B[0]), x_LD.clone()))
+        return torch.ones_like(x_LD)
+
+
+def test_kept_latents_lie_on_their_path_at_every_step() -> None:
+    track, noise = torch.randn(2, 9, 8, dtype=torch.float64, generator=dice(2)).unbind(0)
+    recorder, context = Recorder(), span_context(track, 3, 6, LatentState.HIDDEN)
+    settings = SamplerSettings(steps=4, guidance=1.0)
+    sample_latents(recorder, noise, pack_conditions([{}], CPU), rows_of([9], CPU), settings, context)
+    assert [t for t, _ in recorder.asked] == [0.0, 0.25, 0.5, 0.75]
+    for t, x in recorder.asked:
+        path = on_path(noise, track, torch.tensor(t, dtype=torch.float64))
+        assert torch.equal(x[context.kept_L], path[context.kept_L]), t
+        torch.testing.assert_close(x[3:6], noise[3:6] + t)
+
+
+@pytest.mark.parametrize("guide_context", [False, True])
+def test_the_context_is_in_both_branches_unless_it_is_guided(
+    guided: tuple[MMDiT, PackedConditions], guide_context: bool
+) -> None:
+    model, packed = guided
+    track, x = torch.randn(2, 9, 8, dtype=torch.float64, generator=dice(4)).unbind(0)
+    context = span_context(track, 3, 6, LatentState.SHOWN)
+    latents, t_B, bare = rows_of([9], CPU), torch.tensor([0.25]), packed.without(MODALITIES)
+
+    def velocity(conditions: PackedConditions, heard: AudioContext) -> Tensor:
+        made: Tensor = model(x, t_B, conditions, latents, heard.channels())
+        return made
+
+    with torch.no_grad():
+        full = velocity(packed, context)
+        with_context, without = velocity(bare, context), velocity(bare, context.without())
+        settings = SamplerSettings(guidance=3.0, guide_context=guide_context)
+        found = guided_velocity(model, packed, latents, settings, context)(x, 0.25)
+    assert float((with_context - without).abs().mean()) > 1e-3
+    start = without if guide_context else with_context
+    torch.testing.assert_close(found, start + 3 * (full - start), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", CONTEXT_KINDS)

@@ -16,6 +16,7 @@ from audiollm.errors import ConfigError
 from audiollm.flow.commands import edit_sound, make_sound
 from audiollm.flow.corpus import open_corpus, survey_sounds
 from audiollm.flow.editing.tracks import read_track
+from audiollm.flow.encoding import ConditionEncoders
 from audiollm.flow.sound_model import SoundModel
 from audiollm.flow.training import sound_model_config
 from audiollm.video.frames import frame_times, probe_video, read_frames
@@ -113,6 +114,29 @@ def test_conditions_that_a_model_does_not_take_are_named(encoded: Path, tmp_path
     track, edited = encoded / "0-mix.wav", tmp_path / "b.wav"
     told = sound("edit", model, track, "add", "--caption", "a low tone", "-o", edited, *FAST)
     assert "not used" not in told, "the chain of thought of an edit follows from its caption"
+
+
+def test_guidance_that_a_model_cannot_have_is_refused_before_it_encodes(
+    encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError("encoded before the refusal")
+
+    monkeypatch.setattr(ConditionEncoders, "encode", encode)
+    shards = encoded / "encode" / "shards"
+    sources, facts = open_corpus([shards])
+    config = train_config(shards, dropout=0.0, dropout_together=0.0)
+    made = sound_model_config(config, facts, survey_sounds(sources, facts))
+    SoundModel(made).save_pretrained(tmp_path / "model")
+    asked = ["--caption", "a low tone", "--guidance", 4, "-o", tmp_path / "a.wav", *FAST]
+    for command in (
+        ["generate", tmp_path / "model", "--duration", 1],
+        ["edit", tmp_path / "model", encoded / "0-mix.wav", "add"],
+    ):
+        with pytest.raises(
+            ConfigError, match="--guidance.*\n?.*without dropout|without dropout.*\n?.*--guidance"
+        ):
+            sound(*command, *asked)
 
 
 def test_what_cannot_be_made_is_refused_before_work(

@@ -31,7 +31,7 @@ from audiollm.evaluate.sound.edited_sounds import (
     read_edited,
 )
 from audiollm.files.atomic import read_jsonl
-from audiollm.flow.editing.operations import OPERATIONS, edit_track, find_operation, find_span
+from audiollm.flow.editing.operations import OPERATIONS, Operation, edit_track, find_operation, find_span
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.seams import best_lag, continued, with_seams
 from audiollm.flow.editing.tracks import Track, read_track
@@ -246,6 +246,24 @@ def test_a_stereo_model_edits_tracks_of_any_channels(generator: SoundGenerator, 
     edited = edit_track(stereo, track, "inpaint", span, lambda *_: {}, settings, "0").track
     assert edited.samples_NC.shape == track.samples_NC.shape
     assert np.any(edited.samples_NC[span.start : span.end] != track.samples_NC[span.start : span.end])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("count", [1, 2, 39, 400, RATE])
+def test_tracks_of_a_latent_and_less_and_silence_are_edited(
+    generator: SoundGenerator, operation: Operation, count: int
+) -> None:
+    sound_CN = torch.zeros(1, count) if count == RATE else tone(60, 0.1)[:, 20 : 20 + count]
+    track = Track(np.zeros((0, 1), np.int32), RATE, "WAV", "PCM_16").replaced(0, sound_CN)
+    start, end = (None, count + 300) if operation == "extend" else (count // 4, max(1, count // 2))
+    span = find_span(track, operation, None if start is None else start / RATE, end / RATE)
+    settings = SamplerSettings(steps=1, guidance=1.0)
+    result = edit_track(generator, track, operation, span, lambda *_: {}, settings, "0")
+    after = result.track.samples_NC
+    assert len(after) == max(count, span.end) and np.any(after[span.start : span.end])
+    assert np.array_equal(after[: span.start], track.samples_NC[: span.start])
+    assert np.array_equal(after[span.end :], track.samples_NC[span.end :])
+    assert np.array_equal(result.track.without(result.layer).samples_NC[:count], track.samples_NC)
 
 
 def test_a_made_sound_fits_a_track_of_any_channels() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,11 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from audiollm.audio import save
+from audiollm.data.records.manifest import read_samples
+from audiollm.data.records.sample import AudioPart, Message, write_samples
 from audiollm.data.records.shards import ShardWriter
+from audiollm.files.atomic import read_jsonl
 from audiollm.flow import training
 from audiollm.flow.stages import ENCODE_LATENTS, TRAIN_FLOW
 from audiollm.flow.task import FlowTask
-from tests.audiollm.flow.toy import context_of, encode_config, train_config, write_scenes
+from tests.audiollm.flow.toy import RATE, context_of, encode_config, train_config, write_scenes
 
 FORK = multiprocessing.get_context("fork")
 STEPS = 24
@@ -68,51 +73,59 @@ def run_until(
     moment: int | None,
     wait_s: float = 0.0,
 ) -> bool:
-    """Run in a process of its own; kill it after so many moments. Returns whether it came to its end."""
+    """Run in a process of its own; kill it after so many moments. Returns whether it came to its end by itself."""
     heard, told = FORK.Pipe(duplex=False)
     process = FORK.Process(target=attempt, args=(work, folder, out, told))
     process.start()
     told.close()
-    count, ended = 0, False
+    count = 0
     try:
-        while True:
-            ended = heard.recv() == "end"
+        while heard.recv() != "end":
             count += 1
-            if ended or (moment is not None and count >= moment):
+            if moment is not None and count >= moment:
+                process.join(wait_s)
+                process.kill()
                 break
-    except EOFError:
+    except EOFError:  # it failed
         pass
-    if not ended:
-        process.join(wait_s)
-        process.kill()  # it may have ended by itself
     process.join()
-    return ended
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
 
 
 def kill_often(
     work: Callable[[Path, Path, Connection], None], folder: Path, out: Path, kills: int, seed: int
-) -> None:
-    dice, killed = random.Random(seed), 0
+) -> list[Path]:
+    """Kill the work so often, and let it come to its end. Work that is done too early is begun anew elsewhere.
+
+    Returns the folders of the work, each of which is done.
+    """
+    dice, killed, folders = random.Random(seed), 0, [out / "0"]
     while killed < kills:
-        done = run_until(work, folder, out, dice.randint(1, 5), dice.uniform(0, 0.02))
-        if done:
-            break
-        killed += 1
-    assert killed  # a fast machine may be done before the last one
-    assert run_until(work, folder, out, None)
+        if run_until(work, folder, folders[-1], dice.randint(1, 5), dice.uniform(0, 0.02)):
+            folders.append(out / str(len(folders)))
+        else:
+            killed += 1
+    assert run_until(work, folder, folders[-1], None)
+    return folders
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a folder; a kill in the midst of a write leaves a temporary one, whose name begins with a dot."""
-    found = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name[0] != "."}
-    assert found
-    return found
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
+    assert files
+    return {path.name: path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes with video, one of which is silent and set aside, encoded and trained without a kill."""
     made = tmp_path_factory.mktemp("kills")
-    write_scenes(made, with_video=False)
+    samples, _ = read_samples(write_scenes(made))
+    save(made / "silent.wav", torch.zeros(1, RATE), RATE)
+    silent = Message(role="assistant", content=[AudioPart(path="silent.wav")])
+    samples[2] = samples[2].model_copy(update={"messages": [samples[2].messages[0], silent]})
+    write_samples(made / "scenes.jsonl", samples)
     assert run_until(encode, made, made / "whole", None)
     assert run_until(train, made, made / "trained", None)
     return made
@@ -120,11 +133,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_while_encoding(folder: Path, tmp_path: Path, kills: int) -> None:
-    kill_often(encode, folder, tmp_path, kills, 1)
-    assert contents(tmp_path / "shards") == contents(folder / "whole" / "shards")
+    for out in kill_often(encode, folder, tmp_path, kills, 1):
+        assert contents(out / "shards") == contents(folder / "whole" / "shards")
+        (row,) = read_jsonl(out / "set_aside.jsonl")
+        assert row["kind"] == "silent" and [row] == read_jsonl(folder / "whole" / "set_aside.jsonl")
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_while_training(folder: Path, tmp_path: Path, kills: int) -> None:
-    kill_often(train, folder, tmp_path, kills, 2)
-    assert contents(tmp_path / "model") == contents(folder / "trained" / "model")
+    wanted = read_jsonl(folder / "trained" / "metrics.jsonl")
+    assert [row["step"] for row in wanted if "loss" in row][-1] == STEPS - 1
+    for out in kill_often(train, folder, tmp_path, kills, 2):
+        assert contents(out / "model") == contents(folder / "trained" / "model")
+        assert read_jsonl(out / "metrics.jsonl") == wanted

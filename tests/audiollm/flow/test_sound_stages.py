@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from audiollm.data.records.manifest import read_samples
 from audiollm.data.records.sample import (
     AudioPart,
     Message,
+    Region,
     Sample,
     TextPart,
     VideoPart,
@@ -28,13 +30,20 @@ from audiollm.files.atomic import read_jsonl
 from audiollm.flow.corpus import CorpusFacts, UsableSounds, open_corpus, read_sound, survey_sounds
 from audiollm.flow.editing.operations import edit_track, find_span
 from audiollm.flow.editing.tracks import read_track
-from audiollm.flow.encoding import FACTS
+from audiollm.flow.encoding import FACTS, ConditionEncoders
 from audiollm.flow.generate import chosen_samples
-from audiollm.flow.generator import SoundGenerator
+from audiollm.flow.generator import SoundGenerator, sampler_settings
+from audiollm.flow.model.packed import Features
 from audiollm.flow.model.sampling import SamplerSettings
-from audiollm.flow.settings import GenerateSoundConfig, LatentsConfig, SoundSamplingConfig
+from audiollm.flow.settings import (
+    EditSoundsConfig,
+    GenerateSoundConfig,
+    LatentsConfig,
+    SoundSamplingConfig,
+    TrainFlowConfig,
+)
 from audiollm.flow.sound_model import SoundModel
-from audiollm.flow.stages import ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW
+from audiollm.flow.stages import EDIT_SOUNDS, ENCODE_LATENTS, GENERATE_SOUND, TRAIN_FLOW, flow_parameters
 from audiollm.flow.task import FlowTask, FlowTaskConfig
 from audiollm.flow.training import build_sound_model, sound_model_config
 from audiollm.recipe.stages import StagePlan
@@ -161,6 +170,54 @@ def test_bad_samples_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> No
         ENCODE_LATENTS.run(encode_config(tmp_path / "none.jsonl"), context_of(tmp_path / "n"))
 
 
+def test_bad_videos_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2))
+    (wanted,) = samples[0].audio("assistant")
+    pictures = [np.full((32, 32, 3), 40, np.uint8)] * 8
+    whole = (tmp_path / "0.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 3])
+    write_video(tmp_path / "short.mp4", pictures[:6], 8)
+    with av.open(str(tmp_path / "empty.mkv"), "w") as container:  # a stream of pictures without any
+        stream = container.add_stream("libx264", rate=8)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        container.mux(stream.encode(None))
+    box = Region(x=90, y=0, width=9, height=9)
+    answers = {
+        "cut": (VideoPart(path="cut.mp4"), wanted),
+        "short": (VideoPart(path="short.mp4"), wanted),
+        "short span": (VideoPart(path="0.mp4", end_s=0.75), wanted),
+        "no frames": (VideoPart(path="empty.mkv"), wanted),
+        "sound alone": (VideoPart(path="0-mix.wav"), wanted),
+        "missing": (VideoPart(path="none.mp4"), wanted),
+        "outside": (VideoPart(path="0.mp4", region=[box]), wanted),
+        "mute": (VideoPart(path="0.mp4"), AudioPart(path="0.mp4")),
+    }
+    samples += [
+        Sample(
+            id=name, task="sound",
+            messages=[Message(role="user", content=[video]), Message(role="assistant", content=[sound])],
+        )
+        for name, (video, sound) in answers.items()
+    ]  # fmt: skip
+    write_samples(tmp_path / "all.jsonl", samples)
+    figures = ENCODE_LATENTS.run(encode_config(tmp_path / "all.jsonl"), context_of(tmp_path / "e"))
+    assert figures == {"samples": 2, "set_aside": len(answers)}
+    rows = {row["id"]: row for row in read_jsonl(tmp_path / "e" / "set_aside.jsonl")}
+    assert list(rows) == list(answers)
+    kinds = {name: row["kind"] for name, row in rows.items()}
+    others = {"short span": "video of another length", "mute": "cannot be read"}
+    assert kinds == {**dict.fromkeys(answers, "unreadable video"), **others}
+    for name, said in (
+        ("short", "ends at 0.8"),
+        ("short span", "0.75 s is shorter than the sound's 1.00 s"),
+        ("sound alone", "has no pictures"),
+        ("missing", "does not exist"),
+        ("outside", "outside of the picture of 32 x 32"),
+    ):
+        assert said in rows[name]["reason"], rows[name]
+
+
 def test_edits_that_cannot_be_made_are_set_aside_alone(tmp_path: Path) -> None:
     samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
     save(tmp_path / "silent.wav", torch.zeros(1, RATE), RATE)
@@ -173,6 +230,18 @@ def test_edits_that_cannot_be_made_are_set_aside_alone(tmp_path: Path) -> None:
     assert figures == {"samples": 1 + 6 + 1, "set_aside": 3}, "two silent edits, and a scene of wrong events"
     kinds = sorted(row["kind"] for row in read_jsonl(tmp_path / "e" / "set_aside.jsonl"))
     assert kinds == ["silent", "silent", "wrong events"]
+
+
+def test_it_is_told_that_no_sample_has_solo_tracks(tmp_path: Path) -> None:
+    samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
+    for name, kept in (("some", samples[:1]), ("none", samples[:0])):
+        without = [each.model_copy(update={"metadata": {}}) for each in samples[len(kept) :]]
+        write_samples(tmp_path / f"{name}.jsonl", [*kept, *without])
+        context = context_of(tmp_path / name)
+        figures = ENCODE_LATENTS.run(encode_config(tmp_path / f"{name}.jsonl", edits_per_sample=1), context)
+        assert figures["samples"] == 2 + len(kept)
+        told = " ".join(context.console.file.getvalue().split())  # type: ignore[attr-defined]
+        assert told.count("no sample has solo tracks") == (not kept)
 
 
 def shards_of(folder: Path, facts: dict[str, Any], rows: list[dict[str, bytes]]) -> Path:
@@ -284,6 +353,50 @@ def test_guidance_and_edits_need_their_training(
     del generator
 
 
+@pytest.mark.parametrize(
+    ("dropout_together", "scales", "why"),
+    [
+        (0.0, {"guidance": 4.5}, "guidance: .* without dropout"),
+        (0.0, {"guidance_by": {"caption": 3.0}}, "guidance: .* without dropout"),
+        (0.1, {"guidance_by": {"caption": 2.0, "frames": 4.0}}, "guidance_by: .* with dropout 0"),
+    ],
+)
+def test_guidance_that_a_model_cannot_have_is_refused_before_any_work(
+    encoded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dropout_together: float,
+    scales: dict[str, Any],
+    why: str,
+) -> None:
+    shards = encoded / "encode" / "shards"
+    config = train_config(shards, dropout=0.0, dropout_together=dropout_together)
+    assert config.dropout_video == config.dropout_words == 0
+    assert train_config(shards).dropout_video == train_config(shards).dropout_words == 0.2
+    SoundModel(sound_model_config(config, *surveyed(shards))).save_pretrained(tmp_path / "model")
+
+    def worked(*_: object, **__: object) -> None:
+        raise AssertionError("worked before the refusal")
+
+    monkeypatch.setattr("audiollm.flow.generator.sample_latents", worked)
+    monkeypatch.setattr(ConditionEncoders, "encode", worked)
+    given: dict[str, Any] = {
+        "model": tmp_path / "model", "autoencoder": AUTOENCODER, "samples": encoded / "scenes.jsonl",
+        "sampling": SoundSamplingConfig(steps=1, **scales),
+    }  # fmt: skip
+    generate, edit = GenerateSoundConfig(**given), EditSoundsConfig(**given)
+    for run in (
+        lambda: GENERATE_SOUND.run(generate, context_of(tmp_path / "made")),
+        lambda: EDIT_SOUNDS.run(edit, context_of(tmp_path / "edits")),
+        lambda: SoundGenerator.load(tmp_path / "model", AUTOENCODER).sample_latents(
+            {"caption": Features(torch.zeros(1, 3))}, 4, sampler_settings(given["sampling"]), "0"
+        ),
+    ):
+        with pytest.raises(ConfigError, match=why) as refusal:
+            run()
+        assert "set guidance" in str(refusal.value)
+
+
 def other_autoencoder() -> Any:
 
     made = ToyAutoencoder()
@@ -303,6 +416,19 @@ def test_a_batch_does_not_depend_on_ranks_or_on_its_packs(encoded: Path) -> None
     assert batch.total == sum(each.total for each in alone)
     other_draw = task.batch(3, torch.Generator())
     assert not torch.equal(batch.target_LD, other_draw.target_LD)
+
+
+def test_latents_are_drawn_anew_from_mean_and_deviation(encoded: Path) -> None:
+    sources, facts = open_corpus([encoded / "encode" / "shards"])
+    usable = survey_sounds(sources, facts)
+    usable = usable._replace(train=[usable.train[0][:1]])  # so that every item is the same sample
+    model = SoundModel(sound_model_config(train_config(encoded / "encode" / "shards"), facts, usable))
+    task = FlowTask(model, sources, facts, usable, FlowTaskConfig(seed=3, batch_size=1))
+    sound = read_sound(sources[0][usable.train[0][0]], facts, None)
+    drawn = torch.stack([task.sound(item).data_TD for item in range(40)])
+    assert torch.equal(drawn[7], task.sound(7).data_TD) and not torch.equal(drawn[7], drawn[8])
+    normal = (drawn - sound.mean_TD) / sound.deviation_TD
+    assert abs(float(normal.mean())) < 0.03 and float(normal.std()) == pytest.approx(1, abs=0.03)
 
 
 def test_windows_are_the_longest_sounds_of_a_training(encoded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,6 +546,20 @@ def test_plans_count_what_the_stages_before_make(tmp_path: Path) -> None:
     model_mb, one, four = plan.parameters * 4 / 2**20, plan.memory_mb_on(1), plan.memory_mb_on(4)
     assert four - 1200 == pytest.approx(max(model_mb, model_mb * 5 / 4) + (one - 1200 - model_mb * 5) / 4)
     assert ENCODE_LATENTS.plan(encode_config(paths[0], edits_per_sample=1), plans).facts["samples"] == 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "millions"),
+    [
+        ({"hidden_size": 64, "num_heads": 4, "multi_stream_blocks": 2, "single_stream_blocks": 4}, 2.6),
+        ({"size": "1b"}, 1286.8),
+        ({"size": "1b", "preset": "thinksound"}, 1277.1),
+    ],
+)
+def test_sizes_go_from_two_million_to_the_published_one(
+    tmp_path: Path, shape: dict[str, Any], millions: float
+) -> None:
+    assert round(flow_parameters(TrainFlowConfig(latents=tmp_path, **shape)) / 1e6, 1) == millions
 
 
 def test_samples_are_picked_evenly() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from audiollm.errors import ConfigError
-from audiollm.flow.model.packed import Conditions, Features, pack_conditions
+from audiollm.flow.model.packed import MODALITIES, TIMED, Conditions, Features, Modality, pack_conditions
 from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.thinksound import ThinkSound, ThinkSoundConfig, sync_length
 
@@ -167,6 +167,58 @@ def test_pads_that_are_missing_are_refused() -> None:
     x_LD, t_B = torch.zeros(20, 64), torch.zeros(1)
     with pytest.raises(ValueError, match="audio context"):
         model(x_LD, t_B, pack_conditions([{}], CPU), latents, torch.zeros(20, 66))
+
+
+SMALL = ThinkSoundConfig(
+    latent_dim=8, frames_dim=12, sync_dim=10, text_dim=1030, hidden_size=32, depth=3, fused_depth=1, num_heads=2
+)  # fmt: skip
+
+
+def small_conditions(kinds: Sequence[Modality], length: int, seed: int) -> Conditions:
+    """Conditions of a sound of so many latents, in the rows that the released structure takes."""
+    draw, seconds = torch.Generator().manual_seed(seed), length / SMALL.latent_rate
+    shapes = {"frames": (max(1, round(8 * seconds)), 12), "sync": (sync_length(seconds), 10),
+              "caption": (77, 1024), "cot": (77, 1030)}  # fmt: skip
+    return {
+        name: Features(
+            torch.randn(shapes[name], generator=draw).double(),
+            torch.arange(shapes[name][0]) / 8 if name in TIMED else None,
+        )
+        for name in kinds
+    }
+
+
+def test_samples_of_other_lengths_and_modalities_change_nothing() -> None:
+    """A pack against each sample alone; and the conditions of the pack are unchanged by the nulls beside them."""
+    model = randomized(ThinkSound(SMALL)).double()
+    kinds: list[tuple[Modality, ...]] = [MODALITIES, (), ("frames", "caption"), ("sync",), ("cot", "frames")]
+    lengths, times_B = [43, 20, 64, 33, 20], torch.linspace(0.1, 0.9, 5).double()
+    given = [small_conditions(each, lengths[n], n) for n, each in enumerate(kinds)]
+    before = [{name: each.values_RC.clone() for name, each in conditions.items()} for conditions in given]
+    xs = [
+        torch.randn(length, 8, generator=torch.Generator().manual_seed(length)).double() for length in lengths
+    ]
+    with torch.no_grad():
+        packed = pack_conditions(given, CPU)
+        values = {name: each.values_RC.clone() for name, each in packed.features.items()}
+        together = model(torch.cat(xs), times_B, packed, rows_of(lengths, CPU)).split(lengths)
+        for name, each in values.items():
+            assert torch.equal(packed.features[name].values_RC, each), name
+        for n, (x_LD, conditions) in enumerate(zip(xs, given, strict=True)):
+            alone = model(
+                x_LD, times_B[n : n + 1], pack_conditions([conditions], CPU), rows_of([lengths[n]], CPU)
+            )
+            torch.testing.assert_close(together[n], alone, atol=1e-10, rtol=1e-10)
+            assert float(alone.abs().mean()) > 1e-2
+            assert all(torch.equal(conditions[name].values_RC, each) for name, each in before[n].items())
+
+
+def test_the_velocity_is_zero_at_the_start() -> None:
+    model = ThinkSound(SMALL).double()
+    conditions = small_conditions(MODALITIES, 20, 0)
+    velocity_LD = model(torch.randn(20, 8).double(), torch.rand(1).double(), pack_conditions([conditions], CPU),
+                        rows_of([20], CPU))  # fmt: skip
+    assert torch.equal(velocity_LD, torch.zeros(20, 8).double())
 
 
 def test_the_released_shape() -> None:

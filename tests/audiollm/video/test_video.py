@@ -8,6 +8,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -218,3 +219,24 @@ def test_a_film_that_crashes_ffmpeg_costs_its_own_call(
         assert load(tmp_path / "new.mkv").num_samples == 24_000
     finally:
         decoding_process.end_all()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process's memory is read from /proc"
+)
+def test_a_long_film_takes_the_memory_of_a_short_one(tmp_path: Path) -> None:
+    """All pictures of 1,000 are 230 MB: the process that decodes them holds a few."""
+    peaks_mb = []
+    for count in (100, 1000):
+        frames = (np.full((240, 320, 3), n % 251, np.uint8) for n in range(count))
+        path = tmp_path / f"{count}.mp4"
+        write_video(path, frames, 25)
+        assert sum(1 for _ in read_frames(path, frame_times(0.0, count / 25, 25))) == count
+        peaks = []
+        for child in psutil.Process().children():
+            status = dict(
+                line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines()
+            )
+            peaks.append(int(status["VmHWM"].split()[0]) / 1024)
+        peaks_mb.append(max(peaks))
+    assert peaks_mb[1] < peaks_mb[0] + 30, peaks_mb

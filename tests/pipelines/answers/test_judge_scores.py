@@ -14,12 +14,20 @@ import yaml
 from rich.console import Console
 
 from audiollm.data.records.manifest import read_samples
-from audiollm.data.records.sample import AudioPart, Message, RatedAnswer, Sample, TextPart, write_samples
+from audiollm.data.records.sample import (
+    AudioPart,
+    Message,
+    RatedAnswer,
+    Sample,
+    TextPart,
+    VideoPart,
+    write_samples,
+)
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.subjects.chat import PretrainedChat
 from audiollm.recipe.runner import run_recipe
 from audiollm.recipe.stages import load_recipe
-from pipelines.answers.judge import DEFAULT_PROMPT, judge_message, load_judge, read_score
+from pipelines.answers.judge import DEFAULT_PROMPT, UNSEEN_VIDEO, judge_message, load_judge, read_score
 from pipelines.answers.settings import SampleAnswersConfig
 from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.policy.packed_samples import save_model
@@ -128,6 +136,13 @@ def test_what_a_judge_is_shown() -> None:
     *recordings, text = judge_message(DEFAULT_PROMPT, messages, spoken).content
     assert [part.path for part in recordings if isinstance(part, AudioPart)] == ["q.wav", "a.wav"]
     assert isinstance(text, TextPart) and "<response>(spoken)</response>" in text.text
+    asked = [
+        message.model_copy(update={"content": [VideoPart(path="q.mp4"), *message.content]})
+        for message in messages
+    ]
+    heard, told = judge_message("Q: {question} A: {answer}", asked, written).content
+    assert heard == AudioPart(path="q.wav")
+    assert told == TextPart(text=f"Q: What {{answer}}?\n{UNSEEN_VIDEO} A: A {{question}}.")
 
 
 def test_verdicts_of_an_endpoint(place: Path, judge: Judge) -> None:

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from audiollm.audio import Waveform, save
+from audiollm.audio import Waveform, load, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.sound.edited_sounds import read_edited
@@ -119,6 +119,26 @@ def test_what_is_right_scores_well_and_what_is_wrong_is_shown_first(listing: Pat
     assert result["whole"]["Fréchet distance"] < 0.5 and 1 < result["whole"]["inception score"] <= 3
     assert result["whole"]["distance to the nearest training sound"] == pytest.approx(0, abs=1e-6)
     assert outcome.examples[0].title == "s0", "silence"
+
+
+def test_copies_are_told_beside_the_distance_of_real_sounds(listing: Path) -> None:
+    """Two copies of a training sound, whose real sounds are of other classes."""
+    (copied, other), folder = read_generated(listing)[1:3], listing.parent
+    save(folder / "low.wav", tones(("low", 0.5)), RATE)
+    save(folder / "high.wav", tones(("high", 0.5)), RATE)
+    sounds = [
+        replace(each, path=folder / "low.wav", reference=folder / "high.wav") for each in (copied, other)
+    ]
+    whole = evaluate_sounds(sounds, SuiteJudges(space=ClassSpace(Bands())), [folder / "low.wav"]).result[
+        "whole"
+    ]
+    low_D, high_D = (
+        Bands().logits(load(folder / f"{name}.wav")).astype(np.float64) for name in ("low", "high")
+    )
+    cosine = low_D @ high_D / np.linalg.norm(low_D) / np.linalg.norm(high_D)
+    assert whole["distance to the nearest training sound"] == pytest.approx(0, abs=1e-3)
+    assert whole["the same of the real sounds"] == pytest.approx(np.sqrt(2 - 2 * cosine), rel=1e-3)
+    assert whole["the same of the real sounds"] > 0.1
 
 
 def test_measures_without_judges_are_not_available_with_the_reason(listing: Path) -> None:

@@ -1,13 +1,24 @@
-"""Measures of generated sounds against closed forms."""
+"""Measures of generated sounds against closed forms, and against audioldm-eval's functions.
+
+The package needs encoders and weights: its code is put in a folder of its own (`pip install --no-deps --target FOLDER
+audioldm-eval==0.0.3`), which `AUDIOLLM_AUDIOLDM` names; the test that needs it skips without.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
+import torch
 
+from audiollm.evaluate.judges.taggers import probabilities
 from audiollm.evaluate.report.metric_error import MetricError
 from audiollm.evaluate.sound.sound_measures import (
     border_excess,
@@ -137,3 +148,50 @@ def test_a_click_at_a_border_stands_out_and_no_border_does_not() -> None:
     ):
         with pytest.raises(MetricError, match=reason):
             border_excess(samples_N, rate, span)
+
+
+@pytest.fixture(scope="module")
+def audioldm() -> Callable[[str], Any]:
+    """Loads a module of measures by itself: the package's own imports are those of its encoders."""
+    folder = Path(os.environ.get("AUDIOLLM_AUDIOLDM", "")) / "audioldm_eval" / "metrics"
+    if not folder.is_dir():
+        pytest.skip("AUDIOLLM_AUDIOLDM does not name a folder with the package audioldm-eval 0.0.3")
+
+    def module(name: str) -> Any:
+        spec = importlib.util.spec_from_file_location(f"audioldm_eval_{name}", folder / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        made = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+        return made
+
+    return module
+
+
+def test_measures_are_those_of_audioldm_eval(audioldm: Callable[[str], Any]) -> None:
+    draw = np.random.default_rng(3)
+    first, second = draw.normal(size=(40, 6)), draw.normal(size=(55, 6)) @ draw.normal(size=(6, 6)) + 0.3
+    features = [{"f": torch.from_numpy(values)} for values in (first, second)]
+    theirs = audioldm("fid").calculate_fid(*features, "f")["frechet_distance"]
+    assert frechet_distance(first, second) == pytest.approx(theirs, rel=1e-9)
+    logits = 3 * draw.normal(size=(30, 9))
+    theirs = audioldm("isc").calculate_isc({"f": torch.from_numpy(logits)}, "f", 0, False, 1)
+    assert inception_score(logits) == pytest.approx(theirs["inception_score_mean"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_divergence_is_that_of_audioldm_eval_without_its_offset(
+    audioldm: Callable[[str], Any], kind: str
+) -> None:
+    """It adds 1e-6 to the shares of the generated sound: where those are far above, the two are equal to 1e-4."""
+    draw, files = np.random.default_rng(4), [f"{number}.wav" for number in range(30)]
+    for scale in (1.0, 12.0):
+        generated, reference = scale * draw.normal(size=(2, 30, 9))
+        named = [{"f": torch.from_numpy(each), "file_path_": files} for each in (generated, reference)]
+        theirs = audioldm("kl").calculate_kl(*named, "f")[0][f"kullback_leibler_divergence_{kind}"]
+        p, q = (probabilities(each, kind == "softmax") for each in (reference, generated))
+        assert theirs == pytest.approx((p * np.log(p / (q + 1e-6))).sum(axis=1).mean(), rel=1e-9)
+        ours = class_divergence(reference, generated, kind).mean()
+        if scale == 1.0:
+            assert ours == pytest.approx(theirs, abs=1e-4)
+        else:
+            assert ours > theirs + 0.1
