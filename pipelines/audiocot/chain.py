@@ -36,6 +36,7 @@ STEPS: Mapping[str, _Kind] = {
     "listen": _Kind("answered", "Listen", "ListenConfig"),
     "think": _Kind("answered", "Think", "ThinkConfig"),
     "objects": _Kind("objects", "Objects", "ObjectsConfig"),
+    "describe": _Kind("answered", "DescribeObjects", "DescribeObjectsConfig"),
 }
 """Steps in the order in which they run: cheap or decisive ones first."""
 

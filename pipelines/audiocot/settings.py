@@ -113,7 +113,10 @@ class AudioCotConfig(StageConfig):
         if self.clip_s not in ("preset", None) and not float(self.clip_s) > 0:
             raise ValueError("clip_s must be above 0")
         _ = self.limits
-        for step in self.step_settings().values():
+        steps = self.step_settings()
+        if "describe" in steps and "objects" not in steps:
+            raise ValueError("steps: describe needs the step objects: add `objects: {}`")
+        for step in steps.values():
             for path in paths_of(step):
                 check_input(path, info)
         return self

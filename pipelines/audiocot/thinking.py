@@ -150,10 +150,14 @@ class ModelThinker:
         chat: a chat of any number of turns.
         asks: the most requests.
         pictures: how the model was shown pictures in its training.
+        hears: whether it takes recordings; one that sees alone is shown the pictures.
     """
 
-    def __init__(self, chat: Any, asks: int, pictures: PictureSettings | None = None) -> None:
+    def __init__(
+        self, chat: Any, asks: int, pictures: PictureSettings | None = None, hears: bool = True
+    ) -> None:
         self._chat, self._asks, self._pictures = chat, asks, pictures or PictureSettings()
+        self._hears = hears
 
     def think(self, asked: ThoughtRequest) -> ThoughtAnswer:
         """
@@ -162,6 +166,12 @@ class ModelThinker:
             StageError: no answer of the model could be used.
         """
         clip = open_clip(asked)
+        if not self._hears and clip.video is None:
+            raise ConfigError(
+                f"{asked.source}: has no pictures, and the model takes no recordings",
+                "--model",
+                "give a model that hears",
+            )
         if asked.instruction is not None:
             prompt = f"{WHAT_TO_DO}{asked.instruction}"
             found = self._ask(asked, clip, prompt, lambda answer: parse_edit(answer, clip.duration_s))
@@ -198,7 +208,9 @@ class ModelThinker:
                     str(error), str(asked.source), "give another span, rate or region"
                 ) from None
             parts.append(Pictures(shown.frames, shown.times_s))
-        parts += [clip.waveform().mono(), prompt]
+        if self._hears:
+            parts.append(clip.waveform().mono())
+        parts.append(prompt)
         try:
             return ask_checked(
                 lambda turns: str(self._chat.go_on(turns, asked.check_stop)), parts, check, self._asks
@@ -223,7 +235,8 @@ def model_thinker(model: str, asks: int) -> ModelThinker:
     if kind == "endpoint" and name and at:
         return ModelThinker(EndpointChat(url, name, max_tokens=_MAX_TOKENS), asks)
     folder = model_folder(Path(model))
-    return ModelThinker(PretrainedChat(folder, _MAX_TOKENS), asks, pictures_of_model(model))
+    chat = PretrainedChat(folder, _MAX_TOKENS)
+    return ModelThinker(chat, asks, pictures_of_model(model), chat.hears)
 
 
 def pictures_of_model(model: str) -> PictureSettings:

@@ -20,7 +20,7 @@ REFUSED = "answers refused"
 """Kind of a drop: no answer of a model passed the check."""
 _BY_SOUND_ALONE = frozenset({"clips", "levels", "tags"})
 """Steps that read the sound, and nothing that is told about it."""
-_OF_PICTURES = frozenset({"motion", "watch", "objects"})
+_OF_PICTURES = frozenset({"motion", "watch", "objects", "describe"})
 """Steps that clips without pictures skip."""
 _NEEDED = frozenset({"levels", "listen", "think"})
 """Steps without whose value there is no record."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from audiollm.data.records.arrays import StoredArray
-from audiollm.data.records.sample import Sample, VideoPart
+from audiollm.data.records.sample import AudioPart, Sample, VideoPart
 from audiollm.data.records.storage import is_url, read_all
 from audiollm.errors import BadSample
 
@@ -111,6 +111,21 @@ class LoadedSample:
         sample = self.sample.model_copy(update={"answers": []})
         encodings = [encoding[:asked] for encoding in self.encodings]
         return replace(self, sample=sample, encodings=encodings, audio=self.audio[:asked])
+
+    def without_recordings(self) -> LoadedSample:
+        """The sample without the sound of its messages, for models that see and do not hear.
+
+        A message of sound alone is left out.
+        """
+        left = [
+            message.model_copy(update={"content": parts})
+            for message in self.sample.messages
+            if (parts := [part for part in message.content if not isinstance(part, AudioPart)])
+        ]
+        asked = self.num_asked
+        sample = self.sample.model_copy(update={"messages": left})
+        encodings = [encoding[asked:] for encoding in self.encodings]
+        return replace(self, sample=sample, encodings=encodings, audio=self.audio[asked:])
 
     def array(self, name: str, made_by: str | None = None) -> Tensor:
         """Read a named array.

@@ -28,6 +28,7 @@ from audiollm.models.audio_llms.inputs import (
     Turn,
     TurnPart,
     processor_inputs,
+    takes_recordings,
     turns_of,
 )
 
@@ -251,6 +252,9 @@ class PretrainedChat:
 
     Its own processor and chat template make the inputs; nothing is downloaded, nothing of the folder is run.
 
+    Attributes:
+        hears: whether it takes recordings; VideoLLaMA 3 takes pictures alone.
+
     Raises:
         ConfigError: the folder holds none, or holds pickled weights only.
     """
@@ -261,6 +265,7 @@ class PretrainedChat:
 
         self.name, self._max_tokens = folder.name, max_tokens
         model, self._processor = load_audio_llm(folder)
+        self.hears = takes_recordings(self._processor)
         self._model: Any = model.to(default_device())
 
     def ask(self, parts: Parts) -> str:

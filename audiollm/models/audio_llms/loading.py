@@ -1,11 +1,15 @@
 """Audio LLMs of transformers in a local folder: the model that answers in words, and its processor.
 
+VideoLLaMA 3, which sees and does not hear, is loaded as they are.
+
 From the folder of a whole Qwen-Omni only the `thinker` is loaded: the talker and its vocoder take no part in text
 answers. Nothing is downloaded, nothing of the folder is run, and only safetensors are opened.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,15 +17,19 @@ import torch
 
 from audiollm.errors import ConfigError
 from audiollm.files.json_files import OFFLINE, read_json_file
-from audiollm.models.audio_llms.frames import FramePatches
+from audiollm.models.audio_llms.frames import FramePatches, TimedFramePatches
 from audiollm.models.pretrained import REMEDY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_OF_PATCHES = ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor")
-"""Processors whose videos are patches of pictures."""
+_PATCHES: Mapping[str, type] = {
+    "Qwen2_5OmniProcessor": FramePatches,
+    "Qwen3OmniMoeProcessor": FramePatches,
+    "VideoLlama3Processor": TimedFramePatches,
+}
+"""What makes patches of the pictures of videos, by the processor's class."""
 
 
 class AudioLLM(NamedTuple):
@@ -72,7 +80,8 @@ def load_audio_llm(folder: Path, dtype: torch.dtype | None = None) -> AudioLLM:
 
 
 def _load_processor(folder: Path) -> Any:
-    """Load the processor; without torchvision, one that takes text, sound and, of Qwen-Omni, pictures of videos.
+    """Load the processor; without torchvision, one that takes text, sound, and pictures of videos of those models
+    whose patches are made here.
 
     Raises:
         ImportError: another package is missing (`mistral-common` for Voxtral); the message names it.
@@ -92,8 +101,8 @@ def _load_processor(folder: Path) -> Any:
             )
             if kind is not None:
                 processor = without_vision(kind).from_pretrained(str(folder), **OFFLINE)
-                if kind.__name__ in _OF_PATCHES:
-                    processor.video_processor = FramePatches(_picture_settings(folder))
+                if kind.__name__ in _PATCHES:
+                    processor.video_processor = _PATCHES[kind.__name__](_picture_settings(folder))
                 return processor
     raise ImportError("the processor needs torchvision: pip install torchvision")
 
@@ -124,8 +133,19 @@ def without_vision(kind: Any) -> Any:
             for name in ("vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token"):
                 setattr(self, name, getattr(tokenizer, name, None))
 
-    AudioProcessor.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
-    return AudioProcessor
+    class TextProcessor(kind):
+        def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+            ProcessorMixin.__init__(self, tokenizer, chat_template=chat_template)
+            for sort in ("image", "video"):
+                token = getattr(tokenizer, f"{sort}_token", f"<|{sort}_pad|>")
+                setattr(self, f"{sort}_token", token)
+                setattr(self, f"{sort}_token_id", tokenizer.convert_tokens_to_ids(token))
+
+    # transformers reads the parts of a processor from the arguments of its class
+    hears = "feature_extractor" in inspect.signature(kind.__init__).parameters
+    made = AudioProcessor if hears else TextProcessor
+    made.__name__ = kind.__name__  # what `save_pretrained` notes as the processor's class
+    return made
 
 
 def _model_class(config: Any) -> Any:

@@ -19,7 +19,7 @@ from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureReader, PictureSettings
 from audiollm.errors import BadSample, ConfigError
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.models.audio_llms.inputs import Pictures, placeholder_ids
+from audiollm.models.audio_llms.inputs import Pictures, placeholder_ids, takes_recordings
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
@@ -155,7 +155,9 @@ class TransformersPolicy:
     def take_beside(
         self, prompt: LoadedSample, loaded: LoadedSample, answers: Sequence[int], place: str = ""
     ) -> PromptedAnswers:
-        """See `Policy.take_beside`."""
+        """See `Policy.take_beside`. A model that does not hear gets a sample with pictures without its sound."""
+        if not takes_recordings(self._processor) and prompt.sample.video_parts():
+            prompt = prompt.without_recordings()
         recordings = [clip.load() for clip in prompt.audio[: prompt.num_asked]]
         contents = [loaded.sample.answers[number].content for number in answers]
         shown = [self._shown(part, prompt.sample.id, place) for part in self._videos_of(prompt, place)]

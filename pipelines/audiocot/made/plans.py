@@ -74,7 +74,7 @@ def plan_edits(clip: Row, partners: Partners, operations: Sequence[str], seed: i
 
 def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
     """Yield one pair for each object of a clip: the object's sound, out of the clip mixed with a reference."""
-    objects = (clip["measured"].get("objects") or {"objects": []})["objects"]
+    objects = _objects(clip)
     reference = partners.find(clip)
     if not objects or reference is None:
         return
@@ -85,6 +85,8 @@ def plan_pairs(clip: Row, partners: Partners, seed: int) -> Iterator[MadePlan]:
         if event is None or event >= len(record.events):
             continue
         wanted = record.events[event]
+        if "manner" in found:
+            wanted = wanted.model_copy(update={"manner": found["manner"]})
         has_solo = tracks is not None and event in track_of
         # out of a clip without solo tracks, all of its sound is wanted
         heard = {sound.casefold() for sound in ([wanted.sound] if has_solo else record.sounds())}
@@ -191,6 +193,14 @@ def _layered(
 
 def _record(clip: Row) -> ThoughtRecord:
     return ThoughtRecord.model_validate(clip["record"])
+
+
+def _objects(clip: Row) -> list[Row]:
+    """The objects of a clip, each with its description where there is one."""
+    measured = clip["measured"]
+    objects = measured.get("objects", {"objects": []})["objects"]
+    regions = measured.get("describe", {"regions": [{}] * len(objects)})["regions"]
+    return [{**found, **region} for found, region in zip(objects, regions, strict=True)]
 
 
 def _whole(clip: Row) -> SoundPart:

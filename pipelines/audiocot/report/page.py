@@ -69,8 +69,11 @@ class CotSurvey(PartSurvey):
 
     def add(self, row: Row, kept: bool) -> None:
         super().add({key: value for key, value in row.items() if key != "measured"} | _numbers(row), kept)
-        for step in ("watch", "listen", "think"):
-            asks = found(row, f"measured.{step}.asks")
+        answers = [(step, found(row, f"measured.{step}")) for step in ("watch", "listen", "think")]
+        regions = found(row, "measured.describe.regions")
+        answers += [("describe", region) for region in (regions if isinstance(regions, list) else ())]
+        for step, answer in answers:
+            asks = answer.get("asks") if isinstance(answer, Mapping) else None
             if isinstance(asks, int) and asks:
                 self.asks[step, asks] += 1
         if not kept:

@@ -1,12 +1,14 @@
-"""The steps that are answered: `watch` (what is seen), `listen` (what is heard), `think` (the record of both)."""
+"""The steps that are answered: `watch` (what is seen), `listen` (what is heard), `think` (the record of both), and
+`describe` (how an object sounds)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from audiollm.data.records.sample import Region
 from audiollm.data.records.thoughts import ThoughtError, ThoughtRecord, parse_answer, record_json
 from pipelines.audiocot.answers import schemas
 from pipelines.audiocot.answers.choice import AnswererConfig, AnswerPlace, AskedModel, missing_model
@@ -14,6 +16,9 @@ from pipelines.audiocot.answers.evidence import contradiction, evidence_of
 from pipelines.audiocot.answers.measured import heard_record, placed_record, true_events, true_record
 from pipelines.audiocot.clip import SoundClip
 from pipelines.steps.step import Resources, Value
+
+if TYPE_CHECKING:
+    from audiollm.models.audio_llms.inputs import Pictures
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -24,6 +29,10 @@ def _check_prompt(prompt: str) -> str:
 
 def _check_joining_prompt(prompt: str) -> str:
     return schemas.check_prompt_places(prompt, ("duration", "seen", "heard", "texts"))
+
+
+def _check_region_prompt(prompt: str) -> str:
+    return schemas.check_prompt_places(prompt, ("name", "heard"))
 
 
 class WatchConfig(AnswererConfig):
@@ -42,6 +51,12 @@ class ThinkConfig(AnswererConfig):
     """Settings of `think`."""
 
     prompt: Annotated[str, AfterValidator(_check_joining_prompt)] = Field(schemas.THINK_PROMPT, min_length=1)
+
+
+class DescribeObjectsConfig(AnswererConfig):
+    """Settings of `describe`."""
+
+    prompt: Annotated[str, AfterValidator(_check_region_prompt)] = Field(schemas.REGION_PROMPT, min_length=1)
 
 
 class _Answered:
@@ -80,6 +95,13 @@ class _Answered:
         assert self._asked is not None
         return ask_checked(self._asked.reply, parts, check, self._config.asks)
 
+    def _shown(self, item: SoundClip, region: Sequence[Region] = ()) -> Pictures:
+        """The clip's pictures, or those of a region, as the model is shown them."""
+        from audiollm.models.audio_llms.inputs import Pictures
+
+        shown = list(item.pictures(self._config.frame_rate, self._config.frame_side, region))
+        return Pictures(tuple(picture for _, picture in shown), tuple(time_s for time_s, _ in shown))
+
 
 class Watch(_Answered):
     """What happens in the pictures, and what is there."""
@@ -94,16 +116,12 @@ class Watch(_Answered):
             return {"happenings": [], "objects": [], "asks": 0}
         if self._asked is None:
             return self._measured(item)
-        from audiollm.models.audio_llms.inputs import Pictures
-
-        shown = list(item.pictures(self._config.frame_rate, self._config.frame_side))
-        pictures = Pictures(tuple(picture for _, picture in shown), tuple(time_s for time_s, _ in shown))
         prompt = self._config.prompt.format(duration=item.duration_s)
 
         def check(answer: str) -> schemas.SeenAnswer:
             return _timed(parse_answer(answer, schemas.SeenAnswer), item.duration_s)
 
-        answer, asks = self._ask([pictures, prompt], check)
+        answer, asks = self._ask([self._shown(item), prompt], check)
         return {**record_json(answer), "asks": asks}
 
     def _measured(self, item: SoundClip) -> Value:
@@ -186,6 +204,55 @@ class Think(_Answered):
 
         answer, asks = self._ask([prompt], check)
         return {"record": record_json(answer), "sounds": len(answer.sounds()), "asks": asks}
+
+
+class DescribeObjects(_Answered):
+    """The sound of each object that was found, and how it sounds."""
+
+    name = "describe"
+    needs = ("probe", "think", "objects")
+    version: ClassVar[int] = 1
+    _config: DescribeObjectsConfig
+
+    def process(self, item: SoundClip) -> Value:
+        """`{regions: [{sound, manner, event, asks}]}`, one for each of `objects`.
+
+        `event` is the number of the record's event that has this sound. Who measures says the sound of the event that
+        the object was found by; where there is none, `sound` is absent.
+        """
+        record = ThoughtRecord.model_validate(item.values["think"]["record"])
+        objects = item.values.get("objects", {"objects": []})["objects"]
+        is_asked = self._asked is not None and bool(record.sounds())
+        describe = self._answered if is_asked else _measured_region
+        return {"regions": [describe(item, found, record) for found in objects]}
+
+    def _answered(self, item: SoundClip, found: Mapping[str, Any], record: ThoughtRecord) -> Value:
+        names = {sound.casefold(): sound for sound in record.sounds()}
+
+        def check(answer: str) -> schemas.RegionAnswer:
+            said = parse_answer(answer, schemas.RegionAnswer)
+            if said.sound.casefold() not in names:
+                raise ThoughtError(
+                    f"{said.sound!r} is none of the sounds that are heard: {list(names.values())}"
+                )
+            return said
+
+        pictures = self._shown(item, [Region.model_validate(box) for box in found["region"]])
+        prompt = schemas.object_prompt(self._config.prompt, found["name"], list(names.values()))
+        said, asks = self._ask([pictures, prompt], check)
+        sound = names[said.sound.casefold()]
+        own = [number for number, event in enumerate(record.events) if event.sound == sound]
+        event = found["event"] if found["event"] in own else next(iter(own), None)
+        return {**record_json(said), "sound": sound, "event": event, "asks": asks}
+
+
+def _measured_region(item: SoundClip, found: Mapping[str, Any], record: ThoughtRecord) -> Value:
+    del item
+    if found["event"] is None:
+        return {"event": None, "asks": 0}
+    event = record.events[found["event"]]
+    manner = {} if event.manner is None else {"manner": event.manner}
+    return {"sound": event.sound, **manner, "event": found["event"], "asks": 0}
 
 
 def _timed(answer: Schema, duration_s: float) -> Schema:

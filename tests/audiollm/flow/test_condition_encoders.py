@@ -76,12 +76,10 @@ def save_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP of the released width of captions, with one small layer on each side."""
+def save_clip(folder: Path) -> None:
+    """Write a CLIP of the released width of captions, with one small layer on each side, and random weights."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-    folder = tmp_path_factory.mktemp("clip")
     torch.manual_seed(0)
     shared = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     text = {
@@ -100,6 +98,12 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         size={"shortest_edge": 32}, crop_size=32, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.25]
     ).save_pretrained(folder)
     save_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clip")
+    save_clip(folder)
     return folder
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from audiollm.audio import Waveform
-from audiollm.models.audio_llms.frames import FramePatches
+from audiollm.models.audio_llms.frames import FramePatches, TimedFramePatches
 from audiollm.models.audio_llms.inputs import InputsError, Pictures, processor_inputs
 from audiollm.models.audio_llms.loading import load_audio_llm
 from tests.audiollm.models.tiny_audio_llms import qwen2_5_omni_thinker, save_processor
@@ -38,7 +38,32 @@ def test_pictures_go_into_pairs_and_an_odd_one_is_repeated() -> None:
     first = FramePatches(LIMITS)(frames[:2])["pixel_values_videos"]
     assert torch.equal(odd["pixel_values_videos"][:16], first)
     with pytest.raises(ValueError, match="200 times"):
-        FramePatches(LIMITS).size_of(1, 500)
+        FramePatches(LIMITS).size_of(1, 500, 9_000)
+
+
+def test_pictures_of_a_timed_video_are_pictures_that_share_a_limit() -> None:
+    """Each is patched as transformers' processor of VideoLLaMA 3 patches a picture."""
+    frames = np.random.default_rng(0).integers(0, 255, (3, 100, 150, 3)).astype(np.uint8)
+    ours = TimedFramePatches(LIMITS)([[frames]])
+    limits = {"min_pixels": LIMITS["min_pixels"], "max_pixels": LIMITS["max_pixels"] // 3}
+    theirs = transformers.VideoLlama3ImageProcessorPil(**limits, merge_size=2)(
+        list(frames), return_tensors="pt"
+    )
+    assert ours["video_grid_thw"].tolist() == [[3, *theirs["image_grid_thw"][0].tolist()[1:]]]
+    torch.testing.assert_close(ours["pixel_values_videos"], theirs["pixel_values"], atol=2e-6, rtol=0)
+    assert ours["video_merge_sizes"].tolist() == [2] and ours["video_compression_mask"].all()
+
+
+def test_tokens_that_do_not_change_are_left_out_and_each_picture_keeps_one() -> None:
+    still = np.random.default_rng(0).integers(0, 255, (56, 56, 3)).astype(np.uint8)
+    moved = still.copy()
+    moved[:28, 28:] = 255 - moved[:28, 28:]
+    video = np.stack([still, still, moved])
+    kept = TimedFramePatches(LIMITS)(video)["video_compression_mask"].view(3, 4)
+    assert kept.tolist() == [[True] * 4, [True, False, False, False], [False, True, False, False]]
+    assert TimedFramePatches({**LIMITS, "use_token_compression": False})(video)[
+        "video_compression_mask"
+    ].all()
 
 
 @pytest.fixture(scope="module")

@@ -182,16 +182,10 @@ def qwen3_omni_moe_thinker() -> tuple[Any, Any]:
 
 
 def video_llama3() -> tuple[Any, Any]:
-    """A model that sees and does not hear; its processor needs torchvision."""
+    """A model that sees and does not hear."""
     tokenizer = byte_tokenizer(("<image>", "<video>"), {"image_token": "<image>", "video_token": "<video>"})
     template = CHATML.replace("AUDIO", "").replace("VIDEO", "<video>", 1)
-    size = {"shortest_edge": 28 * 28, "longest_edge": 56 * 56 * 16}
-    processor = transformers.VideoLlama3Processor(
-        transformers.VideoLlama3ImageProcessor(),
-        tokenizer,
-        transformers.VideoLlama3VideoProcessor(size=size),
-        chat_template=template,
-    )
+    processor = without_vision(transformers.VideoLlama3Processor)(tokenizer, chat_template=template)
     vision = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -257,12 +251,14 @@ TINY: dict[str, Callable[[], tuple[Any, Any]]] = {
     "qwen3_omni_moe_thinker": qwen3_omni_moe_thinker,
     "audio_flamingo3": audio_flamingo3,
 }
+"""Models that hear, by name."""
+SEES_ALONE = {"video_llama3": video_llama3}
 
 
 def tiny(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A model with random weights (biases too), in float32, and its processor."""
     torch.manual_seed(seed)
-    model, processor = TINY[name]()
+    model, processor = (TINY | SEES_ALONE)[name]()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -281,13 +277,29 @@ def save_tiny(name: str, folder: Path) -> tuple[Any, Any]:
 def save_processor(processor: Any, folder: Path, patch_size: int = 14) -> None:
     """Write a processor with the configuration of its parts for images and videos."""
     processor.save_pretrained(folder)
+    if "VideoLlama3" in type(processor).__name__:
+        _add_parts(
+            folder,
+            {"image_processor_type": "VideoLlama3ImageProcessor"},
+            {
+                "video_processor_type": "VideoLlama3VideoProcessor",
+                "patch_size": patch_size,
+                "size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 56 * 16},
+            },
+        )
     if "Omni" in type(processor).__name__:
-        path = folder / "processor_config.json"
-        config = json.loads(path.read_text())
-        config["image_processor"] = {"image_processor_type": "Qwen2VLImageProcessor"}
-        config["video_processor"] = {
-            "video_processor_type": "Qwen2VLVideoProcessor",
-            "patch_size": patch_size,
-            "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
-        }
-        path.write_text(json.dumps(config))
+        _add_parts(
+            folder,
+            {"image_processor_type": "Qwen2VLImageProcessor"},
+            {
+                "video_processor_type": "Qwen2VLVideoProcessor",
+                "patch_size": patch_size,
+                "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+            },
+        )
+
+
+def _add_parts(folder: Path, images: dict[str, Any], videos: dict[str, Any]) -> None:
+    path = folder / "processor_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "image_processor": images, "video_processor": videos}))

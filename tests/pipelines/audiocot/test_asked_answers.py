@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
@@ -29,6 +30,9 @@ from audiollm.evaluate.subjects.stored_answers import (
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.video.writing import write_video
 from pipelines.audiocot.answers.evidence import Evidence, contradiction
+from pipelines.audiocot.steps.answered import Listen, Think
+from pipelines.audiocot.steps.files import CutClips, SourceProbe
+from pipelines.audiocot.steps.levels import Levels
 from tests.audiollm.data.test_thoughts import DURATION_S, RIGHT, damaged, is_right
 from tests.forked import forked
 from tests.pipelines.audiocot.cot_run import RATE, ChatServer, made, rows, texts_of, think, tone
@@ -132,16 +136,28 @@ def test_answers_about_pictures_that_are_never_right_set_the_clip_aside(
     assert (funnel["segments"], funnel["reasons"]) == (0, {"answers refused": 1})
 
 
-@pytest.mark.parametrize("status", [429, 500, 401])
+HANGS = "timed out"
+
+
+@pytest.mark.parametrize("status", [429, 500, 401, HANGS])
 def test_a_run_stops_when_nobody_answers_and_goes_on_later(
-    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int
+    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, status: int | str
 ) -> None:
+    goes_on = threading.Event()
+
     def one_answer(request: dict[str, Any]) -> str | int:
-        return json.dumps(HEARD) if len(server.requests) == 1 else status
+        if len(server.requests) == 1:
+            return json.dumps(HEARD)
+        if isinstance(status, int):
+            return status
+        goes_on.wait(300)
+        return 500
 
     replies.reply = one_answer
+    impatient = {"timeout_s": 1.0} if status == HANGS else {}
     with pytest.raises(StageError, match="stopped") as stopped:
-        think(tmp_path / "out", clips, steps={"listen": server.step()}, **PLAIN)
+        think(tmp_path / "out", clips, steps={"listen": server.step(**impatient)}, **PLAIN)
+    goes_on.set()
     assert str(status) in str(stopped.value) and KEY not in str(stopped.value)
     before = len(server.requests)
     assert before == (2 if status == 401 else 3)  # an answer, and the attempts of the next request
@@ -167,18 +183,56 @@ def test_a_spent_budget_stops_the_run_and_nothing_is_paid_for_twice(
 
 
 def test_a_changed_prompt_redoes_its_step_and_what_reads_it(
-    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path
+    server: ChatServer, replies: Replies, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies.reply = lambda request: json.dumps(HEARD)
     steps: dict[str, Any] = {"listen": server.step(), "think": server.step()}
-    think(tmp_path / "out", clips, steps=steps, **PLAIN)
+
+    def run_without(*done: type) -> None:
+        """Run where none of these steps may be done again."""
+
+        def fails(*_: Any) -> Any:
+            raise AssertionError("done again")
+
+        with monkeypatch.context() as patch:
+            for step in done:
+                patch.setattr(step, "process", fails)
+            assert think(tmp_path / "out", clips, steps=steps, **PLAIN)["segments"] == 3
+
+    run_without()
     assert len(server.requests) == 4  # what is heard is the same in all three: that question is one
     steps["think"] = server.step(prompt="Join: {seen} {heard} {texts} {duration}")
-    think(tmp_path / "out", clips, steps=steps, **PLAIN)
+    run_without(SourceProbe, CutClips, Levels, Listen)
     assert len(server.requests) == 5 and "Join:" in texts_of(server.requests[4])
     steps["listen"] = server.step(prompt="What is heard in {duration:.1f} seconds?")
-    think(tmp_path / "out", clips, steps=steps, **PLAIN)  # the same answer: `think` is not asked again
+    run_without(SourceProbe, CutClips, Levels, Think)  # the same answer: `think` is not asked again
     assert len(server.requests) == 8
+
+
+def test_what_is_heard_in_silence_is_asked_for_again(
+    server: ChatServer, replies: Replies, tmp_path: Path
+) -> None:
+    """By `listen`, and by `think`, which joins what was heard."""
+    save(made(tmp_path / "in" / "a.wav"), torch.cat([tone(0.6, 400), torch.zeros(1, RATE)], dim=1), RATE)
+
+    def reply(request: dict[str, Any]) -> str:
+        at_s = 0.1 if "cannot be used" in texts_of(request) else 1.0
+        return json.dumps({"events": [{"sound": "tone", "start_s": at_s, "end_s": at_s + 0.3}]})
+
+    replies.reply = reply
+    steps = {"listen": server.step(), "think": server.step()}
+    think(tmp_path / "out", tmp_path / "in", steps=steps, **PLAIN)
+    (clip,) = rows(tmp_path / "out", "clips.jsonl")
+    assert [clip["measured"][step]["asks"] for step in steps] == [2, 2] and len(server.requests) == 4
+    for again in (server.requests[1], server.requests[3]):
+        assert "'tone' is said from 1 to 1.3 s, where there is silence" in texts_of(again)
+    assert clip["record"]["events"][0]["start_s"] == 0.1
+
+
+def test_no_video_model_is_asked_about_recordings(server: ChatServer, clips: Path, tmp_path: Path) -> None:
+    steps = {"watch": server.step(), "listen": server.step()}
+    think(tmp_path / "out", clips, steps=steps, **PLAIN)
+    kinds = [[part["type"] for part in request["messages"][0]["content"]] for request in server.requests]
+    assert kinds == [["input_audio", "text"]] * 3
 
 
 def test_pictures_and_sound_are_sent_and_texts_are_data(

@@ -22,6 +22,7 @@ from audiollm.recipe.stages import load_recipe
 from audiollm.video.writing import write_video
 from pipelines.audiocot.writer.answering import ThoughtWriter, read_thought_questions
 from pipelines.audiocot.writer.settings import EvaluateThoughtsConfig
+from tests.audiollm.models.tiny_audio_llms import save_tiny
 
 SMALL = {
     "vocabulary": 320, "width": 32, "layers": 1, "encoder_width": 32, "audio_layers": 1, "vision_layers": 1,
@@ -94,6 +95,14 @@ def test_answers_in_batches_are_those_of_single_questions(folder: Path) -> None:
     missing = replace(questions[1].loaded, videos=(VideoPart(path="nothing.mkv"),))
     found = writer.answers([questions[0], replace(questions[1], loaded=missing), *questions[2:]])
     assert found == [together[0], "", *together[2:]] and "nothing.mkv" in writer.problems["clip-2"]
+
+
+def test_a_model_that_sees_alone_is_asked_without_the_sound(folder: Path, tmp_path: Path) -> None:
+    save_tiny("video_llama3", tmp_path)
+    config = config_of(folder, model=str(tmp_path), max_answer_tokens=16, batch_size=3)
+    questions = read_thought_questions(config)
+    writer = ThoughtWriter(config)
+    assert len(writer.answers(questions)) == len(questions) == 6 and not writer.problems
 
 
 def test_a_run_has_tables_rows_and_a_section(folder: Path) -> None:

@@ -12,13 +12,15 @@ import pytest
 
 from audiollm.audio.files import save
 from audiollm.audio.samples import Waveform
+from audiollm.data.records.video_clips import PictureSettings
 from audiollm.errors import ConfigError, StageError
 from audiollm.evaluate.subjects.chat import PretrainedChat
 from audiollm.models.audio_llms.new_thinker import NewThinkerConfig, write_thinker
 from audiollm.video.writing import write_video
 from pipelines.audiocot.output import WHAT_IS_HEARD, WHAT_THE_OBJECT_SOUNDS, WHAT_TO_DO
 from pipelines.audiocot.think_command import read_region, think_about
-from pipelines.audiocot.thinking import MeasuredThinker, ThoughtRequest, model_thinker
+from pipelines.audiocot.thinking import MeasuredThinker, ModelThinker, ThoughtRequest, model_thinker
+from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.pipelines.audiocot.cot_run import RATE, ChatServer, texts_of, tone
 
 RECORD = {"events": [{"sound": "bell", "start_s": 0.1, "end_s": 0.4}], "background": []}
@@ -128,6 +130,18 @@ def test_a_model_in_a_folder_is_stopped_between_two_tokens(tmp_path: Path) -> No
     assert len(checked) == 3
     said = chat.go_on([("user", ["what is heard?"])])
     assert chat.go_on([("user", ["what is heard?"])], lambda: checked.append(None)) == said
+
+
+def test_a_model_that_sees_alone_is_shown_the_pictures(clip: Path, tmp_path: Path) -> None:
+    """VideoLLaMA 3 takes no recordings. Its weights are random: it answers, and what it says is no record."""
+    save_tiny("video_llama3", tmp_path / "model")
+    chat = PretrainedChat(tmp_path / "model", 4)
+    thinker = ModelThinker(chat, 1, PictureSettings(per_second=2.0, side=56), chat.hears)
+    with pytest.raises(StageError, match="1 answer could not be used"):
+        thinker.think(ThoughtRequest(clip))
+    save(tmp_path / "a.wav", tone(1.0, 400), RATE)
+    with pytest.raises(ConfigError, match="takes no recordings"):
+        thinker.think(ThoughtRequest(tmp_path / "a.wav", instruction="let it go on"))
 
 
 def test_measurements_find_the_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

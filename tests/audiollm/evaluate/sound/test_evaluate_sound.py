@@ -249,7 +249,8 @@ def test_events_without_a_label_go_by_their_name(tmp_path: Path) -> None:
     assert read_generated(tmp_path / "l.jsonl")[0].events is None
 
 
-def test_a_clap_model_of_transformers_is_a_space_of_sounds_and_texts(tmp_path: Path) -> None:
+def save_clap(folder: Path) -> None:
+    """Write a tiny CLAP with its processor, and random weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
         ClapAudioConfig,
@@ -274,13 +275,17 @@ def test_a_clap_model_of_transformers_is_a_space_of_sounds_and_texts(tmp_path: P
     )
     ClapModel(
         ClapConfig(text_config=text.to_dict(), audio_config=audio.to_dict(), projection_dim=8)
-    ).save_pretrained(tmp_path)
+    ).save_pretrained(folder)
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "<pad>": 1, "rain": 2, "dog": 3}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     plain = PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="[UNK]", pad_token="<pad>", model_max_length=32
     )
-    ClapProcessor(ClapFeatureExtractor(truncation="rand_trunc"), plain).save_pretrained(tmp_path)
+    ClapProcessor(ClapFeatureExtractor(truncation="rand_trunc"), plain).save_pretrained(folder)
+
+
+def test_a_clap_model_of_transformers_is_a_space_of_sounds_and_texts(tmp_path: Path) -> None:
+    save_clap(tmp_path)
     space = load_text_space(str(tmp_path))
     place = space.embed(Waveform(tones(("low", 0.5)), RATE))
     assert place.shape == space.embed_text("dog rain").shape == (8,) and np.isfinite(place).all()

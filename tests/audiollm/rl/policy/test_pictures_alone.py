@@ -1,32 +1,43 @@
-"""`TransformersPolicy` of VideoLLaMA 3, which sees and does not hear: each sample has its own grids and times."""
+"""`TransformersPolicy` of VideoLLaMA 3, which sees and does not hear: each sample has its own grids and times, and is
+read without its sound."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from audiollm.data.records.manifest_source import ManifestSource
+from audiollm.data.records.sample import (
+    AudioPart,
+    Message,
+    Part,
+    RatedAnswer,
+    Sample,
+    TextPart,
+    VideoPart,
+    write_samples,
+)
+from audiollm.data.records.source import LoadedSample
 from audiollm.errors import BadSample
 from audiollm.models.audio_llms.inputs import Turn
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.protocol import PromptedAnswers
 from audiollm.rl.policy.token_figures import TokenRequest
 from audiollm.rl.policy.transformers_policy import TransformersPolicy
-from tests.audiollm.models.tiny_audio_llms import TINY, save_tiny, video_llama3
+from audiollm.video.writing import write_video
+from tests.audiollm.models.tiny_audio_llms import save_tiny
 from tests.audiollm.rl.policy.test_transformers_policy import disturb, sound
 from tests.audiollm.rl.policy.test_video_answers import SHOWN, pictures
-
-pytest.importorskip("torchvision", reason="transformers' processor of VideoLLaMA 3 needs torchvision")
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> TransformersPolicy:
     folder = Path(tmp_path_factory.mktemp("video_llama3"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TINY, "video_llama3", video_llama3)
-        save_tiny("video_llama3", folder)
+    save_tiny("video_llama3", folder)
     loaded = TransformersPolicy.load(folder, dtype=torch.float64, pictures=SHOWN)
     disturb(loaded)
     return loaded
@@ -68,3 +79,38 @@ def test_times_of_pictures_are_in_the_prompt(policy: TransformersPolicy) -> None
 def test_a_recording_is_refused(policy: TransformersPolicy) -> None:
     with pytest.raises(BadSample, match="takes no recordings"):
         policy.encode(PromptedAnswers("s", [("user", [sound(0, 1.0)])], ["a bell"]))
+
+
+def test_a_sample_is_read_without_its_sound(policy: TransformersPolicy, tmp_path: Path) -> None:
+    """Pictures and words are what they are without the sound; a sample of sound alone is refused."""
+    noise = sound(0, 1.0)
+    frames = [np.full((56, 56, 3), 30 * n, np.uint8) for n in range(8)]
+    write_video(tmp_path / "v.mkv", frames, 8, noise)
+    part = {"path": "v.mkv", "start_s": 0.0, "end_s": 1.0}
+    seen, heard, asked = VideoPart(**part), AudioPart(**part), TextPart(text="Say.")
+
+    def read(content: list[Part], name: str) -> LoadedSample:
+        write_samples(
+            tmp_path / name,
+            [
+                Sample(
+                    id="s",
+                    task="think",
+                    messages=[Message(role="user", content=content)],
+                    answers=[RatedAnswer(content=[TextPart(text="a bell")])],
+                )
+            ],
+        )
+        return ManifestSource(str(tmp_path / name))[0]
+
+    both, silent = (
+        policy.encode(policy.take(read(content, f"{n}.jsonl"), [0]))
+        for n, content in enumerate(([seen, heard, asked], [seen, asked]))
+    )
+    (one,), (other,) = both, silent
+    assert one.features.keys() == other.features.keys() and "pixel_values_videos" in one.features
+    for group in ("tokens", "features"):
+        for key, value in getattr(one, group).items():
+            assert torch.equal(value, getattr(other, group)[key]), key
+    with pytest.raises(BadSample, match="takes no recordings"):
+        policy.encode(policy.take(read([heard, asked], "sound.jsonl"), [0]))
