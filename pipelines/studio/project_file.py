@@ -78,9 +78,12 @@ def open_project_file(store: ProjectStore, owner: str, upload: Path, limits: Stu
         EOFError,
         ValueError,
         zlib.error,
-    ) as error:
+    ):
         shutil.rmtree(folder, ignore_errors=True)
-        raise StudioRefusal(f"The project file cannot be read ({error}): export it anew.", 415) from None
+        raise StudioRefusal(
+            "The project file cannot be read: it is damaged or incomplete. Copy it again, or export it anew.",
+            415,
+        ) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
