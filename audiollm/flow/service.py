@@ -359,9 +359,14 @@ def default_guidance(generator: SoundGenerator) -> float:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Empty the frames of an error and of those that it came from: they hold the sounds and pictures of a request."""
+    """Take the frames from an error and from those that it came from: they hold the sounds and pictures of a request.
+
+    An emptied frame still has its function, whose closure holds some, too: the places in the code are kept as a note.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

@@ -219,7 +219,6 @@ class Person:
         self.page.wait_for_function(
             "before => document.getElementById('st-plan-said').textContent !== before",
             arg=before,
-            timeout=10_000,
         )
 
     def download(self, selector: str, path: Path) -> Path:

@@ -103,6 +103,7 @@ def test_an_hour_is_opened_and_a_span_of_it_edited(editor: SoundEditor, tmp_path
     soundfile.write(tmp_path / "hour.wav", noise, rate)
     project = opened(editor, tmp_path / "hour.wav")
     first = editor.store.version(project, 1)
+    assert first.loudness is not None and abs(first.loudness - 20 * np.log10(noise.std() / 32768)) < 3
     with pytest.raises(
         StudioRefusal, match="lasts 60 minutes; the limit is 10 minutes at once: cut it, or edit spans"
     ):
