@@ -11,6 +11,9 @@ nothing.
                     64 clips of 9 s with real lengths of text and hidden modalities; autocast, clipping, AdamW
     flow_compiled   the same with 16 clips, compiled as the training loop compiles
     flow_sample     seconds to sample the latents of 9 s: 24 steps of Euler with guidance, one sound; weights in bf16
+    studio_click    seconds from an order, as the studio's Generate gives it, to the decoded sound of 9 s: the service,
+                    words and pictures, 24 steps with guidance in float32, the VAE of `train_vae` on the CPU; beside it
+                    those of the first order, whose film is read, too
     llm_train       trained tokens per second of the 1 B DualFFN on packs against transformers' Higgs Audio V2 on padded
                     batches, the same weights (`llm_train.py`); and ours alone at four times as many tokens a step
     llm_generate    audio frames per second of the 1 B DualFFN against transformers' `generate`, batch 1 and 8, the same
@@ -297,6 +300,83 @@ def flow_sample(scale: Scale) -> None:
         seconds["bf16"] = timed(sample, scale.seconds / 2)
     case = f"flow {scale.name}, 9 s of sound in {settings.steps} steps with guidance, batch 1"
     tell(case, "seconds", seconds["bf16"], fp32=rounded(seconds["fp32"]), steps=settings.steps)
+
+
+CLICK_S = 9.0
+CLICK_COT = (
+    "First, at 1.0 seconds, a bell rings, until 2.0 seconds. Then, at 4.0 seconds, rain falls on a roof."
+)
+
+
+def studio_click(scale: Scale) -> None:
+    import numpy as np
+
+    from audiollm.data.records.sample import VideoPart
+    from audiollm.flow.generator import SoundGenerator
+    from audiollm.flow.model.sampling import SamplerSettings
+    from audiollm.flow.service import SoundOrder, SoundService, default_guidance, make_ordered
+    from audiollm.video.writing import write_video
+
+    with folder_in_memory() as name:
+        folder = Path(name)
+        write_click_models(folder, scale)
+        dice = np.random.default_rng(0)
+        pictures = (dice.integers(0, 255, (240, 320, 3)).astype(np.uint8) for _ in range(round(CLICK_S * 25)))
+        write_video(folder / "film.mp4", pictures, 25)
+        generator = SoundGenerator.load(folder / "flow", folder / "vae")
+        service = SoundService(generator)
+        settings = SamplerSettings(steps=2 if scale.tiny else 24, guidance=default_guidance(generator))
+        film = VideoPart(path=str(folder / "film.mp4"))
+        order = SoundOrder("a bell over rain", CLICK_S, CLICK_COT, film, "film")
+
+        def click(number: int) -> Any:
+            key = f"{number}/sound"
+            return service.submit(
+                lambda job: make_ordered(generator, order, job.watched(settings), key)
+            ).value()
+
+        began = time.perf_counter()
+        samples = click(0).shape[1]
+        first_s = time.perf_counter() - began
+        assert samples == round(CLICK_S * generator.sample_rate)
+        seconds = timed(click, scale.seconds, warm=1)
+        service.close()
+    case = f"studio click {scale.name}, {CLICK_S:g} s of sound in {settings.steps} steps with guidance"
+    tell(case, "seconds", seconds, first=rounded(first_s), steps=settings.steps)
+
+
+def write_click_models(folder: Path, scale: Scale) -> None:
+    """A flow model of random weights and its autoencoder, at the published shape or tiny."""
+    from audiollm.autoencoder import load_autoencoder
+    from audiollm.flow.model.mmdit import MMDiTConfig
+    from audiollm.flow.sound_model import SoundModel, SoundModelConfig, condition_facts
+    from tokenizer.continuous.model import AudioVAE, VAEConfig
+
+    torch.manual_seed(0)
+    shape, vae = MMDiTConfig(), VAEConfig()
+    if scale.tiny:
+        shape = replace(shape, hidden_size=64, num_heads=4, multi_stream_blocks=2, single_stream_blocks=2)
+        vae = replace(vae, hidden_size=64, mel_hidden_size=64, encoder_layers=(1, 1), decoder_layers=(1, 1))
+    AudioVAE(vae).save_pretrained(folder / "vae" / "model")
+    words = {
+        name: condition_facts(kind="words", width=width)
+        for name, width in (("caption", shape.caption_dim), ("cot", shape.cot_dim))
+    }
+    seen = {
+        name: condition_facts(
+            kind="pictures",
+            made_by=f"pictures of 32 x 32 at {rate:g} per second",
+            width=width,
+            rate=rate,
+            side=32,
+        )
+        for name, width, rate in (("frames", shape.frames_dim, 8.0), ("sync", shape.sync_dim, 24.0))
+    }
+    config = SoundModelConfig(
+        "native", vars(shape), load_autoencoder(str(folder / "vae")).digest, vae.sample_rate, vae.channels,
+        vae.hop_samples, words | seen, ("�", *sorted(set(CLICK_COT.lower().split()))), 0.1, 0.1, True, CLICK_S,
+    )  # fmt: skip
+    SoundModel(config).save_pretrained(folder / "flow" / "model")
 
 
 # ------------------------------------------------------------------------------------------------ llm
@@ -602,6 +682,7 @@ def grpo(scale: Scale) -> None:
 CASES: dict[str, Callable[[Scale], None]] = {
     "flow": flow,
     "flow_sample": flow_sample,
+    "studio_click": studio_click,
     "llm_train": llm_train,
     "llm_generate": llm_generate,
     "interpret_text": partial(interpret, speaks=False),

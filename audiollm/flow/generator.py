@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from audiollm.devices import default_device
 from audiollm.errors import ConfigError
 from audiollm.flow.conditions.own import MAX_WORDS
 from audiollm.flow.conditions.reading import COT, sound_request
-from audiollm.flow.encoding import ConditionEncoders
+from audiollm.flow.encoding import ConditionEncoders, encode_track
 from audiollm.flow.model.context import AudioContext
 from audiollm.flow.model.packed import Conditions, Features, Modality, pack_conditions
 from audiollm.flow.model.rows import rows_of
@@ -38,6 +38,9 @@ class SoundGenerator:
     autoencoder: Autoencoder
     encoders: ConditionEncoders
     device: torch.device
+    tracks_remembered: int = 0
+    """Encoded sounds that are kept, so that a part of a track that is edited again is not encoded again."""
+    _tracks: dict[bytes, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(cls, model: Path, autoencoder: str | Path) -> SoundGenerator:
@@ -63,6 +66,19 @@ class SoundGenerator:
     @property
     def sample_rate(self) -> int:
         return self.autoencoder.sample_rate
+
+    def encode(self, samples_CN: Tensor) -> Tensor:
+        """Normalized latents `[T, D]` of a sound; the last `tracks_remembered` are kept by content."""
+        key = hashlib.sha256(
+            repr(samples_CN.shape).encode() + samples_CN.contiguous().numpy().tobytes()
+        ).digest()
+        found = self._tracks.pop(key, None)
+        if found is None:
+            found = encode_track(self.autoencoder, samples_CN).mean_DT.T.contiguous()
+        self._tracks[key] = found
+        while len(self._tracks) > self.tracks_remembered:
+            self._tracks.pop(next(iter(self._tracks)))
+        return found
 
     def conditions(
         self,

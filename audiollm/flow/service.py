@@ -26,7 +26,6 @@ from audiollm.flow.conditions.reading import COT, TASK
 from audiollm.flow.editing.operations import EditResult, EditSpan, edit_track
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.tracks import Track
-from audiollm.flow.encoding import encode_track
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
@@ -36,7 +35,7 @@ from audiollm.models.pretrained import model_folder
 
 JobState = Literal["waiting", "running", "done", "failed", "stopped"]
 CLIPS_REMEMBERED = 16
-"""Windows of videos whose encoded pictures are kept."""
+"""Windows of videos whose encoded pictures are kept, and as many parts of tracks with their latents."""
 _MOST_FINISHED = 200
 
 
@@ -139,6 +138,7 @@ class SoundService:
         self._generator = generator
         if generator is not None:
             generator.encoders.remember_clips(CLIPS_REMEMBERED)
+            generator.tracks_remembered = CLIPS_REMEMBERED
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._finished: deque[Job] = deque(maxlen=_MOST_FINISHED)
@@ -321,7 +321,7 @@ def extract_ordered(
         )
     rate, channels = generator.sample_rate, generator.autoencoder.channels
     heard_CN = set_channels(resample(track.waveform(), track.sample_rate, rate)[:2], channels)
-    mean_TD = encode_track(generator.autoencoder, heard_CN).mean_DT.T.contiguous()
+    mean_TD = generator.encode(heard_CN)
     context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
     words = TextPart(text=edit_words("extract", order.caption, others))
     asked = _sample([*([order.video] if order.video else []), words], order.cot)
@@ -359,9 +359,14 @@ def default_guidance(generator: SoundGenerator) -> float:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Empty the frames of an error and of those that it came from: they hold the sounds and pictures of a request."""
+    """Take the frames from an error and from those that it came from: they hold the sounds and pictures of a request.
+
+    An emptied frame still has its function, whose closure holds some, too: the places in the code are kept as a note.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

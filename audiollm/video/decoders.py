@@ -162,9 +162,8 @@ def _opened(request: FramesRequest) -> Iterator[tuple[Any, Any, float]]:
             binary = stack.enter_context(open(request.source, "rb"))
             container = stack.enter_context(av.open(binary, "r", options=NO_OTHER_FILES))
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            reason = (
-                "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened ({error})"
-            )
+            missing = isinstance(error, FileNotFoundError)
+            reason = "does not exist" if missing else f"cannot be opened ({error}): get it anew"
             raise VideoError(request.name, reason) from None
         stream = shown_stream(container, request.name)
         stream.thread_type = "NONE"

@@ -88,4 +88,4 @@ def _contained(function: str, request: FramesRequest) -> Iterator[Any]:
     except DecoderCrash as crash:
         raise VideoError(crash.path, crash.reason) from None
     except ValueError as error:  # whatever else FFmpeg has against the file
-        raise VideoError(request.name, f"cannot be decoded ({error})") from None
+        raise VideoError(request.name, f"cannot be decoded ({error}): get it anew") from None

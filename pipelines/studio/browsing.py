@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import secrets
 import threading
 from collections import Counter
@@ -32,10 +33,13 @@ _REPORT_KINDS = {
     ".svg": "image/svg+xml", ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".ogg": "audio/ogg",
     ".mp4": "video/mp4",
 }  # fmt: skip
+_STEP = re.compile(r"step-(\d+)")
 _SOUND_KINDS = (".wav", ".flac", ".mp3", ".ogg")
 _MOST_TOKENS = 20_000
 _MOST_CURVES = 8
 _MOST_SAMPLES = 12
+_MOST_STEPS = 8
+"""Evaluations of a stage whose sounds are listed."""
 _SHOWN_CURVES = ("loss", "evaluation/loss", "reward", "accuracy", "kl", "gradient_norm", "learning_rate")
 _PLAYED_S = 60.0
 _one_judge = threading.Lock()
@@ -172,20 +176,33 @@ def curves_mark(folder: Path | None) -> str:
 
 
 def samples_html(shown: ShownFiles, folder: Path | None) -> str:
-    """Sounds that stages of a run made while they trained, the newest first."""
+    """Sounds that stages of a run made: those of evaluations, the newest step first, then other examples."""
     if folder is None:
         return ""
+    parts = []
+    for listening in sorted(folder.glob("*/listening")):
+        texts = _prompt_texts(listening / "prompts.jsonl")
+        for step, place in _evaluations(listening)[:_MOST_STEPS]:
+            sounds = [
+                (path, texts.get(path.stem) or path.stem)
+                for path in sorted(place.iterdir())
+                if _is_sound(path)
+            ]
+            if sounds:
+                parts.append(
+                    f"<h3><strong>{html.escape(listening.parent.name)}: sounds of step {step:,}</strong></h3>"
+                    + _sound_list(shown, sounds)
+                )
     found = [
         path
         for kind in ("examples", "samples", "audio")
         for path in folder.glob(f"*/{kind}/**/*")
-        if path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
+        if _is_sound(path)
     ]
-    rows = []
-    for path in sorted(found, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]:
-        name = html.escape(str(path.relative_to(folder)))
-        rows.append(f"<li><span>{name}</span>{_audio(shown, ShownClip(path, 0.0, None), name)}</li>")
-    return f'<ul class="st-clips">{"".join(rows)}</ul>' if rows else ""
+    newest = sorted(found, key=lambda path: -path.stat().st_mtime)[:_MOST_SAMPLES]
+    if newest:
+        parts.append(_sound_list(shown, [(path, str(path.relative_to(folder))) for path in newest]))
+    return "".join(parts)
 
 
 # data
@@ -295,6 +312,35 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         drawn = curve_chart(series, key, f"{key} over the training steps")
         if drawn is not None:
             yield f'<figure class="st-curve"><figcaption>{html.escape(key)}</figcaption>{drawn}</figure>'
+
+
+def _evaluations(listening: Path) -> list[tuple[int, Path]]:
+    """Steps at which a stage `train` spoke its prompts, and their folders, the newest first."""
+    found = [
+        (int(match[1]), path)
+        for path in listening.glob("step-*")
+        if (match := _STEP.fullmatch(path.name)) and path.is_dir()
+    ]
+    return sorted(found, reverse=True)
+
+
+def _prompt_texts(path: Path) -> dict[str, str]:
+    """The texts of prompts by the names of their files."""
+    rows = read_whole_lines(path).rows if path.is_file() else []
+    return {str(row.get("name")): str(row.get("text", "")) for row in rows}
+
+
+def _is_sound(path: Path) -> bool:
+    return path.suffix in _SOUND_KINDS and path.is_file() and not path.is_symlink()
+
+
+def _sound_list(shown: ShownFiles, sounds: Sequence[tuple[Path, str]]) -> str:
+    """Sounds to hear, each under its name."""
+    rows = []
+    for path, told in sounds:
+        name = html.escape(told)
+        rows.append(f"<li><span>{name}</span>{_audio(shown, ShownClip(path, 0.0, None), name)}</li>")
+    return f'<ul class="st-clips">{"".join(rows)}</ul>'
 
 
 def _with_pictures(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

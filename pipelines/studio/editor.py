@@ -5,6 +5,7 @@ Shapes: C channels, N samples.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from audiollm.video.writing import replace_sound
 from pipelines.audiocot.thinking import ThoughtAnswer, ThoughtRequest
 from pipelines.studio.instructions import EditKind
 from pipelines.studio.intake import check_room
-from pipelines.studio.limits import StudioLimits, StudioRefusal
+from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
 from pipelines.studio.regions import RegionFinder
 from pipelines.studio.store import MAX_CAPTION, MAX_COT, ProjectStore, SoundVersion, StoredProject
 from pipelines.studio.waveforms import read_part, splice
@@ -149,7 +150,7 @@ class SoundEditor:
         """
         generator = self.service.generator
         duration_s, record = project.shown_s, self.store.thought(project)
-        self._check_record(record, project.duration_s)
+        check_thought(record, project.duration_s)
         if duration_s < project.duration_s:
             record = _cut(record, duration_s)
         video = self._video(project, asked.region)
@@ -308,8 +309,8 @@ class SoundEditor:
         """
         if seconds > self._limits.made_s:
             raise StudioRefusal(
-                f"The {what} lasts {seconds / 60:.0f} minutes, and {self._limits.made_s / 60:.0f} are the most "
-                f"at once: {remedy}."
+                f"The {what} lasts {told_length(seconds)}; the limit is {told_length(self._limits.made_s)} at once: "
+                f"{remedy}."
             )
 
     def _video(
@@ -322,7 +323,7 @@ class SoundEditor:
 
     def _settings(self, steps: int) -> SamplerSettings:
         if not 1 <= steps <= 500:
-            raise StudioRefusal("The sampler takes 1 to 500 steps.")
+            raise StudioRefusal(f"The sampler takes 1 to 500 steps, not {steps}: change Steps below Sampler.")
         return SamplerSettings(steps=steps, guidance=default_guidance(self.service.generator))
 
     def _span(self, version: SoundVersion, kind: EditKind, asked: MakeRequest) -> tuple[float, float]:
@@ -337,7 +338,7 @@ class SoundEditor:
                 raise StudioRefusal(f"Give an end after {duration_s:.2f} s, where the sound ends now.")
             longest_s = self._limits.duration_s + self._limits.made_s
             if asked.end_s > longest_s:
-                raise StudioRefusal(f"A sound may last {longest_s / 60:.0f} minutes: give an earlier end.")
+                raise StudioRefusal(f"A sound may last {told_length(longest_s)}: give an earlier end.")
             return duration_s, asked.end_s
         start_s, end_s = asked.start_s or 0.0, duration_s if asked.end_s is None else asked.end_s
         end_s = min(end_s, duration_s) if end_s <= duration_s + 0.05 else end_s
@@ -352,22 +353,39 @@ class SoundEditor:
             )
         return start_s, end_s
 
-    @staticmethod
-    def _check_record(record: ThoughtRecord, duration_s: float) -> None:
-        try:
-            check_record_times(record, duration_s)
-        except ValueError as error:
-            raise StudioRefusal(f"The chain of thought: {error}. Change its times.") from None
+
+def check_thought(record: ThoughtRecord, duration_s: float) -> None:
+    """
+    Raises:
+        StudioRefusal: a sound of a chain of thought lies outside of the clip.
+    """
+    try:
+        check_record_times(record, duration_s)
+    except ValueError as error:
+        raise StudioRefusal(
+            f"The chain of thought: {error}. Change its times to lie in the clip, or remove it from the table."
+        ) from None
 
 
 def sentence_of(error: Exception) -> str:
-    """An error as a person reads it."""
+    """An error as a person reads it: without the server's paths and numbers of errors."""
+    text = str(error)
     if isinstance(error, ConfigError):
-        return ". ".join(part.strip().rstrip(".") for part in (error.message, error.remedy) if part) + "."
-    return " ".join(str(error).split()) or type(error).__name__
+        text = ". ".join(part.strip().rstrip(".") for part in (error.message, error.remedy) if part) + "."
+    text = _ERRNO.sub("", " ".join(text.split())) or type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        for path in (getattr(cause, "path", None), getattr(cause, "filename", None)):
+            text = text.replace(str(path), "the file") if path else text
+        cause = cause.__cause__
+    return _PATH.sub("the file", text)
 
 
 # Private
+
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+_PATH = re.compile(r"(?<![\w/:.])/(?:[^\s/'\"]+/)+[^\s'\",;:)]*")
+"""An absolute path, as libraries write it into their errors."""
 
 
 def _check_named(is_named: bool) -> None:

@@ -20,7 +20,7 @@ from audiollm.audio.decoding import DecodeRequest, decoded_blocks
 from audiollm.audio.discovery import is_audio_header, is_plain, read_header
 from audiollm.video.decoders import VideoError, VideoInfo
 from audiollm.video.frames import pictures_end_s, probe_video
-from pipelines.studio.limits import MB, StudioLimits, StudioRefusal
+from pipelines.studio.limits import MB, StudioLimits, StudioRefusal, told_length
 
 _INTEGERS = {
     "PCM_S8": "PCM_16",
@@ -41,6 +41,10 @@ _EBML = b"\x1a\x45\xdf\xa3"
 _MP4_ATOMS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _ENDINGS = {"mp4": ".mp4", "ebml": ".mkv", "avi": ".avi", "sound": ".sound"}
 _NAME_CHARACTERS = 80
+_DAMAGED = (
+    "it is damaged or incomplete. Copy or export it anew, or repair it with another program "
+    "(ffmpeg -i IN -c copy OUT.mp4)."
+)
 WHAT_CAN_BE_OPENED = "open a recording (WAV, FLAC, MP3, OGG, M4A, …) or a video (MP4, MOV, MKV, WebM, AVI)"
 
 
@@ -102,9 +106,9 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
     pictures = None if path.suffix == _ENDINGS["sound"] else _pictures(path)
     try:
         info = probe(path)
-    except AudioError as error:
+    except AudioError:
         if pictures is None:
-            raise StudioRefusal(f"The file cannot be read ({error.reason}).", 415) from None
+            raise StudioRefusal(f"The file cannot be read: {_DAMAGED}", 415) from None
         info = None
     if pictures is not None:
         _check_pictures(pictures, limits)
@@ -112,8 +116,8 @@ def check_source(path: Path, limits: StudioLimits) -> SourceFacts:
     duration_s = max(seconds, default=0.0)
     if duration_s > limits.duration_s:
         raise StudioRefusal(
-            f"The file lasts {duration_s / 60:.0f} minutes, and {limits.duration_s / 60:.0f} are the most: "
-            "cut the part that you need out of it.",
+            f"The file lasts {told_length(duration_s)}; the limit is {told_length(limits.duration_s)}: cut the part "
+            "that you need out of it.",
             413,
         )
     if info is not None:
@@ -171,8 +175,8 @@ def write_sound(source: Path, target: Path, limits: StudioLimits) -> float:
         pass  # the decoders below can read it, or say what is wrong
     try:
         return _decode(source, target, limits)
-    except AudioError as error:
-        raise StudioRefusal(f"The sound cannot be read ({error.reason}).", 415) from None
+    except AudioError:
+        raise StudioRefusal(f"The sound cannot be read: {_DAMAGED}", 415) from None
 
 
 def check_room(folder: Path, wanted: float, limits: StudioLimits) -> None:
@@ -202,7 +206,7 @@ def _pictures(path: Path) -> VideoInfo | None:
     except VideoError as error:
         if "has no pictures" in error.reason:
             return None
-        raise StudioRefusal(f"The video cannot be read ({error.reason}).", 415) from None
+        raise StudioRefusal(f"The video cannot be read: {_DAMAGED}", 415) from None
 
 
 def _pictures_end(path: Path, duration_s: float) -> float:
@@ -290,8 +294,8 @@ def _write(target: Path, rate: int, channels: int, subtype: str, blocks: Any, li
                 count += len(block_NC)
                 if count > (limits.duration_s + 1) * rate or count * channels * 4 > 4_000_000_000:
                     raise StudioRefusal(
-                        f"The sound is longer than {limits.duration_s / 60:.0f} minutes or 4 GB: "
-                        "cut the part that you need out of it.",
+                        f"The sound is longer than {told_length(limits.duration_s)} or 4 GB: cut the part that you "
+                        "need out of it.",
                         413,
                     )
                 if count * channels * 4 >= room_at:

@@ -23,6 +23,13 @@ class StudioRefusal(Exception):
         return str(self)
 
 
+def told_length(seconds: float) -> str:
+    """A length as a person reads it: "45 seconds", "1 second", "2.5 minutes"."""
+    value, unit = (seconds, "second") if seconds < 120 else (seconds / 60, "minute")
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return f"{text} {unit}" if text == "1" else f"{text} {unit}s"
+
+
 @dataclass(frozen=True)
 class StudioLimits:
     """The largest files and requests."""

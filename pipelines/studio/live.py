@@ -22,7 +22,7 @@ from pipelines.studio.limits import StudioRefusal
 _MOST_SESSIONS = 4
 _LONGEST_PIECE_S = 5.0
 _LONGEST_TALK_S = 4 * 3600.0
-_QUIET_S = 60.0
+QUIET_S = 60.0
 """Seconds without a piece of sound after which a talk's window counts as closed."""
 
 
@@ -42,12 +42,16 @@ class LiveDesk:
     Args:
         model: the folder of a model that was trained on streams.
         clock: seconds.
+        quiet_s: seconds without a piece of sound after which a talk's window counts as closed; its memory is freed
+            within as many again.
 
     Raises:
         ConfigError: it cannot be loaded, or was not trained on streams.
     """
 
-    def __init__(self, model: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, model: Path, clock: Callable[[], float] = time.monotonic, quiet_s: float = QUIET_S
+    ) -> None:
         from audiollm.data.records.sample import Message, TextPart
         from audiollm.generation.engine.defaults import read_trained
         from audiollm.generation.speaking.generator import Generator
@@ -63,8 +67,9 @@ class LiveDesk:
         told = [TextPart(text=trained.stream_prompt)] if trained.stream_prompt else []
         self._messages = [Message(role="system", content=told)] if told else []
         self._generator, self._frames = Generator.from_pretrained(model), trained.chunk_frames
-        self._clock = clock
+        self._clock, self._quiet_s = clock, quiet_s
         self._talks: dict[str, _Talk] = {}
+        self._timer: threading.Timer | None = None
         self._guard, self._one_at_a_time = threading.Lock(), threading.Lock()
 
     @property
@@ -81,12 +86,8 @@ class LiveDesk:
 
         generator = self._generator
         with self._guard:
-            quiet_since_s = self._clock() - _QUIET_S
-            self._talks = {
-                name: talk
-                for name, talk in self._talks.items()
-                if talk.owner != owner and (talk.last_s > quiet_since_s or talk.lock.locked())
-            }
+            self._drop_quiet()
+            self._talks = {name: talk for name, talk in self._talks.items() if talk.owner != owner}
             if len(self._talks) >= _MOST_SESSIONS:
                 raise StudioRefusal(
                     f"{_MOST_SESSIONS} talks are interpreted already: wait until one ends.", 429
@@ -95,6 +96,8 @@ class LiveDesk:
             session = LiveSession(generator.model, generator.template, generator.codec, options)
             name = secrets.token_hex(8)
             self._talks[name] = _Talk(owner, session, self._clock())
+            if self._timer is None:
+                self._start_timer()
         return name
 
     def hear(self, owner: str, name: str, content: bytes) -> list[dict[str, Any]]:
@@ -123,6 +126,26 @@ class LiveDesk:
             with self._guard:
                 ended = self._talks.pop(name, None)
             return _said(talk.session.finish()) if ended is talk else []
+
+    def _drop_quiet(self) -> None:
+        """Let go of the talks whose windows were closed."""
+        since_s = self._clock() - self._quiet_s
+        self._talks = {
+            name: talk for name, talk in self._talks.items() if talk.last_s > since_s or talk.lock.locked()
+        }
+
+    def _start_timer(self) -> None:
+        """Look for closed windows later: else the last talk stays in memory until somebody begins another."""
+        self._timer = threading.Timer(self._quiet_s, self._look_for_closed)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look_for_closed(self) -> None:
+        with self._guard:
+            self._drop_quiet()
+            self._timer = None
+            if self._talks:
+                self._start_timer()
 
     def _talk(self, owner: str, name: str) -> _Talk:
         found = self._talks.get(name)

@@ -76,11 +76,16 @@ def open_project_file(store: ProjectStore, owner: str, upload: Path, limits: Stu
         NotImplementedError,
         RuntimeError,
         EOFError,
-        ValueError,
         zlib.error,
-    ) as error:
+    ):
         shutil.rmtree(folder, ignore_errors=True)
-        raise StudioRefusal(f"The project file cannot be read ({error}): export it anew.", 415) from None
+        raise StudioRefusal(
+            "The project file cannot be read: it is damaged or incomplete. Copy it again, or export it anew.",
+            415,
+        ) from None
+    except ValueError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise StudioRefusal(f"The project file cannot be used ({error}): export it anew.", 415) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

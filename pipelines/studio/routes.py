@@ -25,12 +25,12 @@ from starlette.types import Receive, Scope, Send
 
 from audiollm.audio import AudioError
 from audiollm.data.records.sample import Region
-from audiollm.data.records.thoughts import ThoughtRecord, check_record_times, prose_of, record_json
+from audiollm.data.records.thoughts import ThoughtRecord, prose_of, record_json
 from audiollm.errors import ConfigError, StageError
 from audiollm.files.atomic import atomic_path, safe_name
 from audiollm.flow.service import Job
 from audiollm.video.frames import frame_times, read_frames
-from pipelines.studio.editor import MakeRequest, SoundEditor, sentence_of
+from pipelines.studio.editor import MakeRequest, SoundEditor, check_thought, sentence_of
 from pipelines.studio.gate import OWNER
 from pipelines.studio.instructions import EditKind, read_instruction
 from pipelines.studio.intake import check_room
@@ -70,7 +70,8 @@ class MakeBody(_Body):
     start_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     end_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, le=2**31)
-    steps: int = Field(default=24, ge=1, le=500)
+    steps: int = 24
+    """Checked where the sampler's settings are made, in a sentence that says what to do."""
 
     def asked(self) -> MakeRequest:
         """The request without the window that made it."""
@@ -254,7 +255,7 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
 
     @router.put("/api/projects/{id}/thought")
     def keep_thought(body: ThoughtBody, project: Project) -> dict[str, Any]:
-        check_record_times(body.record, project.duration_s)
+        check_thought(body.record, project.duration_s)
         store.keep_thought(project, body.record, body.known)
         return {"record": record_json(body.record), "prose": prose_of(body.record)}
 
@@ -269,7 +270,9 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def frame(project: Project, at: float) -> Response:
         _need_pictures(project)
         if not 0 <= at <= project.duration_s:
-            raise StudioRefusal("The time lies outside of the video.")
+            raise StudioRefusal(
+                f"There is no picture at {at:g} s: the video ends at {project.duration_s:.2f} s, give an earlier time."
+            )
         picture = Image.fromarray(next(iter(read_frames(store.source(project), [_shown_at(project, at)]))))
         picture.thumbnail((_FRAME_SIDE, _FRAME_SIDE))
         return Response(jpeg_bytes(picture), media_type="image/jpeg")
@@ -295,8 +298,12 @@ def add_routes(app: FastAPI, editor: SoundEditor) -> None:
     def follow_region(body: RegionBody, project: Project) -> dict[str, Any]:
         _need_pictures(project)
         clicks = [PictureClick(c.at_s, c.x, c.y, c.width, c.height) for c in body.clicks]
-        if any(click.at_s > project.duration_s for click in clicks):
-            raise StudioRefusal("The time of the click lies outside of the video.")
+        late = [click.at_s for click in clicks if click.at_s > project.duration_s]
+        if late:
+            raise StudioRefusal(
+                f"The click lies at {late[0]:g} s, and the video ends at {project.duration_s:.2f} s: go to an earlier "
+                "time, then click the object there."
+            )
         times = [click.at_s for click in clicks]
         apart_s = max(times) - min(times) if times else 0.0
         if apart_s > limits.followed_s:

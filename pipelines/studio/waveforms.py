@@ -21,6 +21,8 @@ from audiollm.flow.editing.tracks import Track
 
 BUCKETS_PER_SECOND = 200
 _BLOCK = 1 << 18
+_LOUDNESS_HZ = 8000
+"""Sounds of lower rates are resampled: the filter of loudness turns at 1.7 kHz, and below twice that it overflows."""
 _LOUDNESS_S = 300.0
 """Longest sound whose loudness is measured whole; of a longer one the median of its parts of this length is taken."""
 _INTEGER_SUBTYPES = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32")
@@ -164,6 +166,7 @@ def measure_loudness(path: Path) -> float | None:
         blocks = [_as_float(block) for block in wav_blocks(path, start, start + part)]
         samples_CN = torch.from_numpy(np.concatenate(blocks).T.astype(np.float32))
         waveform = Waveform(samples_CN.contiguous(), info.samplerate)
+        waveform = waveform.resample(max(info.samplerate, _LOUDNESS_HZ))
         value = integrated_loudness_lufs(waveform.mono() if info.channels > 5 else waveform)
         if math.isfinite(value):
             found.append(value)

@@ -26,7 +26,6 @@ from audiollm.audio import resample, set_channels
 from audiollm.errors import ConfigError
 from audiollm.flow.editing.seams import FADE_S, MOST_LAG_S, WINDOW_S, best_lag, fade_weights, with_seams
 from audiollm.flow.editing.tracks import Track
-from audiollm.flow.encoding import encode_track
 from audiollm.flow.generator import SoundGenerator
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.sampling import SamplerSettings
@@ -173,7 +172,7 @@ def _make_section(
     missing = section.end - section.start - heard_CN.shape[1]
     heard_CN = torch.nn.functional.pad(heard_CN, (0, missing))
     at_rate_CN = set_channels(resample(heard_CN, track.sample_rate, rate)[:2], autoencoder.channels)
-    mean_TD = encode_track(autoencoder, at_rate_CN).mean_DT.T.contiguous()
+    mean_TD = generator.encode(at_rate_CN)
     per_latent = autoencoder.hop_samples * track.sample_rate / rate
     first = math.floor((section.span.start - section.start) / per_latent)
     last = math.ceil((section.span.end - section.start) / per_latent)

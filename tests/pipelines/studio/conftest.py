@@ -32,16 +32,20 @@ def editor(generator: SoundGenerator, tmp_path: Path):  # type: ignore[no-untype
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The studio in a process of its own, with a tiny model, a run and data."""
+    from tests.pipelines.annotate.annotation_report_run import annotated
     from tests.pipelines.studio.real_browser import Server, write_data, write_run
 
     folder = tmp_path_factory.mktemp("studio")
     model = write_model(folder / "model")
     runs = write_run(folder / "runs")
     data = write_data(folder / "cot")
+    (folder / "audio").mkdir()
+    annotated(folder / "annotated", folder / "audio")
     found = Server(
-        folder / "work", "--model", str(model), "--autoencoder", AUTOENCODER, "--runs", str(runs), "--data", str(data)
+        folder / "work", "--model", str(model), "--autoencoder", AUTOENCODER, "--runs", str(runs), "--data", str(data),
+        "--data", str(folder / "annotated"),
     )  # fmt: skip
-    found.data = data
+    found.runs, found.data = runs, data
     yield found
     found.end()
     assert not (folder / "tried.txt").exists(), (folder / "tried.txt").read_text()

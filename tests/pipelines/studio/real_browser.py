@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 from audiollm.audio import save
+from audiollm.files.atomic import write_jsonl
 from tests.audiollm.flow.toy import tone
+from tests.pipelines.studio.tiny_studio import write_film
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -39,7 +41,12 @@ PATIENCE_MS = 300_000
 SCREENS = os.environ.get("STUDIO_SCREENS")
 AXE = os.environ.get("STUDIO_AXE")
 """The file axe.min.js of npm's axe-core."""
-
+needs_axe = pytest.mark.skipif(not AXE, reason="no axe-core: make studio-check installs it with npm")
+SHARED = Path(
+    os.environ.get("AUDIOLLM_SHARED_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data"
+)
+MOST_TABS = 120
+"""Presses of Tab within which everything on the page is reached."""
 
 CUT_OFF = """
 import os, socket
@@ -67,6 +74,7 @@ def launched(*arguments: str) -> Iterator[Any]:
 class Server:
     """The command in a process of its own."""
 
+    runs: Path
     data: Path
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -140,6 +148,49 @@ class Person:
             self.page.wait_for_selector(f".st-version >> nth={versions - 1}", timeout=PATIENCE_MS)
             self.wait_finished(before + 1)
 
+    def choose_by_key(self, path: Path, back: bool = False) -> None:
+        """Open a file by keyboard alone."""
+        self.tab_to("#st-open", back)
+        with self.page.expect_file_chooser() as chooser:
+            self.page.keyboard.press("Enter")
+        chooser.value.set_files(str(path))
+
+    def tab_to(self, selector: str, back: bool = False) -> None:
+        """Press Tab, or Shift and Tab, until what the selector names has the focus."""
+        for _ in range(MOST_TABS):
+            if self.page.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
+                return
+            self.page.keyboard.press("Shift+Tab" if back else "Tab")
+        raise AssertionError(f"Tab does not reach {selector}")
+
+    def press(self, selector: str, back: bool = False) -> None:
+        """Reach a button by keyboard, and press it."""
+        self.tab_to(selector, back)
+        self.page.keyboard.press("Enter")
+
+    def detail(self) -> Any:
+        """The facts of the open project, as the server has them."""
+        address = f"/studio/api/projects/{self.page.input_value('#st-projects')}"
+        return self.page.evaluate(f"fetch('{address}').then((answer) => answer.json())")
+
+    def followed(self, act: Callable[[], Any]) -> list[dict[str, float]]:
+        """The region of the object after something was done to it."""
+        with self.page.expect_response("**/region") as answer:
+            act()
+        region: list[dict[str, float]] = answer.value.json()["region"]
+        self.page.wait_for_function("document.getElementById('st-status').textContent === ''")
+        return region
+
+    def drag(self, selector: str, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag with the mouse between two places, each a share of the width and height of an element."""
+        self.page.locator(selector).scroll_into_view_if_needed()
+        box = self.page.locator(selector).bounding_box()
+        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (begin, end)]
+        self.page.mouse.move(*places[0])
+        self.page.mouse.down()
+        self.page.mouse.move(*places[1], steps=5)
+        self.page.mouse.up()
+
     def finished(self) -> int:
         return int(self.page.evaluate("document.getElementById('studio').dataset.finished || 0"))
 
@@ -168,7 +219,6 @@ class Person:
         self.page.wait_for_function(
             "before => document.getElementById('st-plan-said').textContent !== before",
             arg=before,
-            timeout=10_000,
         )
 
     def download(self, selector: str, path: Path) -> Path:
@@ -183,9 +233,7 @@ class Person:
             self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
 
     def check_access(self) -> None:
-        """axe-core finds nothing serious in what is shown; without it nothing is looked at."""
-        if not AXE:
-            return
+        """axe-core finds nothing serious in what is shown; see `needs_axe`."""
         self.page.add_script_tag(path=AXE)
         nodes = "v.nodes.map(n => n.html.slice(0, 160))"
         found = self.page.evaluate(f"axe.run().then(r => r.violations.map(v => [v.impact, v.id, {nodes}]))")
@@ -211,8 +259,9 @@ def write_run(runs: Path) -> Path:
 
 
 def write_data(folder: Path) -> Path:
-    """The output of `audiocot` on two clips, one of which was dropped."""
+    """The output of `audiocot` on a film and two recordings, one of which was dropped."""
     folder.mkdir(parents=True)
+    film = write_film(folder / "film.mp4")
     save(folder / "bell.wav", tone(440.0, 1.0), 8000)
     save(folder / "hiss.wav", tone(900.0, 1.0, 0.001), 8000)
     bell = {
@@ -224,11 +273,19 @@ def write_data(folder: Path) -> Path:
     }
     hiss = {"id": "hiss-0", "path": str(folder / "hiss.wav"), "start_s": 0.0, "end_s": 1.0}
     dropped = {"kind": "silent", "reason": "-60 dBFS, the limit is -50 dBFS"}
+    shown = {
+        "id": "film-0",
+        "path": str(film),
+        "video": str(film),
+        "start_s": 0.0,
+        "end_s": 3.0,
+        "thought": "It slides.",
+    }
     rows = (
-        ("clips.jsonl", bell),
+        ("clips.jsonl", bell, shown),
         ("filtered.jsonl", {**hiss, "dropped": dropped}),
         ("review.jsonl", {**bell, "verdict": None, "note": ""}),
     )
-    for name, row in rows:
-        (folder / name).write_text(json.dumps(row) + "\n")
+    for name, *each in rows:
+        write_jsonl(folder / name, each)
     return folder

@@ -1,4 +1,4 @@
-"""The studio in a real Chromium: the whole way of a person, at two widths, by keyboard, by two at once, after a kill.
+"""The studio in a real Chromium: the way of a person with a film, on a narrow screen, two at once, after a kill.
 
 `make studio-check` runs it, and keeps screens in STUDIO_SCREENS. It needs gradio, playwright and Debian's chromium.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,6 @@ def test_from_a_film_to_an_edited_film(server: Server, chromium: Any, tmp_path: 
     person.open(file, 0)
     page.wait_for_function("document.querySelectorAll('.st-version').length === 7")
     person.check()
-    person.check_access()
     person.context.close()
 
 
@@ -216,36 +214,5 @@ def test_bad_input_is_answered_with_a_sentence(server: Server, chromium: Any, tm
     page.locator("#st-overlay").click(position={"x": 3, "y": 3})
     page.wait_for_function("document.getElementById('st-problem').textContent.includes('Nothing stands out')")
     person.screen("11-refused")
-    person.check()
-    person.context.close()
-
-
-def test_runs_and_data(server: Server, chromium: Any) -> None:
-    person = Person(chromium, server.url)
-    page = person.page
-    page.click("role=tab[name=Runs]")
-    frame = page.frame_locator("iframe.st-report")
-    frame.locator("text=Report of tiny").wait_for()
-    assert frame.locator("body").get_attribute("data-kept") == "yes" and page.title() == "audiollm studio"
-    page.wait_for_selector(".st-curve svg")
-    person.screen("12-runs")
-    person.check_access()
-    page.click("role=tab[name=Data]")
-    page.wait_for_selector("text=First, a bell.")
-    page.wait_for_function("document.querySelector('.st-clips audio').readyState > 0")
-    page.click("text=dropped")
-    page.wait_for_selector("text=the limit is -50 dBFS")
-    person.screen("13-dropped")
-    person.check_access()
-    page.click("text=to review")
-    page.wait_for_selector("button:has-text('Accept')")
-    person.check_access()
-    page.click("button:has-text('Accept')")
-    page.wait_for_selector("text=Every listed clip has a verdict")
-    person.screen("14-reviewed")
-    assert json.loads((server.data / "review.jsonl").read_text())["verdict"] == "accepted"
-    page.click("role=tab[name=Sound]")
-    assert page.locator("#studio[data-ready=yes]").is_visible()
-    assert re.search("Nothing leaves this machine", page.inner_text("#studio"))
     person.check()
     person.context.close()

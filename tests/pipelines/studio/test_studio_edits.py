@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,22 +14,27 @@ import av
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from audiollm.audio import Waveform, load
 from audiollm.data.records.sample import Region
 from audiollm.data.records.thoughts import ThoughtEvent, ThoughtRecord
+from audiollm.errors import ConfigError
 from audiollm.flow.generator import SoundGenerator
-from audiollm.flow.service import JobStopped, SoundService
+from audiollm.flow.model.sampling import sample_latents
+from audiollm.flow.service import CLIPS_REMEMBERED, JobStopped, SoundService
 from audiollm.video import frames
 from audiollm.video.writing import write_video
 from pipelines.audiocot.thinking import model_thinker
 from pipelines.studio.editor import MakeRequest, SoundEditor
 from pipelines.studio.instructions import read_instruction
 from pipelines.studio.limits import StudioLimits, StudioRefusal
-from pipelines.studio.regions import PictureClick, RegionFinder
+from pipelines.studio.regions import PictureClick, RegionFinder, Sam2Tracker
+from pipelines.studio.server import load_editor
 from pipelines.studio.store import ProjectStore
 from tests.audiollm.flow.toy import RATE, tone
 from tests.pipelines.audiocot.cot_run import ChatServer
+from tests.pipelines.audiocot.test_tracking import tracker as tiny_sam2
 from tests.pipelines.studio.tiny_studio import (
     ScriptedWriter,
     closing,
@@ -90,7 +98,7 @@ def test_a_sound_is_extracted_from_its_span_and_the_rest_is_silent(
     with closing(made_editor(tmp_path / "s", generator, StudioLimits(made_s=1.0))) as editor:
         project = opened(editor, write_recording(tmp_path / "sound.wav"))
         first = editor.store.version(project, 1)
-        with pytest.raises(StudioRefusal, match="are the most at once"):
+        with pytest.raises(StudioRefusal, match="the limit is 1 second at once"):
             editor.edit(project, "w", first, "extract", MakeRequest("rain"))
         asked = MakeRequest("rain", start_s=0.5, end_s=1.0, steps=1)
         made = editor.edit(project, "w", first, "extract", asked).value()
@@ -129,6 +137,33 @@ def test_a_film_whose_sound_goes_on_after_its_pictures(editor: SoundEditor, tmp_
             project, editor.edit(project, "w", first, "add", asked).value()["version"]
         )
         assert edited.is_same_outside and edited.span == (start_s, end_s)
+
+
+def test_a_part_of_a_track_is_encoded_once_and_only_the_last_are_kept(
+    generator: SoundGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    encode = generator.autoencoder.encode_distribution
+    monkeypatch.setattr(
+        generator.autoencoder, "encode_distribution", lambda sound: encoded.append(sound) or encode(sound)
+    )
+    generator._tracks.clear()
+    with closing(made_editor(tmp_path / "s", generator)) as editor:
+        project = opened(editor, write_recording(tmp_path / "sound.wav"))
+        first = editor.store.version(project, 1)
+
+        def edit(words: str, start_s: float = 0.5, seed: int = 0) -> np.ndarray:
+            asked = MakeRequest(words, start_s=start_s, end_s=1.0, steps=1, seed=seed)
+            number = editor.edit(project, "w", first, "remove", asked).value()["version"]
+            return soundfile.read(editor.store.sound(project, editor.store.version(project, number)))[0]
+
+        made = edit("a bell")
+        assert not np.array_equal(edit("rain", seed=1), made) and len(encoded) == 1
+        generator._tracks.clear()
+        assert np.array_equal(edit("a bell"), made) and len(encoded) == 2  # what was kept is what is encoded
+        for number in range(CLIPS_REMEMBERED + 2):
+            generator.encode(torch.full((1, 800), number / 100))
+        assert len(generator._tracks) == CLIPS_REMEMBERED
 
 
 def test_a_clip_is_encoded_once(
@@ -194,6 +229,30 @@ def test_a_request_stops_within_two_steps_and_the_next_one_runs(editor: SoundEdi
     with pytest.raises(JobStopped):
         job.value()
     assert [each.id for each in editor.store.versions(project)] == [1, 2]
+
+
+def test_a_sound_that_is_stopped_keeps_none_of_its_arrays(
+    editor: SoundEditor, generator: SoundGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = opened(editor, write_film(tmp_path / "film.mp4"))
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def seen(model: Any, noise_LD: torch.Tensor, packed: Any, *given: Any) -> Any:
+        kept.append(weakref.ref(noise_LD))
+        kept.extend(weakref.ref(each.values_RC) for each in packed.features.values())
+        return sample_latents(model, noise_LD, packed, *given)
+
+    monkeypatch.setattr("audiollm.flow.generator.sample_latents", seen)
+    job = editor.generate(project, "w", MakeRequest("a bell", steps=500))
+    while job.step < 2:
+        assert job.problem is None, job.problem
+        time.sleep(0.005)
+    assert len(kept) == 3 and all(each() is not None for each in kept)
+    editor.service.stop("w")
+    assert job.wait(60) and job.state == "stopped"
+    gc.collect()
+    assert [each() for each in kept] == [None] * len(kept)
+    assert editor.service.jobs("w") == [job]  # the request itself is still listed
 
 
 def test_a_chain_of_thought_is_stopped_while_it_is_measured(
@@ -277,6 +336,34 @@ def test_a_clicked_object_is_followed_and_corrected(tmp_path: Path) -> None:
         ):
             with pytest.raises(StudioRefusal, match=sentence):
                 editor.regions.follow(source, project.duration_s, [click])
+
+
+def test_an_object_is_followed_by_a_sam_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked, track = [], Sam2Tracker.track
+
+    def watched(tracker: Sam2Tracker, pictures: Any, first: int, boxes: Any) -> Any:
+        found = track(tracker, pictures, first, boxes)
+        tracked.append((len(pictures), first, list(boxes), found))
+        return found
+
+    monkeypatch.setattr(Sam2Tracker, "track", watched)
+    film = write_film(tmp_path / "film.mp4")
+    editor = load_editor(tmp_path / "s", StudioLimits(), tracker=tiny_sam2(tmp_path / "sam2"))
+    with closing(editor):
+        project = opened(editor, film)
+        source = editor.store.source(project)
+        region = editor.regions.follow(source, project.shown_s, [PictureClick(1.0, 34, 40, 16, 16)])
+    # back to the beginning and on to the end from the clicked picture, the ninth of 24
+    assert [each[:3] for each in tracked] == [(count, 0, [(34.0, 40.0, 50.0, 56.0)]) for count in (9, 16)]
+    own = tracked[1][3][0]
+    followed = [box for box in region if box.at_s > 1.0]
+    assert len(followed) == max(0, next((n for n in range(16) if n not in own), 16) - 1)  # until it is lost
+    for number, box in enumerate(followed, start=1):
+        left, _, right, _ = own[number]
+        assert abs(box.x + box.width / 2 - (left + right) / 2) <= 0.05 * (right - left) + 0.2
+        assert box.y >= 0 and box.y + box.height <= 96.1
+    with pytest.raises(ConfigError, match="no SAM 2 in"):
+        load_editor(tmp_path / "t", StudioLimits(), tracker=tmp_path)
 
 
 RECORD = ThoughtRecord(

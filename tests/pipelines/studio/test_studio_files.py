@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import soundfile
 
 from audiollm.data.records.thoughts import ThoughtRecord
 from audiollm.flow.generator import SoundGenerator
+from audiollm.video.writing import write_video
 from pipelines.studio.editor import MakeRequest, SoundEditor
 from pipelines.studio.limits import StudioLimits, StudioRefusal
 from pipelines.studio.project_file import open_project_file, write_project_file
@@ -58,7 +60,7 @@ def test_wrong_files_are_refused_with_a_sentence(tmp_path: Path, content: bytes,
 def test_too_long_too_large_and_oddly_named_files(tmp_path: Path) -> None:
     limits = StudioLimits(duration_s=1.0, picture_pixels=100 * 100)
     with closing(made_editor(tmp_path / "s", None, limits)) as editor:
-        with pytest.raises(StudioRefusal, match="are the most: cut the part"):
+        with pytest.raises(StudioRefusal, match="lasts 2 seconds; the limit is 1 second: cut the part"):
             opened(editor, write_recording(tmp_path / "long.wav", 2.0))
         with pytest.raises(StudioRefusal, match="scale the video down"):
             opened(editor, write_film(tmp_path / "film.mp4"))
@@ -68,6 +70,51 @@ def test_too_long_too_large_and_oddly_named_files(tmp_path: Path) -> None:
         assert [path.name for path in editor.store.place(project).iterdir() if "source" in path.name] == [
             "source.sound"
         ]
+
+
+def test_a_flac_whose_header_does_not_tell_its_length_is_counted(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.flac", np.zeros((300_000, 1), np.int16), RATE)
+    content = bytearray((tmp_path / "a.flac").read_bytes())
+    total = int.from_bytes(content[21:26], "big")
+    assert total & (2**36 - 1) == 300_000  # the last 36 bits of these
+    content[21:26] = (total >> 36 << 36).to_bytes(5, "big")
+    (tmp_path / "lies.flac").write_bytes(content)
+    with closing(made_editor(tmp_path / "s", None, StudioLimits(duration_s=20.0))) as editor:
+        with pytest.raises(StudioRefusal, match="longer than 20 seconds or 4 GB: cut the part"):
+            opened(editor, tmp_path / "lies.flac")
+        assert list((tmp_path / "s" / "projects").iterdir()) == []
+    with closing(made_editor(tmp_path / "t", None)) as editor:
+        assert opened(editor, tmp_path / "lies.flac").duration_s == 300_000 / RATE
+
+
+def test_pictures_of_8k_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    write_video(tmp_path / "8k.mp4", [np.zeros((4320, 7680, 3), np.uint8)], 8, None)
+    with closing(made_editor(tmp_path / "s", None)) as editor:
+        with pytest.raises(
+            StudioRefusal, match=r"7680 x 4320, which is too large: scale .* scale=1920:-2 OUT"
+        ):
+            opened(editor, tmp_path / "8k.mp4")
+        assert list((tmp_path / "s" / "projects").iterdir()) == []
+
+
+def test_an_hour_is_opened_and_a_span_of_it_edited(editor: SoundEditor, tmp_path: Path) -> None:
+    rate = 1000
+    noise = np.random.default_rng(0).integers(-3000, 3000, 3600 * rate).astype(np.int16)
+    soundfile.write(tmp_path / "hour.wav", noise, rate)
+    project = opened(editor, tmp_path / "hour.wav")
+    first = editor.store.version(project, 1)
+    assert first.loudness is not None and abs(first.loudness - 20 * np.log10(noise.std() / 32768)) < 3
+    with pytest.raises(
+        StudioRefusal, match="lasts 60 minutes; the limit is 10 minutes at once: cut it, or edit spans"
+    ):
+        editor.generate(project, "w", MakeRequest("rain"))
+    with pytest.raises(StudioRefusal, match="select less of the waveform"):
+        editor.edit(project, "w", first, "remove", MakeRequest("rain"))
+    asked = MakeRequest("rain", start_s=1800.0, end_s=1801.0, steps=1)
+    made = editor.edit(project, "w", first, "remove", asked).value()
+    version = editor.store.version(project, made["version"])
+    assert version.is_same_outside and version.checked_samples == 3599 * rate and version.changed
+    assert all(1800 <= begin < end <= 1801 for begin, end in version.changed)
 
 
 def test_sound_of_other_containers_keeps_its_samples_and_is_decoded_elsewhere(
@@ -144,6 +191,21 @@ def test_a_hostile_project_file_is_refused(
     with pytest.raises(StudioRefusal):
         _open_file(editor, tmp_path / "bad.zip", BOB)
     assert sorted(path.name for path in tmp_path.rglob("*")) == before  # nothing was left anywhere
+
+
+@pytest.mark.parametrize("member", ["versions/1.wav", "source.sound"])
+def test_a_link_in_a_project_file_is_refused(editor: SoundEditor, tmp_path: Path, member: str) -> None:
+    project = opened(editor, write_recording(tmp_path / "sound.wav", 0.5))
+    write_project_file(editor.store, project, tmp_path / "p.zip")
+    with zipfile.ZipFile(tmp_path / "p.zip") as good, zipfile.ZipFile(tmp_path / "bad.zip", "w") as bad:
+        for name in good.namelist():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = ((stat.S_IFLNK if name == member else stat.S_IFREG) | 0o600) << 16
+            bad.writestr(info, good.read(name))
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(StudioRefusal, match="no part of a project"):
+        _open_file(editor, tmp_path / "bad.zip", BOB)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_a_project_file_is_not_believed(tmp_path: Path) -> None:

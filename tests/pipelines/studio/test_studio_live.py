@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,19 @@ def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
     desk.hear("alice", again, bytes(400))
     with pytest.raises(StudioRefusal, match="has ended"):
         desk.hear("bob", again, bytes(400))
+
+
+def test_a_closed_window_is_forgotten_though_nobody_else_talks(run_folder: Path) -> None:  # noqa: F811
+    now_s = [0.0]
+    desk = LiveDesk(run_folder / "train", lambda: now_s[0], quiet_s=0.05)
+    name = desk.begin("alice")
+    session = weakref.ref(desk._talks[name].session)
+    time.sleep(0.3)
+    assert session() is not None  # on the desk's clock no time has passed: its window is open
+    now_s[0] = 1.0
+    for _ in range(200):
+        gc.collect()
+        if session() is None:
+            break
+        time.sleep(0.05)
+    assert session() is None and desk._timer is None

@@ -12,7 +12,7 @@ import soundfile
 from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 from pipelines.studio.live import LiveDesk
 from tests.audiollm.interpret.test_live import CHUNK, noise, run_folder  # noqa: F401
-from tests.pipelines.studio.real_browser import Person, Server, launched
+from tests.pipelines.studio.real_browser import Person, Server, launched, needs_axe
 
 pytestmark = pytest.mark.slow
 RATE = 24_000
@@ -56,6 +56,10 @@ def test_a_talk_from_a_file(person: Person, talk: Path, run_folder: Path) -> Non
     said = page.locator("#lv-said li span:nth-child(2)").all_text_contents()
     assert said == wanted and wanted
     person.screen("15-live")
+
+
+@needs_axe
+def test_live_is_accessible(person: Person) -> None:
     person.check_access()
 
 

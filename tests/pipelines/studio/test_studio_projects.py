@@ -88,7 +88,9 @@ def test_a_chain_of_thought_that_a_person_changes_meanwhile_stays(tmp_path: Path
         editor.think(project, "w").value()
         assert len(store.thought(project).events) == 1
         long = opened(editor, write_recording(tmp_path / "long.wav", 1.5))
-        with pytest.raises(StudioRefusal, match="are the most at once: write its sounds"):
+        with pytest.raises(
+            StudioRefusal, match="lasts 1.5 seconds; the limit is 1 second at once: write its sounds"
+        ):
             editor.think(long, "w")
 
 

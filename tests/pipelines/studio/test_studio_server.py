@@ -15,8 +15,10 @@ import pytest
 import soundfile
 
 from audiollm.audio import save
+from audiollm.errors import ConfigError
 from audiollm.files.atomic import write_jsonl
 from audiollm.flow.service import Job
+from audiollm.video.decoders import VideoError
 from audiollm.video.writing import write_video
 from pipelines.studio import browsing
 from pipelines.studio.browsing import (
@@ -33,9 +35,10 @@ from pipelines.studio.browsing import (
     report_html,
     review_next,
     run_folder,
+    samples_html,
 )
-from pipelines.studio.editor import MakeRequest
-from pipelines.studio.limits import StudioLimits, StudioRefusal
+from pipelines.studio.editor import MakeRequest, sentence_of
+from pipelines.studio.limits import StudioLimits, StudioRefusal, told_length
 from tests.audiollm.flow.toy import tone
 from tests.pipelines.studio.tiny_studio import (
     made_editor,
@@ -576,3 +579,107 @@ def test_curves_grow_with_the_metrics(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('ss": 0.5}\n')
     assert mark != curves_mark(tmp_path / "run") and "train: step 3" in curves_html(tmp_path / "run")
+
+
+def test_what_a_model_said_is_listed_by_step_the_newest_first(tmp_path: Path) -> None:
+    listening = tmp_path / "run" / "train" / "listening"
+    for step in (900, 1000):
+        (listening / f"step-{step:06d}").mkdir(parents=True)
+        save(listening / f"step-{step:06d}" / "seven.wav", tone(100.0, 0.1), 8000)
+    write_jsonl(listening / "prompts.jsonl", [{"name": "seven", "text": "seven <b>rains</b>"}])
+    (tmp_path / "run" / "tokenizer" / "examples").mkdir(parents=True)
+    save(tmp_path / "run" / "tokenizer" / "examples" / "a.wav", tone(100.0, 0.1), 8000)
+    (listening / "step-001000" / "out.wav").symlink_to("/etc/passwd")
+    listed = samples_html(ShownFiles(), tmp_path / "run")
+    places = [
+        listed.index(each)
+        for each in ("sounds of step 1,000", "sounds of step 900", "tokenizer/examples/a.wav")
+    ]
+    assert places == sorted(places)
+    assert listed.count("<audio") == 3 and listed.count("seven &lt;b&gt;rains") == 4 and "out" not in listed
+    assert samples_html(ShownFiles(), tmp_path) == ""
+
+
+def test_refusals_tell_a_remedy_and_no_path_and_lose_nothing(served: Any, tmp_path: Path) -> None:
+    editor, app = served
+    client = browser(app)
+    film = write_film(tmp_path / "film.mp4")
+    project = upload(client, film).json()
+    root = f"/studio/api/projects/{project['id']}"
+    late = {"events": [{"sound": "bell", "start_s": 1.0, "end_s": 9.0}]}
+    click = {"at_s": 1.0, "x": 42, "y": 48}
+    edit = {"page": PAGE + "r", "version": 1, "kind": "add", "caption": "rain", "steps": 1}
+
+    def post(path: str, body: Any) -> Any:
+        return client.post(root + path, json=body, headers=CHANGES)
+
+    def opened_from(content: bytes) -> Any:
+        return client.post("/studio/api/projects", content=content, headers=CHANGES)
+
+    def kept() -> Any:
+        place = editor.store.folder / "projects"
+        return client.get(root).json(), sorted(path for path in place.rglob("*") if path.name != "strip.jpg")
+
+    before = kept()
+    for asked, status, sentence in (
+        (lambda: opened_from(film.read_bytes()[:900]), 415, "ffmpeg -i IN -c copy OUT.mp4"),
+        (lambda: opened_from(b"RIFF\0\0\0\0WAVEbroken"), 415, "Copy or export it anew"),
+        (lambda: client.put(f"{root}/thought", json={"record": late}, headers=CHANGES), 400, "Change its times"),
+        (lambda: client.get(f"{root}/frame?at=9"), 400, "give an earlier time"),
+        (lambda: post("/region", {"clicks": [{**click, "at_s": 9.0}]}), 400, "go to an earlier time"),
+        (lambda: post("/region", {"clicks": [{**click, "x": 500}]}), 400, "click the object in it"),
+        (lambda: post("/region", {"clicks": [{**click, "x": 100, "y": 90}]}), 400, "or drag a box"),
+        (lambda: post("/edit", {**edit, "steps": 501}), 400, "1 to 500 steps, not 501: change Steps"),
+        (lambda: post("/generate", {"page": PAGE + "r", "steps": 0}), 400, "change Steps"),
+        (lambda: post("/edit", {**edit, "start_s": 2.0, "end_s": 9.0}), 400, "select a part of the waveform"),
+        (lambda: post("/edit", {**edit, "kind": "extend", "end_s": 1.0}), 400, "Give an end after"),
+        (lambda: post("/edit", {**edit, "caption": ""}), 400, "or click its object"),
+        (lambda: post("/plan", {"page": PAGE, "version": 1, "instruction": "a nice day"}), 400, "fit no operation"),
+    ):  # fmt: skip
+        answer = asked()
+        told = answer.json()["sentence"]
+        assert answer.status_code == status and sentence in told, told
+        assert str(tmp_path) not in told and str(editor.store.folder) not in told and "Errno" not in told
+        assert kept() == before, told
+    # a disk that damages the film later
+    (editor.store.folder / "projects" / project["id"] / "source.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
+    told = [client.get(f"{root}/frame?at=1").json()["sentence"]]
+    job = post("/generate", {"page": PAGE + "r", "caption": "rain", "steps": 1}).json()
+    while job["state"] not in ("done", "failed"):
+        time.sleep(0.02)
+        job = client.get(f"/studio/api/jobs?page={PAGE}r").json()["jobs"][-1]
+    told.append(job["sentence"])
+    for sentence in told:
+        assert "cannot be opened" in sentence and "get it anew" in sentence and "Errno" not in sentence
+        assert str(editor.store.folder) not in sentence and "/" not in sentence
+    assert kept() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (VideoError("studio/p/source.mp4", "cannot be opened ([Errno 22] Invalid: 'studio/p/source.mp4')"),
+         "the file: cannot be opened (Invalid: 'the file')"),
+        (ValueError("Error opening '/srv/studio/p/1.wav': System error."), "Error opening 'the file': System error."),
+        (ValueError("16/9 of http://127.0.0.1:7860/x and 3 / 4"), "16/9 of http://127.0.0.1:7860/x and 3 / 4"),
+        (OSError(28, "No space left on device", "studio/p/2.wav"), "No space left on device: 'the file'"),
+        (ConfigError("there is no model", "model", "train one"), "there is no model. train one."),
+        (KeyError(), "KeyError"),
+    ],
+)  # fmt: skip
+def test_an_error_is_told_without_paths(error: Exception, told: str) -> None:
+    assert sentence_of(error) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (1.0, "1 second"),
+        (0.5, "0.5 seconds"),
+        (119, "119 seconds"),
+        (600, "10 minutes"),
+        (600.6, "10.01 minutes"),
+    ],
+)
+def test_lengths_are_told_in_seconds_below_two_minutes(seconds: float, told: str) -> None:
+    assert told_length(seconds) == told
