@@ -66,7 +66,8 @@ class FramePatches:
         if not len(frames_FHWC):
             raise ValueError("a video without pictures")
         sharing = len(frames_FHWC) if self._shares_pixels else 1
-        height, width = self.size_of(*frames_FHWC.shape[1:3], self.max_pixels // sharing)
+        _, rows, columns, _ = frames_FHWC.shape
+        height, width = self.size_of(rows, columns, self.max_pixels // sharing)
         scaled = [
             np.asarray(Image.fromarray(np.asarray(frame)).resize((width, height), Image.Resampling.BICUBIC))
             for frame in frames_FHWC
