@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from json import dumps
+from json import JSONEncoder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from pipelines.execution.engine import Pool
 from pipelines.steps.rules import Rule
 from pipelines.steps.step import BatchStep, Resources, Step, Value
+
+_PLAIN = JSONEncoder(sort_keys=True, ensure_ascii=False, default=str)
 
 
 class Missing(NamedTuple):
@@ -96,7 +98,7 @@ def paths_of(settings: BaseModel) -> list[Path]:
 
 def hash_json(content: object) -> str:
     """SHA-256 of plain data."""
-    return sha256(dumps(content, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()
+    return sha256(_PLAIN.encode(content).encode()).hexdigest()
 
 
 def _content(path: Path) -> list[tuple[str, int, int]]:

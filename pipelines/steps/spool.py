@@ -26,6 +26,7 @@ class Spool:
         self._database.execute(
             "create table parts (file integer, number integer, row text, primary key (file, number)) without rowid"
         )
+        self._database.execute("begin")  # one transaction: a write for each row takes longer than the row
 
     def put_file(self, file: int, row: Row) -> None:
         self._put("files", (file,), row)
@@ -49,6 +50,7 @@ class Spool:
             yield file, number, json.loads(text)
 
     def close(self) -> None:
+        self._database.execute("commit")
         self._database.close()
         self._path.unlink(missing_ok=True)
 

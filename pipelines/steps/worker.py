@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from audiollm.audio.discovery import AudioError
 from audiollm.errors import TransientError, error_line
 from audiollm.files.set_aside import UNREADABLE
 from pipelines.execution.ledger import Outcome
@@ -59,8 +60,6 @@ class StepWorker:
     def _measured(
         self, work: Callable[[Sequence[Any]], list[Value]], items: Sequence[StepItem]
     ) -> list[Outcome]:
-        from audiollm.audio import AudioError
-
         began = time.process_time()
         values, error, halts = [], "", False
         try:

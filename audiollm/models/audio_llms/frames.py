@@ -66,7 +66,7 @@ class FramePatches:
         if not len(frames_FHWC):
             raise ValueError("a video without pictures")
         sharing = len(frames_FHWC) if self._shares_pixels else 1
-        rows, columns = frames_FHWC.shape[1:3]
+        _, rows, columns, _ = frames_FHWC.shape
         height, width = self.size_of(rows, columns, self.max_pixels // sharing)
         scaled = [
             np.asarray(Image.fromarray(np.asarray(frame)).resize((width, height), Image.Resampling.BICUBIC))
@@ -121,8 +121,8 @@ class TimedFramePatches:
         self._leaves_out = bool(settings.get("use_token_compression", True))
 
     def __call__(self, videos: Any, video_metadata: Sequence[Any] = (), **_: Any) -> dict[str, Any]:
-        """Those of `FramePatches`, `video_merge_sizes` `[videos]`, `video_compression_mask` `[tokens]`, which is true
-        for the tokens that are kept, and `video_metadata`.
+        """Patches and grids as `FramePatches` gives them, `video_merge_sizes` `[videos]`, `video_compression_mask`
+        `[tokens]`, which is true for the tokens that are kept, and `video_metadata`.
 
         Raises:
             ValueError: a video without pictures, or with a side 200 times the other.

@@ -64,7 +64,7 @@ class InputsError(Exception):
 
 def sampling_rate(processor: Any) -> int:
     """Return the rate, in Hz, at which the processor takes recordings; 16 kHz where it tells none, as transformers."""
-    return int(getattr(_extractor(processor), "sampling_rate", 16_000))
+    return int(getattr(extractor_of(processor), "sampling_rate", 16_000))
 
 
 def longest_recording_s(processor: Any) -> float | None:
@@ -73,7 +73,7 @@ def longest_recording_s(processor: Any) -> float | None:
     Audio Flamingo 3 splits a recording into windows up to a limit of its own, Voxtral and Qwen3-Omni split without a
     limit; Qwen2-Audio and Qwen2.5-Omni would cut what is longer than the window of their feature extractor.
     """
-    extractor = _extractor(processor)
+    extractor = extractor_of(processor)
     split_up_to = getattr(processor, "max_audio_len", None)
     if split_up_to is not None:
         window_s = float(extractor.chunk_length)
@@ -249,7 +249,7 @@ def takes_recordings(processor: Any) -> bool:
     return any(getattr(processor, name, None) is not None for name in _EXTRACTORS)
 
 
-def _extractor(processor: Any) -> Any:
+def extractor_of(processor: Any) -> Any:
     """Return what makes features of recordings; Granite Speech has it under another name.
 
     Raises:
@@ -327,7 +327,7 @@ def _check_whole(processor: Any, inputs: dict[str, Tensor], recordings: Sequence
 
     if not recordings:
         return
-    extractor = _extractor(processor)
+    extractor = extractor_of(processor)
     if not isinstance(extractor, WhisperFeatureExtractor):
         return
     masks = [inputs[key] for key in ("feature_attention_mask", "input_features_mask") if key in inputs]

@@ -29,7 +29,7 @@ _PATCHES: Mapping[str, type] = {
     "Qwen3OmniMoeProcessor": FramePatches,
     "VideoLlama3Processor": TimedFramePatches,
 }
-"""What makes patches of the pictures of videos, by the processor's class."""
+"""Classes that turn pictures of videos into patches, by the name of the processor's class."""
 
 
 class AudioLLM(NamedTuple):

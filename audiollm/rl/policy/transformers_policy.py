@@ -19,7 +19,7 @@ from audiollm.data.records.source import LoadedSample
 from audiollm.data.records.video_clips import PictureReader, PictureSettings
 from audiollm.errors import BadSample, ConfigError
 from audiollm.generation.engine.request import SampledTokens
-from audiollm.models.audio_llms.inputs import Pictures, placeholder_ids, takes_recordings
+from audiollm.models.audio_llms.inputs import Pictures, extractor_of, placeholder_ids, takes_recordings
 from audiollm.models.audio_llms.loading import AudioLLM, load_audio_llm
 from audiollm.models.pretrained import model_folder
 from audiollm.rl.objectives.answers import AnswerLogprobs
@@ -223,7 +223,10 @@ class TransformersPolicy:
                 f"{key}: is a {kinds[1]}, and the policy a {kinds[0]}", str(where), OTHER_INPUTS
             )
         _check_vocabulary(self._processor, other._processor, where, key)
-        features = [each._processor.feature_extractor.to_dict() for each in (self, other)]
+        features = [
+            extractor_of(each._processor).to_dict() if takes_recordings(each._processor) else None
+            for each in (self, other)
+        ]
         if features[0] != features[1]:
             raise ConfigError(
                 f"{key}: takes other features of recordings than the policy", str(where), OTHER_INPUTS

@@ -89,7 +89,7 @@ def damaged(dice: random.Random, right: dict[str, Any] = RIGHT) -> str:
     text = json.dumps(content)
     spans = next(iter(content))
     event = dice.choice(content[spans])
-    kind = dice.randrange(12)
+    kind = dice.randrange(13)
     if kind == 0:
         return text[: dice.randrange(len(text))]
     if kind == 1:
@@ -117,6 +117,8 @@ def damaged(dice: random.Random, right: dict[str, Any] = RIGHT) -> str:
         for _ in range(dice.randrange(1, 6)):
             letters[dice.randrange(len(letters))] = chr(dice.randrange(1, 0x250))
         return "".join(letters)
+    elif kind == 11:
+        event["start_s"], event["end_s"] = event["start_s"] + 100, event["end_s"] + 100
     else:
         return dice.choice(
             ["", "null", "[]", "42", '"text"', "I cannot hear anything.", f"{text}{text}", "{}x"]

@@ -131,7 +131,7 @@ def test_a_pack_is_a_padded_batch_whose_pads_are_masked(
 
 
 def test_a_batch_is_unchanged_after_project(model: MMDiT) -> None:
-    """Of samples that lack modalities: no null is written into their features."""
+    """No null is written into the features of samples that lack modalities."""
     packed = pack_conditions([conditions_of(kinds, 6) for kinds in KINDS], CPU)
     before = {name: tuple(each.clone() for each in packed.features[name][:2]) for name in packed.features}
     model.project(packed, rows_of(LENGTHS, CPU))
@@ -446,7 +446,7 @@ def test_saved_and_loaded(tmp_path: Path, samples: list[tuple[Tensor, Tensor, Co
 
 
 def test_attention_begins_near_in_time() -> None:
-    """What queries and keys have in common gives the sum of cosines of the difference in time, at most at none."""
+    """Before training, rows score highest at their own time: the product of query and key is a sum of cosines."""
     config = MMDiTConfig(latent_dim=4, latent_rate=20.0, hidden_size=64, num_heads=2, multi_stream_blocks=2,
         single_stream_blocks=1, frames_dim=8, sync_dim=0, caption_dim=0, cot_dim=8)  # fmt: skip
     places_R = torch.tensor([0.0, 3.0, 30.0])

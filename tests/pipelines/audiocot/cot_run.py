@@ -31,8 +31,8 @@ def tone(seconds: float, hertz: float, level: float = 0.4) -> torch.Tensor:
     return (level * torch.sin(2 * torch.pi * hertz * time) * torch.exp(-4 * time))[None]
 
 
-def compose(folder: Path) -> Path:
-    """Scenes of five tones, one or two in each, over rain or nothing; returns their list."""
+def compose(folder: Path, scenes: int = SCENES) -> Path:
+    """Scenes of five tones, one or two in each, over rain or nothing, two of them held out; returns their list."""
     for number, (label, take) in enumerate(
         itertools.product(["bell", "horn", "drum", "click", "gong"], "abc")
     ):
@@ -44,7 +44,7 @@ def compose(folder: Path) -> Path:
         {
             "events": [{"folder": folder / "sounds", "held_out": "a.*"}],
             "backdrops": [{"folder": folder / "behind", "held_out": "a.*"}],
-            "scenes": SCENES, "held_out_scenes": HELD_OUT, "max_events": 2,
+            "scenes": scenes, "held_out_scenes": HELD_OUT, "max_events": 2,
             "duration_s": SCENE_S, "event_s": 0.3, "apart_s": 0.2,
             "sample_rate": RATE, "side": 32, "frame_rate": 8,
         }

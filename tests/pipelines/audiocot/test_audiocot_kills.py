@@ -6,11 +6,13 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -83,10 +85,29 @@ def test_a_run_that_ends_at_any_point_of_its_work_ends_as_if_undisturbed(
     assert plain == killed and len(plain) > 15
 
 
+def question_of(request: dict[str, Any]) -> str:
+    """The name of a question, which its answer repeats."""
+    return sha256(json.dumps(request["messages"]).encode()).hexdigest()
+
+
+def kept_answers(out: Path) -> set[str]:
+    """The questions whose answers a run has kept."""
+    path = out / "ledger" / "answers.sqlite"
+    if not path.is_file():
+        return set()
+    with closing(sqlite3.connect(path, timeout=60)) as database:
+        tables = database.execute("select name from sqlite_master where name = 'answers'").fetchall()
+        texts = database.execute("select text from answers").fetchall() if tables else []
+    return {json.loads(text)["events"][0]["source"] for (text,) in texts}
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    heard = {"events": [{"sound": "tone", "start_s": 0.1, "end_s": 0.4}], "background": []}
-    started = ChatServer(lambda request: json.dumps(heard))
+    def reply(request: dict[str, Any]) -> str:
+        event = {"sound": "tone", "start_s": 0.1, "end_s": 0.4, "source": question_of(request)}
+        return json.dumps({"events": [event], "background": []})
+
+    started = ChatServer(reply)
     yield started
     started.close()
 
@@ -117,18 +138,29 @@ def test_killed_twenty_times_and_no_answer_paid_for_twice(
     whole_s = time.monotonic() - began
     questions = len(server.requests)
     server.requests.clear()
-    killed, moments, in_flight = tmp_path / "killed", random.Random(0), 0
-    for _ in range(20):
+    killed, moments, in_flight, deaths = tmp_path / "killed", random.Random(0), 0, 0
+    kept = list[
+        tuple[set[str], int]
+    ]()  # after each kill: the answers that are kept, then the requests so far
+    for number in range(20):
         process = subprocess.Popen(
             command(killed), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(moments.uniform(0.2, 1.0) * whole_s)
+        time.sleep(moments.uniform(0.2, 0.8) * whole_s)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        deaths += process.wait() == -signal.SIGKILL
+        kept.append((kept_answers(killed), len(server.requests)))
         in_flight += workers  # an answer on its way when its reader is killed is lost, and nothing else
         time.sleep(1.0)
+        if number % 5 == 4:  # the answers are kept by themselves
+            for path in (killed / "ledger").glob("ledger.sqlite*"):
+                path.unlink()
     subprocess.run(command(killed), check=True, env=environment, stdout=subprocess.DEVNULL)
     assert content(killed) == content(tmp_path / "plain")
-    asked = Counter(json.dumps(request["messages"]) for request in server.requests)
+    assert deaths >= 12
+    for answers, count in kept:
+        assert not answers.intersection(map(question_of, server.requests[count:]))
+    assert kept[-1][0]
+    asked = Counter(question_of(request) for request in server.requests)
     assert len(asked) == questions
     assert sum(asked.values()) - questions <= in_flight and max(asked.values()) <= 1 + 20

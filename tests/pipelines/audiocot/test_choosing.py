@@ -55,12 +55,12 @@ def hum(hertz: float, seconds: float = CLIP_S, level: float = 0.3) -> torch.Tens
 
 
 def fates(out: Path) -> dict[str, str]:
-    """Of each file, why its one clip was dropped; empty: it was kept."""
+    """Why the one clip of each file was dropped; empty: it was kept."""
     return {row["name"]: row["reason"] for row in rows(out, "files.jsonl")}
 
 
 def test_each_rule_of_the_preset_drops_its_clips(tmp_path: Path, tagger: dict[str, Any]) -> None:
-    """Of clips that are right in all else: 9.1 s, loud, without a voice, with a sound that has a name."""
+    """Values of clips that break no rule: 9.1 s, loud, without a voice, with a sound that has a name."""
     folder = tmp_path / "in"
     sounds = {
         "voice.wav": hum(300), "music.wav": hum(600), "dog.wav": hum(900), "nameless.wav": hum(1500),

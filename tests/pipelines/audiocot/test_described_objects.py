@@ -27,7 +27,7 @@ HEARD: dict[str, dict[str, Any]] = {
     "red.mkv": {"events": [{"sound": "red bell", "start_s": 0.1, "end_s": 0.4}], "background": ["rain"]},
     "dog.mkv": {"events": [{"sound": "dog", "start_s": 0.5, "end_s": 0.9}], "background": []},
 }
-"""What is heard in each video."""
+"""Records of the sounds of each video, as the server answers them."""
 HERTZ = {"red.mkv": 300, "dog.mkv": 500}
 
 
@@ -49,7 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Replies:
-    """What is heard, by the height of the tone that is sent; and the description that a test gives of an object."""
+    """Replies of the server: the record that belongs to the frequency of the tone sent, or a description of an object."""
 
     def __init__(self) -> None:
         self.describe: Callable[[str], Any] = lambda text: {"sound": first_sound(text), "manner": "far away"}

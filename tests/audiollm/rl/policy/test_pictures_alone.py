@@ -22,7 +22,7 @@ from audiollm.data.records.sample import (
     write_samples,
 )
 from audiollm.data.records.source import LoadedSample
-from audiollm.errors import BadSample
+from audiollm.errors import BadSample, ConfigError
 from audiollm.models.audio_llms.inputs import Turn
 from audiollm.rl.objectives.answers import AnswerLogprobs
 from audiollm.rl.policy.protocol import PromptedAnswers
@@ -74,6 +74,13 @@ def test_times_of_pictures_are_in_the_prompt(policy: TransformersPolicy) -> None
     ids = policy.encode(prompts()[1])[0].tokens["input_ids"]
     text = policy.processor.tokenizer.decode(ids)
     assert "Time 0.0s:" in text and "Time 0.5s:" in text and "Time 3.0s:" in text
+
+
+def test_a_reader_of_the_same_pictures_goes_with_it(policy: TransformersPolicy, tmp_path: Path) -> None:
+    policy.check_reader(policy, "critic")
+    save_tiny("qwen2_5_omni", tmp_path)
+    with pytest.raises(ConfigError, match="is a qwen2_5_omni_thinker"):
+        policy.check_reader(TransformersPolicy.load(tmp_path), "critic")
 
 
 def test_a_recording_is_refused(policy: TransformersPolicy) -> None:
