@@ -49,7 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Replies:
-    """Replies of the server: the record that belongs to the frequency of the tone sent, or a description of an object."""
+    """The server's replies: the record that belongs to the frequency of the tone, or a description of an object."""
 
     def __init__(self) -> None:
         self.describe: Callable[[str], Any] = lambda text: {"sound": first_sound(text), "manner": "far away"}
