@@ -148,7 +148,7 @@ def recipe_of(data: Path, seeds: Sequence[int], folder: Path, controls: bool) ->
         "event_s": EVENT_S,
         "sample_rate": RATE,
     }
-    components = {"audio": "${scenes.samples}", "sample_rate": RATE, "latent_dim": 48}
+    components = {"audio": "${scenes.samples}", "sample_rate": RATE}
     encode = {
         "samples": "${scenes.samples}",
         "autoencoder": f"${{{AUTOENCODER}.checkpoint}}",

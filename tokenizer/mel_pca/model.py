@@ -42,10 +42,10 @@ class MelPCAConfig:
     sample_rate: int = 16_000
     channels: int = 1
     """1 or 2."""
-    mel_hop_samples: int = 192
+    mel_hop_samples: int = 256
     stride: int = 4
     """Mel frames per latent frame; the Fourier transforms are as long as a latent frame."""
-    num_mels: int = 80
+    num_mels: int = 128
     latent_dim: int = 48
 
     def __post_init__(self) -> None:

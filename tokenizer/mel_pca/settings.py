@@ -18,9 +18,9 @@ class FitMelPCAConfig(StageConfig):
     """Samples per second of the waveform; recordings of other rates are resampled."""
     channels: Literal[1, 2] = 1
     """Channels of the waveform: mono or stereo."""
-    mel_hop_samples: int = Field(192, ge=16)
+    mel_hop_samples: int = Field(256, ge=16)
     """Samples between two mel frames; a latent frame is 4 of them, and the Fourier transforms are as long."""
-    num_mels: int = Field(80, ge=8)
+    num_mels: int = Field(128, ge=8)
     latent_dim: int = Field(48, ge=1)
     """Principal components of a latent frame that are kept."""
     max_clips: int = Field(4000, ge=1)
