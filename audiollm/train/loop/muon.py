@@ -1,33 +1,37 @@
-"""Muon for the matrices that a rule gives it, AdamW for all else, as one optimizer."""
+"""Muon for the matrices and convolutions that a rule gives it, AdamW for all else, as one optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon (momentum, made orthogonal) over the groups marked `muon`, and its AdamW over the others.
 
     Muon's rate is scaled by `0.2 * sqrt(the longer side)`, so that its updates are as large as AdamW's
-    (arXiv 2502.16982); a rule's `rate_factor` goes on top.
+    (arXiv 2502.16982); a rule's `rate_factor` goes on top. The weights of a convolution are a matrix whose rows are
+    its outputs, as a linear layer over what it sees would have them.
 
     Args:
         groups: as of `parameter_groups`, each with `muon`.
 
     Raises:
-        ValueError: a parameter for Muon is no matrix.
+        ValueError: a parameter for Muon is a vector.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:
         muon = [group for group in groups if group["muon"]]
         adamw = [group for group in groups if not group["muon"]]
         # each sets its own defaults in the groups
-        self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(muon, lr=1.0, adjust_lr_fn="match_rms_adamw")
-        ]
+        with _as_matrices(each for group in muon for each in group["params"]):
+            self._parts: list[torch.optim.Optimizer] = [
+                torch.optim.Muon(muon, lr=1.0, adjust_lr_fn="match_rms_adamw")
+            ]
         if adamw:
             self._parts.append(torch.optim.AdamW(adamw, lr=1.0, betas=betas, fused=True))
         super().__init__([*muon, *adamw], {})
@@ -36,7 +40,12 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make a step of both optimizers; a closure is called once, before either."""
         first, *others = self._parts
-        loss = first.step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with _as_matrices(each for group in first.param_groups for each in group["params"]):
+            first.step()
         for part in others:
             part.step()
         return loss
@@ -51,3 +60,23 @@ class MuonAndAdamW(torch.optim.Optimizer):
             of_muon = isinstance(part, torch.optim.Muon)
             part.param_groups = [group for group in self.param_groups if group["muon"] is of_muon]
             part.state = self.state
+
+
+# Private
+
+
+@contextmanager
+def _as_matrices(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Let weights of convolutions and their gradients be matrices for a while, in the same memory."""
+    found = [(each, each.shape, each.grad) for each in parameters if each.ndim > 2]
+    try:
+        for each, _, gradient in found:
+            each.grad = None
+            each.data = each.data.flatten(1)
+            each.grad = None if gradient is None else gradient.flatten(1)
+        yield
+    finally:
+        for each, shape, gradient in found:
+            each.grad = None
+            each.data = each.data.view(shape)
+            each.grad = gradient

@@ -22,7 +22,7 @@ def freeze(named: NamedParameters, rules: Sequence[ParameterRule]) -> None:
     """Take the parameters out of training whose rule says so.
 
     Raises:
-        ValueError: a rule fits no parameter at all, or gives Muon one that is no matrix.
+        ValueError: a rule fits no parameter at all, or gives Muon a vector.
     """
     parameters = dict(named)
     for rule in rules:
@@ -33,9 +33,9 @@ def freeze(named: NamedParameters, rules: Sequence[ParameterRule]) -> None:
         rule = _rule_of(name, rules)
         if rule.frozen:
             parameter.requires_grad_(False)
-        elif rule.optimizer == "muon" and parameter.ndim != 2:
+        elif rule.optimizer == "muon" and parameter.ndim < 2:
             raise ValueError(
-                f"{rule.pattern!r} gives Muon {name}, which is no matrix: narrow it, to *_proj.weight for one"
+                f"{rule.pattern!r} gives Muon {name}, which is a vector: narrow it, to *_proj.weight for one"
             )
 
 

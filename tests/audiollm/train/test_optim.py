@@ -101,7 +101,7 @@ def test_muon_takes_its_matrices_and_adamw_the_rest() -> None:
             each.step()
     for (name, one), other in zip(parts.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
-    with pytest.raises(ValueError, match=r"'norm.\*' gives Muon norm.weight, which is no matrix"):
+    with pytest.raises(ValueError, match=r"'norm.\*' gives Muon norm.weight, which is a vector"):
         freeze(parts.named_parameters(), [ParameterRule("norm.*", optimizer="muon")])
 
 
