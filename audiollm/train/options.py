@@ -30,7 +30,7 @@ class ParameterRule:
     """Weight decay of these parameters, vectors included; None: the loop's on matrices, 0 on vectors."""
     frozen: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` for matrices and convolutions (not embeddings or heads): attention learns to look things up in fewer steps."""
+    """`muon` for matrices and convolutions, not embeddings or heads: attention learns to look up in fewer steps."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from audiollm.train.loop.optim import (
     autocast,
@@ -103,6 +104,35 @@ def test_muon_takes_its_matrices_and_adamw_the_rest() -> None:
         torch.testing.assert_close(one, other, msg=name)
     with pytest.raises(ValueError, match=r"'norm.\*' gives Muon norm.weight, which is a vector"):
         freeze(parts.named_parameters(), [ParameterRule("norm.*", optimizer="muon")])
+
+
+def test_muon_moves_a_convolution_as_the_linear_layer_that_it_is() -> None:
+    """The same layer as a convolution and over unfolded pictures, also after its state was saved and loaded."""
+    convolution = nn.Conv2d(3, 5, 3)
+    linear = nn.Linear(27, 5)
+    linear.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})
+    rules = (ParameterRule("*weight", optimizer="muon"),)
+    freeze(convolution.named_parameters(), rules)
+    optimizers = [
+        build_optimizer(each.named_parameters(), 0.1, (0.9, 0.98), rules) for each in (convolution, linear)
+    ]
+    for step in range(4):
+        if step == 2:
+            state = optimizers[0].state_dict()
+            optimizers[0] = build_optimizer(convolution.named_parameters(), 0.1, (0.9, 0.98), rules)
+            optimizers[0].load_state_dict(state)
+        picture_FCHW = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(step))
+        seen = convolution(picture_FCHW).flatten(2)
+        torch.testing.assert_close(linear(functional.unfold(picture_FCHW, 3).mT).mT, seen)
+        for made in (seen, linear(functional.unfold(picture_FCHW, 3).mT)):
+            made.square().sum().backward()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01
+            optimizer.step()
+            optimizer.zero_grad()
+    assert convolution.weight.shape == (5, 3, 3, 3)
+    torch.testing.assert_close(convolution.weight.flatten(1), linear.weight)
 
 
 def test_schedules_by_hand() -> None:
