@@ -1,13 +1,16 @@
 """The work of the stage `generate_sound`: sounds for samples, and their list.
 
 A sound that is there already is kept, so that a killed run goes on; its seed follows from the sample's id and the take.
+Sounds of one length are sampled together, always the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from audiollm.audio import AudioError, load, save
 from audiollm.data.records.manifest import read_samples
@@ -18,12 +21,12 @@ from audiollm.files.atomic import safe_name, write_jsonl
 from audiollm.files.set_aside import UNREADABLE, SetAside
 from audiollm.flow.conditions.reading import sound_request
 from audiollm.flow.encoding import encode_track, load_track
-from audiollm.flow.generator import SoundGenerator, sampler_settings
+from audiollm.flow.generator import SoundGenerator, WantedSound, sampler_settings
 from audiollm.flow.model.context import LatentState, span_context
 from audiollm.flow.model.packed import Conditions
 from audiollm.flow.settings import GenerateSoundConfig
 from audiollm.flow.sound_model import check_guidance
-from audiollm.flow.windows import check_length, fill_latents, make_in_windows
+from audiollm.flow.windows import check_length, fill_latents, fits_at_once, make_in_windows
 from audiollm.recipe.runner import Context
 
 
@@ -40,15 +43,15 @@ def generate_sounds(config: GenerateSoundConfig, context: Context) -> dict[str, 
     chosen = chosen_samples(samples, config.split, config.max_samples)
     generator = SoundGenerator.load(config.model, config.autoencoder)
     check_guidance(generator.model.config, sampler_settings(config.sampling), "generate_sound.sampling")
+    items = [(sample, take) for sample in chosen for take in range(config.takes)]
     rows = []
-    with context.progress("making sounds", len(chosen) * config.takes) as bar:
-        for sample in chosen:
-            for take in range(config.takes):
-                try:
-                    rows.append(_make(sample, take, config, generator, context.folder))
-                except BadSample as error:
-                    set_aside.add([error])
-                bar.advance(bar.task_ids[0])
+    with context.progress("making sounds", len(items)) as bar:
+        for first in range(0, len(items), config.batch_size):
+            batch = items[first : first + config.batch_size]
+            made, bad = _make(batch, config, generator, context.folder)
+            rows += made
+            set_aside.add(bad)
+            bar.advance(bar.task_ids[0], len(batch))
     if not rows:
         raise StageError(
             "generate_sound: no sample can be used", f"see {context.folder / 'set_aside.jsonl'}", 2
@@ -70,50 +73,133 @@ def _split(sample: Sample) -> str:
     return "test" if sample.is_held_out else "train"
 
 
+class _Planned(NamedTuple):
+    """A sound that is to be made."""
+
+    sample: Sample
+    place: str
+    """Where the sample stands, for errors."""
+    row: dict[str, Any]
+    key: str
+    track: AudioPart | None
+    """The track of which an edit is wanted."""
+
+
 def _make(
-    sample: Sample, take: int, config: GenerateSoundConfig, generator: SoundGenerator, folder: Path
-) -> dict[str, Any]:
-    """Make one sound, or keep the one that is there. Returns its row."""
+    batch: Sequence[tuple[Sample, int]], config: GenerateSoundConfig, generator: SoundGenerator, folder: Path
+) -> tuple[list[dict[str, Any]], list[BadSample]]:
+    """Make sounds, or keep those that are there. Returns their rows, and the samples that cannot be used."""
+    planned: list[_Planned] = []
+    bad: dict[str, BadSample] = {}
+    together: dict[int, list[_Planned]] = {}
+    for sample, take in batch:
+        key = f"{config.seed}/{sample.id}/{take}"
+        try:
+            sound = _plan(sample, take, key, config, generator, folder)
+            if sound.track is None and fits_at_once(generator, sound.row["duration_s"]):
+                count = generator.latents_of(generator.samples_of(sound.row["duration_s"]))
+                together.setdefault(count, []).append(sound)
+            elif not (folder / sound.row["audio"]).exists():
+                save(folder / sound.row["audio"], _alone(sound, config, generator), generator.sample_rate)
+            planned.append(sound)
+        except BadSample as error:
+            bad[key] = error
+    for count, sounds in together.items():
+        bad |= _make_together(count, sounds, config, generator, folder)
+    return [sound.row for sound in planned if sound.key not in bad], list(bad.values())
+
+
+def _plan(
+    sample: Sample,
+    take: int,
+    key: str,
+    config: GenerateSoundConfig,
+    generator: SoundGenerator,
+    folder: Path,
+) -> _Planned:
+    """What is to be made.
+
+    Raises:
+        BadSample: nothing tells its length, or something of it cannot be read.
+    """
     place = f"{config.samples}: {sample.id}"
     request = sound_request(sample, place)
-    is_edit = config.edit and request.track is not None
-    given_s = None if is_edit else config.duration_s  # an edit is as long as its track
-    duration_s = given_s or _duration_s(sample, generator, place)
-    name = f"audio/{safe_name(sample.id)}-{take}.wav"
+    track = request.track if config.edit else None
+    given_s = None if track else config.duration_s  # an edit is as long as its track
     row = {
         "id": sample.id,
         "take": take,
-        "audio": name,
+        "audio": f"audio/{safe_name(sample.id)}-{take}.wav",
         "caption": request.caption,
         "thought": request.cot,
         "reference": _reference(sample.id, request.wanted, folder, place) if request.wanted else None,
         "video": request.video.path if request.video else None,
         "video_start_s": request.video.start_s if request.video else 0.0,
-        "duration_s": duration_s,
+        "duration_s": given_s or _duration_s(sample, generator, place),
         "metadata": sample.metadata,
     }
-    if (folder / name).exists():
-        return row
+    return _Planned(sample, place, row, key, track)
+
+
+def _conditions(
+    sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator, start_s: float, length_s: float
+) -> Conditions:
     only = None if config.conditions is None else set(config.conditions)
-    settings, key = sampler_settings(config.sampling), f"{config.seed}/{sample.id}/{take}"
+    return generator.conditions(sound.sample, length_s, sound.place, only, start_s)
+
+
+def _make_together(
+    count: int,
+    sounds: Sequence[_Planned],
+    config: GenerateSoundConfig,
+    generator: SoundGenerator,
+    folder: Path,
+) -> dict[str, BadSample]:
+    """Make sounds of one length; returns why the conditions of some cannot be read, by their keys."""
+    bad: dict[str, BadSample] = {}
+    if all((folder / sound.row["audio"]).exists() for sound in sounds):
+        return bad
+    wanted: list[tuple[_Planned, WantedSound]] = []
+    for sound in sounds:
+        try:
+            given = _conditions(sound, config, generator, 0.0, sound.row["duration_s"])
+            wanted.append((sound, WantedSound(given, sound.key)))
+        except BadSample as error:
+            bad[sound.key] = error
+    if not wanted:
+        return bad
+    settings = sampler_settings(config.sampling)
+    made = generator.sample_together([each for _, each in wanted], count, settings)
+    for (sound, _), latent_TD in zip(wanted, made, strict=True):
+        path = folder / sound.row["audio"]
+        if not path.exists():
+            num_samples = generator.samples_of(sound.row["duration_s"])
+            save(path, generator.decode(latent_TD, num_samples), generator.sample_rate)
+    return bad
+
+
+def _alone(sound: _Planned, config: GenerateSoundConfig, generator: SoundGenerator) -> Tensor:
+    """An edit of a track, or a sound that is longer than those of the training, `[C, N]`.
+
+    Raises:
+        BadSample: the track cannot be read, or the model cannot make such a length.
+    """
+    settings, duration_s = sampler_settings(config.sampling), sound.row["duration_s"]
 
     def conditions_at(start_s: float, length_s: float) -> Conditions:
-        return generator.conditions(sample, length_s, place, only, start_s)
+        return _conditions(sound, config, generator, start_s, length_s)
 
-    if is_edit and request.track is not None:
-        track_CN = load_track(request.track, generator.autoencoder, sample.id, place)
+    if sound.track is not None:
+        track_CN = load_track(sound.track, generator.autoencoder, sound.sample.id, sound.place)
         mean_TD = encode_track(generator.autoencoder, track_CN).mean_DT.T.contiguous()
         context = span_context(mean_TD, 0, len(mean_TD), LatentState.SHOWN)
-        latent_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
-        made_CN = generator.decode(latent_TD, track_CN.shape[1])
-    else:
-        try:
-            check_length(generator, duration_s)
-        except ConfigError as error:
-            raise BadSample(place, sample.id, error.message, "too long for the model") from error
-        made_CN = make_in_windows(generator, conditions_at, duration_s, settings, key)
-    save(folder / name, made_CN, generator.sample_rate)
-    return row
+        latent_TD = fill_latents(generator, context, 0.0, conditions_at, settings, sound.key)
+        return generator.decode(latent_TD, track_CN.shape[1])
+    try:
+        check_length(generator, duration_s)
+    except ConfigError as error:
+        raise BadSample(sound.place, sound.sample.id, error.message, "too long for the model") from error
+    return make_in_windows(generator, conditions_at, duration_s, settings, sound.key)
 
 
 def _reference(sample_id: str, wanted: AudioPart, folder: Path, place: str) -> str:

@@ -1,6 +1,6 @@
-"""A trained model with its autoencoder: sounds from conditions, one by one, by a seed.
+"""A trained model with its autoencoder: sounds from conditions, by a seed.
 
-Every sound is sampled alone, so that the same seed gives the same sound whatever is made beside it.
+The noise of a sound depends on its key alone: what is sampled beside it changes no more than the rounding.
 
 Shapes: C channels, N samples, D latent dimension, T latents.
 """
@@ -8,9 +8,10 @@ Shapes: C channels, N samples, D latent dimension, T latents.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,14 @@ from audiollm.flow.model.rows import rows_of
 from audiollm.flow.model.sampling import SamplerSettings, sample_latents
 from audiollm.flow.settings import EncodersConfig, PicturesConfig, SoundSamplingConfig
 from audiollm.flow.sound_model import SoundModel, check_autoencoder, check_guidance
+
+
+class WantedSound(NamedTuple):
+    """A sound that is to be sampled."""
+
+    conditions: Conditions
+    key: str
+    """Decides the noise: the seed and the sound's name."""
 
 
 @dataclass
@@ -131,7 +140,26 @@ class SoundGenerator:
         Raises:
             ConfigError: guidance, or a context, with a model that was not trained for it.
         """
-        if conditions:
+        return self._sample([WantedSound(conditions, key)], count, settings, context)[0]
+
+    def sample_together(
+        self, wanted: Sequence[WantedSound], count: int, settings: SamplerSettings
+    ) -> list[Tensor]:
+        """Normalized latents `[T, D]` of several sounds of `count` latents each, in one pass.
+
+        Raises:
+            ConfigError: guidance with a model that was not trained for it.
+        """
+        return self._sample(wanted, count, settings, None)
+
+    def _sample(
+        self,
+        wanted: Sequence[WantedSound],
+        count: int,
+        settings: SamplerSettings,
+        context: AudioContext | None,
+    ) -> list[Tensor]:
+        if any(each.conditions for each in wanted):
             check_guidance(self.model.config, settings, "sampling")
         if context is not None and not self.model.config.context_trained:
             raise ConfigError(
@@ -139,12 +167,18 @@ class SoundGenerator:
                 "model",
                 "train it with audio_context",
             )
-        noise_TD = torch.randn(count, self.model.latent_dim, generator=noise_generator(key)).to(self.device)
-        latents = rows_of([count], self.device)
+        dim = self.model.latent_dim
+        noise_LD = torch.cat(
+            [torch.randn(count, dim, generator=noise_generator(each.key)) for each in wanted]
+        )
+        latents = rows_of([count] * len(wanted), self.device)
         if context is not None:
             context = AudioContext(context.latents_LD.to(self.device), context.state_L.to(self.device))
-        packed = pack_conditions([conditions], self.device)
-        return sample_latents(self.model, noise_TD, packed, latents, settings, context).cpu()
+        packed = pack_conditions([each.conditions for each in wanted], self.device)
+        made_LD = sample_latents(
+            self.model, noise_LD.to(self.device), packed, latents, settings, context
+        ).cpu()
+        return list(made_LD.split(count))
 
     def decode(self, latent_TD: Tensor, num_samples: int) -> Tensor:
         """Normalized latents to sound `[C, N]`."""
@@ -159,13 +193,26 @@ class SoundGenerator:
         Raises:
             ConfigError: see `sample_latents`; or a sound shorter than one latent.
         """
+        num_samples = self.samples_of(duration_s)
+        count = self.latents_of(num_samples)
+        return self.decode(self.sample_latents(conditions, count, settings, key), num_samples)
+
+    def samples_of(self, duration_s: float) -> int:
+        """Samples of a sound of `duration_s`.
+
+        Raises:
+            ConfigError: there would be none.
+        """
         num_samples = round(duration_s * self.sample_rate)
         if num_samples < 1:
             raise ConfigError(
                 f"duration: {duration_s:g} s is shorter than a sample", "command line", "give a longer one"
             )
-        count = -(-num_samples // self.autoencoder.hop_samples)
-        return self.decode(self.sample_latents(conditions, count, settings, key), num_samples)
+        return num_samples
+
+    def latents_of(self, num_samples: int) -> int:
+        """Latents of so many samples."""
+        return -(-num_samples // self.autoencoder.hop_samples)
 
     @property
     def latent_rate(self) -> float:

@@ -265,6 +265,8 @@ class GenerateSoundConfig(StageConfig):
     """Most samples, picked evenly."""
     takes: int = Field(1, ge=1)
     """Sounds for each sample, each with a seed of its own."""
+    batch_size: int = Field(16, ge=1)
+    """Sounds that are sampled together, where they have one length."""
     seed: int = 0
 
 

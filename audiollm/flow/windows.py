@@ -37,13 +37,17 @@ def make_in_windows(
         ConfigError: a longer one, and the model was trained without audio context; or see `SoundGenerator.make`.
     """
     check_length(generator, duration_s)
-    if duration_s <= generator.model.config.longest_s + _LONGER_S:
+    if fits_at_once(generator, duration_s):
         return generator.make(conditions_at(0.0, duration_s), duration_s, settings, key)
-    num_samples = round(duration_s * generator.sample_rate)
-    count = -(-num_samples // generator.autoencoder.hop_samples)
-    context = hidden_context(count, generator.model.latent_dim)
+    num_samples = generator.samples_of(duration_s)
+    context = hidden_context(generator.latents_of(num_samples), generator.model.latent_dim)
     latents_TD = fill_latents(generator, context, 0.0, conditions_at, settings, key)
     return generator.decode(latents_TD, num_samples)
+
+
+def fits_at_once(generator: SoundGenerator, duration_s: float) -> bool:
+    """Whether a sound is no longer than those of the training, or by little."""
+    return duration_s <= generator.model.config.longest_s + _LONGER_S
 
 
 def check_length(generator: SoundGenerator, duration_s: float) -> None:
@@ -53,7 +57,7 @@ def check_length(generator: SoundGenerator, duration_s: float) -> None:
         ConfigError: it is longer than the sounds of the training, and the model was trained without audio context.
     """
     config = generator.model.config
-    if duration_s > config.longest_s + _LONGER_S and not config.context_trained:
+    if not fits_at_once(generator, duration_s) and not config.context_trained:
         raise ConfigError(
             f"{duration_s:g} s: the model was trained on {config.longest_s:.1f} s, and cannot continue a sound",
             "sampling",

@@ -124,6 +124,48 @@ def test_generated(trained: Path, encoded: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == kept
 
 
+def test_sounds_that_are_sampled_together_are_those_that_are_sampled_alone(
+    trained: Path, encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lengths, and a video that cannot be read: one call for each length, and the rest is made."""
+    samples, _ = read_samples(encoded / "scenes.jsonl")
+    (tmp_path / "broken.mp4").write_text("no video")
+    broken = VideoPart(path=str(tmp_path / "broken.mp4"))
+    samples[2] = samples[2].with_parts(lambda part: broken if isinstance(part, VideoPart) else part)
+    short = samples[5].audio_parts()[-1].model_copy(update={"end_s": 0.5})
+    samples[5] = samples[5].with_parts(lambda part: short if isinstance(part, AudioPart) else part)
+    write_samples(tmp_path / "samples.jsonl", samples)
+    calls: list[tuple[int, int]] = []
+    plain = SoundGenerator.sample_together
+
+    def counted(
+        self: SoundGenerator, wanted: Any, count: int, settings: SamplerSettings
+    ) -> list[torch.Tensor]:
+        calls.append((len(wanted), count))
+        return plain(self, wanted, count, settings)
+
+    monkeypatch.setattr(SoundGenerator, "sample_together", counted)
+    made = []
+    for size in (1, 16):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        config = GenerateSoundConfig(
+            model=trained, autoencoder=AUTOENCODER, samples=tmp_path / "samples.jsonl", split="all",
+            sampling=SoundSamplingConfig(steps=4), batch_size=size,
+        )  # fmt: skip
+        assert GENERATE_SOUND.run(config, context_of(folder)) == {"sounds": 7, "set_aside": 1}
+        assert [row["id"] for row in read_jsonl(folder / "set_aside.jsonl")] == [samples[2].id]
+        rows = read_jsonl(folder / "generated.jsonl")
+        assert [row["id"] for row in rows] == [each.id for each in samples if each is not samples[2]]
+        made.append([load(folder / row["audio"]).samples_CN for row in rows])
+    assert calls == [(1, RATE // HOP)] * 4 + [(1, RATE // HOP // 2)] + [(1, RATE // HOP)] * 2 + [
+        (6, RATE // HOP),
+        (1, RATE // HOP // 2),
+    ]
+    for alone_CN, together_CN in zip(*made, strict=True):
+        torch.testing.assert_close(alone_CN, together_CN, atol=1e-4, rtol=0)
+
+
 def test_bad_samples_are_set_aside_and_the_rest_is_encoded(tmp_path: Path) -> None:
     samples, _ = read_samples(write_scenes(tmp_path, 2, with_video=False))
     save(tmp_path / "silent.wav", torch.zeros(1, RATE), RATE)
