@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from audiollm.errors import ConfigError
+from audiollm.interpret.live.live_model import LiveModel
 from pipelines.studio.limits import StudioRefusal
 
 _MOST_SESSIONS = 4
@@ -37,36 +36,20 @@ class _Talk:
 
 
 class LiveDesk:
-    """A model of streams that stays loaded, and the talks that it listens to.
+    """The talks that a loaded model of streams listens to, one piece of sound at a time.
+
+    They do not wait in the queue of `SoundService`: a talk goes on while a sound is made.
 
     Args:
-        model: the folder of a model that was trained on streams.
         clock: seconds.
         quiet_s: seconds without a piece of sound after which a talk's window counts as closed; its memory is freed
             within as many again.
-
-    Raises:
-        ConfigError: it cannot be loaded, or was not trained on streams.
     """
 
     def __init__(
-        self, model: Path, clock: Callable[[], float] = time.monotonic, quiet_s: float = QUIET_S
+        self, model: LiveModel, clock: Callable[[], float] = time.monotonic, quiet_s: float = QUIET_S
     ) -> None:
-        from audiollm.data.records.sample import Message, TextPart
-        from audiollm.generation.engine.defaults import read_trained
-        from audiollm.generation.speaking.generator import Generator
-        from audiollm.models.pretrained import model_folder
-
-        trained = read_trained(model_folder(model))
-        if trained.chunk_frames is None:
-            raise ConfigError(
-                "the model was not trained on streams (trained.json has no chunk_frames)",
-                str(model),
-                "train it on streams (recipes/interpret)",
-            )
-        told = [TextPart(text=trained.stream_prompt)] if trained.stream_prompt else []
-        self._messages = [Message(role="system", content=told)] if told else []
-        self._generator, self._frames = Generator.from_pretrained(model), trained.chunk_frames
+        self._model = model
         self._clock, self._quiet_s = clock, quiet_s
         self._talks: dict[str, _Talk] = {}
         self._timer: threading.Timer | None = None
@@ -74,7 +57,7 @@ class LiveDesk:
 
     @property
     def sample_rate(self) -> int:
-        return int(self._generator.codec.sample_rate)
+        return self._model.sample_rate
 
     def begin(self, owner: str) -> str:
         """Begin a talk, and return its name; an older one of the same person ends, and those whose window was closed.
@@ -82,9 +65,6 @@ class LiveDesk:
         Raises:
             StudioRefusal: too many people talk at once.
         """
-        from audiollm.interpret.live.live_session import LiveOptions, LiveSession
-
-        generator = self._generator
         with self._guard:
             self._drop_quiet()
             self._talks = {name: talk for name, talk in self._talks.items() if talk.owner != owner}
@@ -92,10 +72,8 @@ class LiveDesk:
                 raise StudioRefusal(
                     f"{_MOST_SESSIONS} talks are interpreted already: wait until one ends.", 429
                 )
-            options = LiveOptions(self._frames, self._messages)
-            session = LiveSession(generator.model, generator.template, generator.codec, options)
             name = secrets.token_hex(8)
-            self._talks[name] = _Talk(owner, session, self._clock())
+            self._talks[name] = _Talk(owner, self._model.session(), self._clock())
             if self._timer is None:
                 self._start_timer()
         return name

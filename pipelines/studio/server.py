@@ -60,6 +60,7 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     """
     from fastapi import FastAPI
 
+    from audiollm.interpret.live.live_model import LiveModel
     from pipelines.studio.browsing import ShownFiles
     from pipelines.studio.gate import StudioGate
     from pipelines.studio.live import LiveDesk
@@ -78,7 +79,7 @@ def studio_app(editor: SoundEditor, runs: Path, data: tuple[Path, ...] = (), liv
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_routes(app, editor)
     shown = ShownFiles()
-    add_shown_routes(app, shown, LiveDesk(live) if live is not None else None)
+    add_shown_routes(app, shown, LiveDesk(LiveModel.load(live)) if live is not None else None)
     tabs = studio_page(StudioFolders(runs, data, live is not None), shown)
     app = gradio.mount_gradio_app(
         app,

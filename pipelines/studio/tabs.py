@@ -157,22 +157,27 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         )
         state = gradio.Radio(list(STATES), value=STATES[0], label="Clips", visible=bool(names))
         reason = gradio.Dropdown([("any", "")], value="", label="Reason of the drop", visible=False)
-        words = gradio.Textbox(label="Words", placeholder="name, text, sound", visible=bool(names))
+        words = gradio.Textbox(label="Words", placeholder="name or text", visible=bool(names))
         number = gradio.Number(1, label="Page", precision=0, minimum=1, visible=bool(names))
-    told = gradio.Markdown(counted)
-    clips = _shown_html(gradio, listed)
-    with gradio.Group(visible=False) as review:
+    with gradio.Column(visible=False) as review:  # above the list, which may be long
         asked = _shown_html(gradio)
         current = gradio.State("")
-        note = gradio.Textbox(label="Note", placeholder="what is wrong")
-        with gradio.Row():
-            accept, reject, skip = (gradio.Button(text) for text in ("Accept", "Reject", "Skip"))
+        with gradio.Column() as verdict_form:
+            note = gradio.Textbox(label="Note", placeholder="what is wrong")
+            with gradio.Row():
+                accept, reject, skip = (gradio.Button(text) for text in ("Accept", "Reject", "Skip"))
+    told = gradio.Markdown(counted)
+    clips = _shown_html(gradio, listed)
 
     def filtered(name: str | None, wanted: str, why: str, text: str, page: float | None) -> tuple[str, str]:
         known = wanted if wanted in STATES else STATES[0]
         return clips_html(shown, names.get(name or ""), ClipFilter(known, why or "", text, int(page or 1)))
 
-    def switched(name: str | None, wanted: str) -> tuple[Any, Any, str, str]:
+    def reviewed(row: dict[str, Any] | None) -> tuple[str, str, Any]:
+        """A clip to review; without one there is nothing to judge."""
+        return _asked(shown, row), row["id"] if row else "", gradio.update(visible=row is not None)
+
+    def switched(name: str | None, wanted: str) -> tuple[Any, ...]:
         chosen = names.get(name or "")
         rows = listed_clips(chosen, "dropped") if chosen is not None and wanted == "dropped" else []
         reasons = [("any", ""), *((f"{kind} ({count})", kind) for kind, count in drop_reasons(rows))]
@@ -180,31 +185,29 @@ def _data_tab(gradio: Any, folders: StudioFolders, shown: ShownFiles) -> None:
         return (
             gradio.update(choices=reasons, value="", visible=wanted == "dropped"),
             gradio.update(visible=wanted == "to review"),
-            _asked(shown, row),
-            row["id"] if row else "",
+            *reviewed(row),
         )
 
-    def judged(name: str | None, id: str, text: str, verdict: str) -> tuple[str, str, str]:
+    def judged(name: str | None, id: str, text: str, verdict: str) -> tuple[Any, ...]:
         chosen = names.get(name or "")
         if chosen is not None and id and verdict:
             give_verdict(chosen, id, verdict, text)
-        row = review_next(chosen, id)
-        return _asked(shown, row), row["id"] if row else "", ""
+        return (*reviewed(review_next(chosen, id)), "")
 
     given = [folder, state, reason, words, number]
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     for each in (folder, state):
-        each.change(switched, [folder, state], [reason, review, asked, current], **quiet).then(
+        each.change(switched, [folder, state], [reason, review, asked, current, verdict_form], **quiet).then(
             filtered, given, [clips, told], **quiet
         )
     for each in (reason, words, number):
         each.change(filtered, given, [clips, told], **quiet)
     for button, verdict in ((accept, "accepted"), (reject, "rejected"), (skip, "")):
 
-        def judge(name: str | None, id: str, text: str, verdict: str = verdict) -> tuple[str, str, str]:
+        def judge(name: str | None, id: str, text: str, verdict: str = verdict) -> tuple[Any, ...]:
             return judged(name, id, text, verdict)
 
-        button.click(judge, [folder, current, note], [asked, current, note], **quiet).then(
+        button.click(judge, [folder, current, note], [asked, current, verdict_form, note], **quiet).then(
             filtered, given, [clips, told], **quiet
         )
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,41 +67,25 @@ def interpret_live(
     Example: audiollm interpret --model runs/interpret/stage_2 --from talk.wav --transcript talk.jsonl --log scores
     """
     console = Console(soft_wrap=True)
-    from audiollm.data.records.sample import Message, TextPart
-    from audiollm.generation.engine.defaults import read_trained
     from audiollm.generation.engine.request import Limits
     from audiollm.generation.engine.sampling import SamplingConfig
-    from audiollm.generation.speaking.generator import Generator
-    from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+    from audiollm.interpret.live.live_model import LiveModel
     from audiollm.interpret.live.sound_input import MICROPHONE, file_pieces, microphone_pieces
-    from audiollm.models.pretrained import model_folder
 
     if source != MICROPHONE and not Path(source).is_file():
         raise ConfigError(f"{source}: no such file", "--from", "give a sound file, or microphone")
     _check_outputs(source, {"--to": to, "--transcript": transcript})
     translation = _read_reference(reference, log)
-    trained = read_trained(model_folder(model))
-    generator = Generator.from_pretrained(model, codec)
-    rate = generator.codec.frame_rate
-    frames = trained.chunk_frames if chunk_s is None else _whole_frames(chunk_s, rate)
-    if frames is None:
-        raise ConfigError(
-            "the model was not trained on streams (trained.json has no chunk_frames)",
-            str(model),
-            "train it on streams (recipes/interpret), or say --chunk-s to try it all the same",
-        )
-    instruction = prompt if prompt is not None else trained.stream_prompt
-    options = LiveOptions(
-        frames,
-        [Message(role="system", content=[TextPart(text=instruction)])] if instruction else (),
-        "any" if to else "text",
-        SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
-        Limits(max_frames=max(1, round(max_speech_s * rate)), max_text_tokens=max_tokens),
-        silence_bias,
-        seed,
+    loaded = LiveModel.load(model, codec, chunk_s, prompt)
+    options = replace(
+        loaded.options(),
+        answer="any" if to else "text",
+        sampling=SamplingConfig(temperature=temperature, top_p=1.0, text_guidance=1.0, speaker_guidance=1.0),
+        limits=Limits(max_frames=max(1, round(max_speech_s * loaded.frame_rate)), max_text_tokens=max_tokens),
+        silence_bias=silence_bias,
+        seed=seed,
     )
-    session = LiveSession(generator.model, generator.template, generator.codec, options)
-    sample_rate = generator.codec.sample_rate
+    session, sample_rate = loaded.session(options), loaded.sample_rate
     pieces = (
         microphone_pieces(sample_rate, lambda: console.print(LOST, style="yellow"))
         if source == MICROPHONE
@@ -142,20 +127,6 @@ def interpret_live(
     )
     if problem is not None:
         raise problem
-
-
-def _whole_frames(chunk_s: float, frame_rate: float) -> int:
-    """Return the code frames of a chunk.
-
-    Raises:
-        ConfigError: they are no whole number.
-    """
-    frames = round(chunk_s * frame_rate)
-    if frames < 1 or abs(frames - chunk_s * frame_rate) > 1e-6:
-        raise ConfigError(
-            f"{chunk_s:g} s are not whole code frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
-        )
-    return frames
 
 
 def _check_outputs(source: str, outputs: dict[str, str | Path | None]) -> None:

@@ -404,6 +404,8 @@
   }
 
   const HEIGHT = 140;
+  const NAME_ROWS = 4;
+  const NAME_HEIGHT = 15;
   function draw() {
     if (!state.project || el.work.hidden) return;
     const [pen, width] = sized(el.wave, HEIGHT);
@@ -411,7 +413,8 @@
     const style = getComputedStyle(root);
     const colour = (name) => style.getPropertyValue(name).trim();
     const middle = (HEIGHT - 18) / 2;
-    pen.fillStyle = colour("--background-fill-secondary") || "#fafafa";
+    const ground = colour("--background-fill-secondary") || "#fafafa";
+    pen.fillStyle = ground;
     pen.fillRect(0, 0, width, HEIGHT - 18);
     if (state.version) {
       pen.fillStyle = "rgba(217, 119, 6, .16)";
@@ -453,13 +456,25 @@
       pen.fillRect(toX(tick), 0, 1, HEIGHT - 14);
       pen.fillStyle = colour("--st-quiet");
       const text = step >= 60 ? `${Math.round(tick / 60)} min` : `${Number(tick.toFixed(2))} s`;
-      pen.fillText(text, toX(tick) + 3, HEIGHT - 4);
+      if (toX(tick) + 3 + pen.measureText(text).width <= width) pen.fillText(text, toX(tick) + 3, HEIGHT - 4);
     }
+    const ends = [];  // of the last name in each row: names stand below each other where they would overlap
     for (const event of state.record.events) {
       if (event.start_s > state.view[1] || event.end_s < state.view[0]) continue;
       pen.fillStyle = colour("--st-text");
       pen.fillRect(toX(event.start_s), 0, Math.max(2, toX(event.end_s) - toX(event.start_s)), 2);
-      pen.fillText(event.sound, Math.max(2, toX(event.start_s) + 2), 14);
+      const wide = pen.measureText(event.sound).width + 6;
+      const left = Math.max(0, Math.min(toX(event.start_s), width - wide));
+      const free = ends.findIndex((end) => end <= left);
+      const row = free === -1 ? ends.length : free;
+      if (row >= NAME_ROWS) continue;
+      ends[row] = left + wide;
+      pen.globalAlpha = 0.85;
+      pen.fillStyle = ground;
+      pen.fillRect(left, 3 + NAME_HEIGHT * row, wide, NAME_HEIGHT);
+      pen.globalAlpha = 1;
+      pen.fillStyle = colour("--st-text");
+      pen.fillText(event.sound, left + 3, 14 + NAME_HEIGHT * row);
     }
     pen.fillStyle = "#b91c1c";
     pen.fillRect(toX(state.cursor), 0, 2, HEIGHT - 14);
@@ -841,6 +856,7 @@
       const { said, bar } = jobLines.get(job.key) || jobLine(job);
       said.textContent = job.state === "waiting" ? `${job.title}: ${job.place} before it`
         : job.step ? `${job.title}: step ${job.step} of ${job.steps}` : `${job.title} …`;
+      bar.hidden = job.state === "waiting";
       if (job.steps) { bar.max = job.steps; bar.value = job.step; }
     }
     for (const job of jobs) {

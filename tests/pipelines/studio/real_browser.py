@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,8 +37,9 @@ if CHROMIUM is None:
     pytest.skip("no chromium: apt-get install chromium", allow_module_level=True)
 CUT = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 """Cuts Chromium off from all but this machine."""
-PATIENCE_MS = 300_000
+PATIENCE_S = 120
 """Longest wait for anything: on a busy machine a request takes a minute."""
+PATIENCE_MS = 1000 * PATIENCE_S
 SCREENS = os.environ.get("STUDIO_SCREENS")
 AXE = os.environ.get("STUDIO_AXE")
 """The file axe.min.js of npm's axe-core."""
@@ -66,7 +68,9 @@ def launched(*arguments: str) -> Iterator[Any]:
     """Chromium, cut off from all but this machine."""
     usual = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required", CUT]
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=[*usual, *arguments])
+        found = started.chromium.launch(
+            executable_path=CHROMIUM, args=[*usual, *arguments], timeout=PATIENCE_MS
+        )
         yield found
         found.close()
 
@@ -102,22 +106,35 @@ class Server:
                 "STUDIO_TRIED": str(self.folder.parent / "tried.txt"),
             },
         )
-        for _ in range(3000):
+        latest = time.monotonic() + PATIENCE_S
+        while time.monotonic() < latest:
             try:
                 urllib.request.urlopen(self.url, timeout=2).close()
                 return
             except OSError:
-                assert self.process.poll() is None, "the server ended"
+                code = self.process.poll()
+                assert code is None, f"the server ended with {code} before it answered"
                 time.sleep(0.1)
-        raise AssertionError("the server does not answer")
+        self.kill()
+        raise AssertionError(f"waited {PATIENCE_S} s for the server's first answer")
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._wait_for_end(PATIENCE_S)
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.wait(20)
+        try:
+            self._wait_for_end(20)
+        except AssertionError:
+            self.kill()
+            raise
+
+    def _wait_for_end(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"waited {seconds:g} s for the end of the server's process") from None
 
 
 class Person:
@@ -129,12 +146,47 @@ class Person:
         )
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
+        # Playwright begins to catch the choosers of files with the first listener, and does not wait until Chromium
+        # does: a key right after it opens Chromium's own, which nobody sees
+        self.page.on("filechooser", lambda _: None)
+        processes = chromium.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
+        self._chromium = next(each["id"] for each in processes if each["type"] == "browser")
         self.foreign: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self._watch(request.url, url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.goto(url)
-        self.page.wait_for_selector("#studio[data-ready=yes]", timeout=PATIENCE_MS)
+        with self.waiting("the page"):
+            self.page.goto(url)
+            self.page.wait_for_selector("#studio[data-ready=yes]")
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Tell in a failure what was waited for, and what the page shows.
+
+        Some calls of Playwright know no timeout: Chromium is ended when one lasts twice as long as the others may.
+        """
+        begun = time.monotonic()
+        late = threading.Timer(2 * PATIENCE_S, os.kill, (self._chromium, signal.SIGKILL))
+        late.start()
+        try:
+            yield
+        except playwright.Error as error:
+            late.cancel()
+            waited = f"waited {time.monotonic() - begun:.0f} s for {what}"
+            raise AssertionError(f"{waited} ({error.message.splitlines()[0]}); {self._shown()}") from error
+        finally:
+            late.cancel()
+
+    def _shown(self) -> str:
+        """What the page says to the person."""
+        try:
+            texts = {
+                name: self.page.locator(f"#st-{name}").text_content(timeout=1000)
+                for name in ("problem", "status", "jobs")
+            }
+            return f"the page shows {texts}, its scripts failed with {self.problems}"
+        except playwright.Error as error:
+            return f"the page does not answer ({error.message.splitlines()[0]})"
 
     def _watch(self, asked: str, url: str) -> None:
         if not asked.startswith((url, "data:", f"blob:{url}")):
@@ -142,18 +194,21 @@ class Person:
 
     def open(self, path: Path, versions: int = 1) -> None:
         before = self.finished()
-        self.page.set_input_files("#st-open", str(path))
-        self.page.wait_for_selector("#st-work:not([hidden])", timeout=PATIENCE_MS)
+        with self.waiting(f"{path.name} to be opened"):
+            self.page.set_input_files("#st-open", str(path))
+            self.page.wait_for_selector("#st-work:not([hidden])")
         if versions:
-            self.page.wait_for_selector(f".st-version >> nth={versions - 1}", timeout=PATIENCE_MS)
+            with self.waiting(f"{versions} versions of {path.name}"):
+                self.page.wait_for_selector(f".st-version >> nth={versions - 1}")
             self.wait_finished(before + 1)
 
     def choose_by_key(self, path: Path, back: bool = False) -> None:
         """Open a file by keyboard alone."""
         self.tab_to("#st-open", back)
-        with self.page.expect_file_chooser() as chooser:
-            self.page.keyboard.press("Enter")
-        chooser.value.set_files(str(path))
+        with self.waiting("the chooser of files after Enter"):
+            with self.page.expect_file_chooser() as chooser:
+                self.page.keyboard.press("Enter")
+            chooser.value.set_files(str(path))
 
     def tab_to(self, selector: str, back: bool = False) -> None:
         """Press Tab, or Shift and Tab, until what the selector names has the focus."""
@@ -171,14 +226,16 @@ class Person:
     def detail(self) -> Any:
         """The facts of the open project, as the server has them."""
         address = f"/studio/api/projects/{self.page.input_value('#st-projects')}"
-        return self.page.evaluate(f"fetch('{address}').then((answer) => answer.json())")
+        with self.waiting("the facts of the project"):
+            return self.page.evaluate(f"fetch('{address}').then((answer) => answer.json())")
 
     def followed(self, act: Callable[[], Any]) -> list[dict[str, float]]:
         """The region of the object after something was done to it."""
-        with self.page.expect_response("**/region") as answer:
-            act()
-        region: list[dict[str, float]] = answer.value.json()["region"]
-        self.page.wait_for_function("document.getElementById('st-status').textContent === ''")
+        with self.waiting("the object to be followed"):
+            with self.page.expect_response("**/region") as answer:
+                act()
+            region: list[dict[str, float]] = answer.value.json()["region"]
+            self.page.wait_for_function("document.getElementById('st-status').textContent === ''")
         return region
 
     def drag(self, selector: str, begin: tuple[float, float], end: tuple[float, float]) -> None:
@@ -195,9 +252,10 @@ class Person:
         return int(self.page.evaluate("document.getElementById('studio').dataset.finished || 0"))
 
     def wait_finished(self, count: int) -> None:
-        self.page.wait_for_function(
-            f"Number(document.getElementById('studio').dataset.finished || 0) >= {count}", timeout=PATIENCE_MS
-        )
+        with self.waiting(f"the end of request {count} of this window"):
+            self.page.wait_for_function(
+                f"Number(document.getElementById('studio').dataset.finished || 0) >= {count}"
+            )
 
     def click_and_wait(self, selector: str) -> None:
         before = self.finished()
@@ -216,27 +274,36 @@ class Person:
         self.page.fill("#st-words", words)
         before = self.page.inner_text("#st-plan-said")
         self.page.click("#st-plan")
-        self.page.wait_for_function(
-            "before => document.getElementById('st-plan-said').textContent !== before",
-            arg=before,
-        )
+        with self.waiting(f"{words!r} to be read"):
+            self.page.wait_for_function(
+                "before => document.getElementById('st-plan-said').textContent !== before", arg=before
+            )
 
     def download(self, selector: str, path: Path) -> Path:
-        with self.page.expect_download() as waiting:
-            self.page.click(selector)
-        waiting.value.save_as(path)
-        return path
+        return self.downloaded(lambda: self.page.click(selector), path)[1]
+
+    def downloaded(self, act: Callable[[], Any], path: Path) -> tuple[str, Path]:
+        """Keep the file that is saved when something is done; its name in the browser, and its place."""
+        with self.waiting(f"a file to be saved as {path.name}"):
+            with self.page.expect_download() as waiting:
+                act()
+            waiting.value.save_as(path)
+        return str(waiting.value.suggested_filename), path
 
     def screen(self, name: str) -> None:
         if SCREENS:
             Path(SCREENS).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
+            with self.waiting(f"the screen {name}"):
+                self.page.screenshot(path=f"{SCREENS}/{name}.png", full_page=True)
 
     def check_access(self) -> None:
         """axe-core finds nothing serious in what is shown; see `needs_axe`."""
         self.page.add_script_tag(path=AXE)
         nodes = "v.nodes.map(n => n.html.slice(0, 160))"
-        found = self.page.evaluate(f"axe.run().then(r => r.violations.map(v => [v.impact, v.id, {nodes}]))")
+        with self.waiting("axe-core"):
+            found = self.page.evaluate(
+                f"axe.run().then(r => r.violations.map(v => [v.impact, v.id, {nodes}]))"
+            )
         serious = [each for each in found if each[0] in ("serious", "critical")]
         assert serious == [], json.dumps(serious, indent=1)
 

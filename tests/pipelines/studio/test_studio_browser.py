@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import soundfile
 
-from tests.pipelines.studio.real_browser import PATIENCE_MS, Person, Server
+from tests.pipelines.studio.real_browser import Person, Server
 from tests.pipelines.studio.tiny_studio import write_film, write_recording
 
 pytestmark = pytest.mark.slow
@@ -51,10 +51,10 @@ def test_from_a_film_to_an_edited_film(server: Server, chromium: Any, tmp_path: 
     # click, refine
     page.locator("#st-overlay").click(position=_object_place(page))
     followed = "document.getElementById('st-object-state').textContent.startsWith('Followed')"
-    page.wait_for_function(followed, timeout=PATIENCE_MS)
+    page.wait_for_function(followed)
     person.screen("4-object")
     page.click("#st-box-set")
-    page.wait_for_function("document.getElementById('st-status').textContent === ''", timeout=PATIENCE_MS)
+    page.wait_for_function("document.getElementById('st-status').textContent === ''")
     page.fill("#st-from", "1")
     page.fill("#st-to", "1.5")
     page.keyboard.press("Tab")

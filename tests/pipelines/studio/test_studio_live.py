@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from audiollm.generation.engine.defaults import Trained
+from audiollm.interpret.live.live_model import LiveModel
 from audiollm.interpret.live.live_session import LiveOptions, LiveSession
 from pipelines.studio.limits import StudioRefusal
 from pipelines.studio.live import LiveDesk
@@ -22,8 +23,8 @@ def test_the_model_is_told_what_its_training_told_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained = Trained(chunk_frames=CHUNK, stream_prompt="one two")
-    monkeypatch.setattr("audiollm.generation.engine.defaults.read_trained", lambda folder: trained)
-    desk = LiveDesk(run_folder / "train")
+    monkeypatch.setattr("audiollm.interpret.live.live_model.read_trained", lambda folder: trained)
+    desk = LiveDesk(LiveModel.load(run_folder / "train"))
     name = desk.begin("alice")
     (message,) = desk._talks[name].session._options.messages
     assert (message.role, message.content[0].text) == ("system", "one two")
@@ -31,9 +32,9 @@ def test_the_model_is_told_what_its_training_told_it(
 
 def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
     now_s = [0.0]
-    desk = LiveDesk(run_folder / "train", lambda: now_s[0])
+    desk = LiveDesk(LiveModel.load(run_folder / "train"), lambda: now_s[0])
     talk_1N = noise(2.0, 3, desk.sample_rate)
-    generator = desk._generator
+    generator = desk._model.generator
     session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(CHUNK))
     wanted = [action.text for action in [*session.hear(talk_1N), *session.finish()] if action.text.strip()]
     name = desk.begin("alice")
@@ -67,7 +68,7 @@ def test_a_talk_in_pieces(run_folder: Path) -> None:  # noqa: F811
 
 def test_a_closed_window_is_forgotten_though_nobody_else_talks(run_folder: Path) -> None:  # noqa: F811
     now_s = [0.0]
-    desk = LiveDesk(run_folder / "train", lambda: now_s[0], quiet_s=0.05)
+    desk = LiveDesk(LiveModel.load(run_folder / "train"), lambda: now_s[0], quiet_s=0.05)
     name = desk.begin("alice")
     session = weakref.ref(desk._talks[name].session)
     time.sleep(0.3)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import soundfile
 
-from audiollm.interpret.live.live_session import LiveOptions, LiveSession
-from pipelines.studio.live import LiveDesk
-from tests.audiollm.interpret.test_live import CHUNK, noise, run_folder  # noqa: F401
+from audiollm.interpret.live.live_model import LiveModel
+from tests.audiollm.interpret.test_live import noise, run_folder  # noqa: F401
 from tests.pipelines.studio.real_browser import Person, Server, launched, needs_axe
 
 pytestmark = pytest.mark.slow
@@ -48,8 +47,7 @@ def test_a_talk_from_a_file(person: Person, talk: Path, run_folder: Path) -> Non
     page = person.page
     page.set_input_files("#lv-file", str(talk))
     page.wait_for_selector("#lv-state >> text=The talk has ended.")
-    generator = LiveDesk(run_folder / "train")._generator
-    session = LiveSession(generator.model, generator.template, generator.codec, LiveOptions(CHUNK))
+    session = LiveModel.load(run_folder / "train").session()
     samples_N, _ = soundfile.read(talk, dtype="float32")
     heard_1N = noise(3.0, 3, RATE).new_tensor(samples_N)[None]
     wanted = [action.text for action in [*session.hear(heard_1N), *session.finish()] if action.text.strip()]

@@ -164,8 +164,9 @@ def test_what_another_tab_has_written_is_not_replaced_unseen(person: Person, tmp
 def test_a_new_sound_is_named_in_its_own_row_and_the_focus_stays(person: Person, tmp_path: Path) -> None:
     page = person.page
     project = opened(person, write_recording(tmp_path / "street.wav", 3.0))
-    while page.locator("#st-events tr").count():
+    for _ in range(page.locator("#st-events tr").count()):
         page.click("#st-events tr:first-child button")
+    assert page.locator("#st-events tr").count() == 0
     assert page.evaluate("document.activeElement.id") == "st-event-add"
     for at_s, name in (("2", "bell"), ("0.5", "dog")):
         page.fill("#st-from", at_s)

@@ -63,8 +63,10 @@ def test_clips_are_seen_heard_and_reviewed(person: Person, server: Server) -> No
     page.wait_for_selector("text=the limit is -50 dBFS")
     page.click("text=to review")
     page.wait_for_selector("button:has-text('Accept')")
+    person.screen("14-to-review")
     page.click("button:has-text('Accept')")
     page.wait_for_selector("text=Every listed clip has a verdict")
+    assert page.locator("button:has-text('Accept')").is_hidden()  # nothing is left to judge
     person.screen("14-reviewed")
     assert json.loads((server.data / "review.jsonl").read_text())["verdict"] == "accepted"
 
@@ -158,6 +160,7 @@ def test_nothing_serious_is_found_by_axe(server: Server, chromium: Any, tmp_path
             tab = page.locator(f"button:text-is('{name}'):visible")
         tab.click()
         page.wait_for_timeout(500)
+        person.screen(f"17-{name.lower()}-{width}")
         person.check_access()
     person.check()
     person.context.close()

@@ -1,0 +1,95 @@
+"""A model of streams that stays loaded: the command `interpret` and the studio open their sessions on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from audiollm.data.records.sample import Message, TextPart
+from audiollm.errors import ConfigError
+from audiollm.generation.engine.defaults import read_trained
+from audiollm.generation.speaking.generator import Generator
+from audiollm.interpret.live.live_session import LiveOptions, LiveSession
+from audiollm.models.pretrained import model_folder
+from audiollm.recipe.stages import required
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """A loaded model with the chunks and the system message of its training streams.
+
+    Sessions share its weights. Their calls of the model must not overlap: who has several takes turns.
+    """
+
+    generator: Generator
+    chunk_frames: int
+    messages: tuple[Message, ...] = ()
+
+    @classmethod
+    def load(
+        cls, model: Path, codec: Path | None = None, chunk_s: float | None = None, prompt: str | None = None
+    ) -> LiveModel:
+        """Load a model and its codec.
+
+        Args:
+            codec: by default the run's own train_tokenizer.
+            chunk_s: seconds of a chunk; None: as in the training.
+            prompt: the system message; None: that of the training streams.
+
+        Raises:
+            ConfigError: it cannot be loaded, was not trained on streams, or a chunk is no whole number of frames.
+        """
+        trained = read_trained(model_folder(model))
+        frames = trained.chunk_frames
+        if frames is None and chunk_s is None:
+            raise ConfigError(
+                "the model was not trained on streams (trained.json has no chunk_frames)",
+                str(model),
+                "train it on streams (recipes/interpret); `audiollm interpret --chunk-s` tries it all the same",
+            )
+        generator = Generator.from_pretrained(model, codec)
+        if chunk_s is not None:
+            frames = _whole_frames(chunk_s, generator.codec.frame_rate)
+        told = prompt if prompt is not None else trained.stream_prompt
+        messages = (Message(role="system", content=[TextPart(text=told)]),) if told else ()
+        return cls(generator, required(frames), messages)
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second that a session hears."""
+        return int(self.generator.codec.sample_rate)
+
+    @property
+    def frame_rate(self) -> float:
+        """Code frames per second."""
+        return float(self.generator.codec.frame_rate)
+
+    def options(self) -> LiveOptions:
+        """How a session on this model listens and writes; `dataclasses.replace` changes it."""
+        return LiveOptions(self.chunk_frames, self.messages)
+
+    def session(self, options: LiveOptions | None = None) -> LiveSession:
+        """Begin a stream.
+
+        Raises:
+            ConfigError: the codec cannot hear in pieces, or the prefix does not fit.
+        """
+        generator = self.generator
+        return LiveSession(generator.model, generator.template, generator.codec, options or self.options())
+
+
+# Private
+
+
+def _whole_frames(chunk_s: float, frame_rate: float) -> int:
+    """Return the code frames of a chunk.
+
+    Raises:
+        ConfigError: they are no whole number.
+    """
+    frames = round(chunk_s * frame_rate)
+    if frames < 1 or abs(frames - chunk_s * frame_rate) > 1e-6:
+        raise ConfigError(
+            f"{chunk_s:g} s are not whole code frames", "--chunk-s", f"give a multiple of {1 / frame_rate:g}"
+        )
+    return frames
