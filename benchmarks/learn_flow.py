@@ -58,14 +58,14 @@ BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 3000, 100, 40
 FLOW_STEPS, BATCH = 3_000, 16
 ESTIMATE_VARIANCE = 0.35
-DROPOUT = {"dropout_video": 0.35, "dropout_words": 0.45}
+DROPOUT = {"dropout_video": 0.5, "dropout_words": 0.35}
 CONTEXT = {"everything": 1.5, "pair": 0.5}
 AUTOENCODER = "autoencoder"
 """The stage's name."""
 EVENT_S = 1.0
 MUON = (
-    "*.qkv.weight", "*adaLN_modulation.1.weight", "*.encoders.*.linear.weight", "*.convolutions.*.weight",
-    "*.clip_input_proj.*.weight", "*.sync_input_proj.*.weight",
+    "*.qkv.weight", "*adaLN_modulation.1.weight", "*_input_proj.*.weight", "*.encoders.*.linear.weight",
+    "*.convolutions.*.weight", "*.layers.*.out.weight", "*.layers.*.up.weight", "*.layers.*.down.weight",
 )  # fmt: skip
 """Matrices and convolutions that Muon optimises."""
 WAYS: dict[str, list[str]] = {
