@@ -53,7 +53,10 @@ def sound(
     clap: ClapOption = None,
     synchrony: SynchronyOption = None,
     training: Annotated[
-        Path | None, typer.Option(help="Folder of the training sounds, to find copies of them.")
+        Path | None,
+        typer.Option(
+            help="Training sounds, to find copies of them: a folder, or samples (.jsonl) with their splits."
+        ),
     ] = None,
     edits: Annotated[
         Path | None, typer.Option(help="edited.jsonl of the stage edit_sounds, judged beside the sounds.")
@@ -65,7 +68,6 @@ def sound(
 
     Example: audiollm evaluate sound runs/sound/generate_sound/generated.jsonl --classes yamnet.tflite -o scores
     """
-    from audiollm.audio import AudioError, find_audio
     from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
     from audiollm.evaluate.sound.generated_sounds import read_generated
     from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
@@ -74,10 +76,7 @@ def sound(
     sounds = spread_items(read_generated(listing), limit)
     if not sounds:
         raise ConfigError("no sound to score", str(listing), "generate sounds first")
-    try:
-        known = find_audio(training)[0] if training is not None else []
-    except AudioError as error:
-        raise ConfigError(error.reason, "--training", "give a folder of sound") from None
+    known = training_sounds(training, "--training") if training is not None else []
     edited = spread_items(read_edited(edits), limit) if edits is not None else []
     judges = load_judges(classes, space, clap, synchrony)
     with bar(console, "scoring", len(sounds) + len(known) + len(edited)) as progress:
@@ -86,6 +85,31 @@ def sound(
             found = judge_edits(edited, judges.classes, lambda what: step(progress, what))
             outcome = with_edits(outcome, found)
     conclude(outcome, out, examples, console)
+
+
+def training_sounds(source: Path, key: str) -> list[Path]:
+    """The sounds of a folder, or those that samples (.jsonl) outside of their held-out splits want.
+
+    Args:
+        key: the option or setting that gives them, for errors.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    from audiollm.audio import AudioError, find_audio
+    from audiollm.data.records.manifest import read_samples
+
+    try:
+        if source.is_dir():
+            found = find_audio(source)[0]
+        else:
+            wanted = [each.audio("assistant") for each in read_samples(source)[0] if not each.is_held_out]
+            found = [Path(parts[-1].path) for parts in wanted if parts]
+    except AudioError as error:
+        raise ConfigError(error.reason, key, "give a folder of sound, or samples") from None
+    if not found:
+        raise ConfigError(f"{source} has no sound to train on", key, "give a folder of sound, or samples")
+    return found
 
 
 def load_judges(

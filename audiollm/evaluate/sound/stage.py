@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from audiollm.errors import ConfigError
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import InputPath, InputSource, Stage, StageConfig, StagePlan
 
@@ -32,7 +31,7 @@ class EvaluateSoundConfig(StageConfig):
     synchrony: str | None = None
     """Judge of synchrony with the video, by import path."""
     training: InputPath | None = None
-    """Folder of the training sounds, to find copies of them."""
+    """Training sounds, to find copies of them: a folder, or samples (.jsonl), of which held-out splits are left out."""
     edits: InputPath | None = None
     """`edited.jsonl` of the stage `edit_sounds`, judged beside the sounds."""
     max_sounds: int = Field(500, ge=1)
@@ -52,10 +51,9 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     Raises:
         ConfigError: a list or a judge that cannot be read.
     """
-    from audiollm.audio import AudioError, find_audio
     from audiollm.evaluate.report.formats import with_interval
     from audiollm.evaluate.report.suite import conclude, spread_items
-    from audiollm.evaluate.sound.commands import load_judges
+    from audiollm.evaluate.sound.commands import load_judges, training_sounds
     from audiollm.evaluate.sound.edited_sounds import judge_edits, read_edited
     from audiollm.evaluate.sound.event_judge import event_judge
     from audiollm.evaluate.sound.generated_sounds import read_generated
@@ -63,10 +61,7 @@ def run_evaluate_sound(config: EvaluateSoundConfig, context: Context) -> dict[st
     from audiollm.evaluate.sound.suite import evaluate_sounds, with_edits
 
     sounds = spread_items(read_generated(config.sounds), config.max_sounds)
-    try:
-        known = find_audio(config.training)[0] if config.training is not None else []
-    except AudioError as error:
-        raise ConfigError(error.reason, "training", "give a folder of sound") from error
+    known = training_sounds(config.training, "training") if config.training is not None else []
     edits = spread_items(read_edited(config.edits), config.max_sounds) if config.edits is not None else []
     judges = load_judges(config.classes, config.space, config.clap, config.synchrony)
     if config.classes_from is not None:

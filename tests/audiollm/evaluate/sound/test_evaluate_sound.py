@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from audiollm.audio import Waveform, load, save
 from audiollm.data.records.sample import AudioPart, Message, Sample, TextPart, write_samples
 from audiollm.errors import ConfigError, StageError
+from audiollm.evaluate.sound.commands import training_sounds
 from audiollm.evaluate.sound.edited_sounds import read_edited
 from audiollm.evaluate.sound.event_judge import _longest_stretch, event_judge
 from audiollm.evaluate.sound.generated_sounds import read_generated
@@ -169,11 +170,32 @@ def test_classes_that_cannot_be_compared_have_the_reason(
     assert result["measures"]["KL softmax"]["n"] == 0 and result["whole"]["inception score"] is None
 
 
-def test_training_sounds_are_a_folder(listing: Path, tmp_path: Path) -> None:
+def test_training_sounds_are_a_folder_or_samples(listing: Path, tmp_path: Path) -> None:
     config = EvaluateSoundConfig(sounds=listing, training=listing)
     context = Context(tmp_path, Recipe("r", listing, "tiny", 0, tmp_path, (), {}), Console(), {})
-    with pytest.raises(ConfigError, match="cannot be listed.*\n.*give a folder of sound"):
+    with pytest.raises(ConfigError, match="has no sound to train on.*\n.*give a folder of sound"):
         run_evaluate_sound(config, context)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match="empty has no sound to train on"):
+        training_sounds(empty, "--training")
+    samples = [
+        Sample(
+            id=f"{split}-{path.stem}",
+            task="sound",
+            messages=[
+                Message(role="user", content=[AudioPart(path=str(listing.parent / "made-0.wav"))]),
+                Message(role="assistant", content=[AudioPart(path=str(path))]),
+            ],
+            metadata={"split": split},
+        )
+        for path in sorted(listing.parent.glob("made-[1-4].wav"))
+        for split in ("train", "test")
+    ]
+    write_samples(tmp_path / "samples.jsonl", samples)
+    of_samples = training_sounds(tmp_path / "samples.jsonl", "training")
+    assert of_samples == sorted(listing.parent.glob("made-[1-4].wav"))
+    assert set(of_samples) < set(training_sounds(listing.parent, "training"))
 
 
 class Watcher(Clock):
