@@ -151,7 +151,7 @@ annotate-quality: $(READY)  ## how good annotations are: votes, trusted text, so
 	@for each in consensus text_trust events speaker_turns quality duplicates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/$$each.py $(if $(DATA),--data $(DATA)) || exit 1; done
 
-studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 5 minutes)
+studio-check: $(READY)  ## the studio in a real Chromium, with screens: SCREENS= (apt-get install chromium; 8 minutes)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'gradio>=6,<7' playwright
 	@npm install --silent --no-save --prefix build/axe axe-core || echo "without npm, axe-core is left out"
 	@# make expands every line before it runs the first: only the shell sees what npm has just installed
