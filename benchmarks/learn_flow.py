@@ -56,9 +56,9 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 EVENTS = ["dog bark", "baby cry", "person sneeze", "rooster", "clock tick"]
 BACKDROPS = ["rain", "sea waves", "fire crackling", "chainsaw", "helicopter"]
 SCENES, TEST_SCENES, EDITED_SCENES = 3000, 100, 40
-FLOW_STEPS, BATCH = 3_000, 16
+FLOW_STEPS, BATCH = 4_500, 16
 ESTIMATE_VARIANCE = 0.35
-DROPOUT = {"dropout_video": 0.5, "dropout_words": 0.35}
+DROPOUT = {"dropout_video": 0.45, "dropout_words": 0.45}
 CONTEXT = {"everything": 1.5, "pair": 0.5}
 AUTOENCODER = "autoencoder"
 """The stage's name."""
