@@ -149,12 +149,16 @@ class _Section(NamedTuple):
 
 
 def _section(generator: SoundGenerator, track: Track, span: EditSpan) -> _Section:
-    """The span with as much around it as a window of the training has, and always a second where there is one."""
-    rate = track.sample_rate
-    longest = round(generator.model.config.longest_s * rate)
-    around = max(rate, (longest - (span.end - span.start)) // 2)
-    start = max(0, span.start - around)
-    return _Section(start, max(span.end, min(track.num_samples, span.end + around)), span)
+    """The span with as much around it as a window of the training has, and always two seconds where these are.
+
+    It lies in the middle, or nearer to an end of the track: what one side lacks the other has.
+    """
+    rate, longest_s = track.sample_rate, generator.model.config.longest_s
+    spare = max(2 * rate, round(longest_s * rate) - (span.end - span.start))
+    behind = max(0, track.num_samples - span.end)
+    before = min(span.start, max(spare // 2, spare - behind))
+    after = min(behind, spare - before)
+    return _Section(span.start - before, span.end + after, span)
 
 
 def _make_section(

@@ -182,7 +182,7 @@ def test_what_cannot_be_made_is_refused_before_work(
         (("edit", absent, video, "inpaint", "--span", "0.1,0.2", "-o", "x.wav"), "3.mp4"),
         (("generate", trained, "--video", video, "--duration", 3, "-o", "x.wav", *FAST), "ends at"),
         (("edit", absent, track, "inpaint", *span, "-o", "x.mp4"), "no pictures"),
-        (("edit", trained, long, "add", "--span", "2.6,2.8", "--cot", "low", "-o", out, *FAST), "from 1.60 s on"),
+        (("edit", trained, long, "add", "--span", "2.6,2.8", "--cot", "low", "-o", out, *FAST), "from 0.80 s on"),
         (("generate", trained, "--video", video, "--region", "90,0,9,9", "-o", "x.wav", *FAST), "outside"),
         (("generate", trained, "--caption", "a", "--duration", 1, "-o", "x.wav", "--solver", "x", *FAST), "no solver"),
     ]  # fmt: skip

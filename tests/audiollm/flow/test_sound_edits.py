@@ -31,7 +31,15 @@ from audiollm.evaluate.sound.edited_sounds import (
     read_edited,
 )
 from audiollm.files.atomic import read_jsonl
-from audiollm.flow.editing.operations import OPERATIONS, Operation, edit_track, find_operation, find_span
+from audiollm.flow.editing.operations import (
+    OPERATIONS,
+    EditSpan,
+    Operation,
+    edit_track,
+    find_operation,
+    find_span,
+    heard_from_s,
+)
 from audiollm.flow.editing.requests import EditRequest, edit_conditions
 from audiollm.flow.editing.seams import best_lag, continued, with_seams
 from audiollm.flow.editing.tracks import Track, read_track
@@ -117,6 +125,19 @@ def test_edits_keep_everything_outside_of_the_span(
 def test_two_hundred_edits(generator: SoundGenerator, tmp_path: Path) -> None:
     for seed in range(12, 212):
         check_edit(generator, seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("begin_s", "end_s", "from_s"),
+    [(4.0, 4.5, 3.0), (0.2, 0.4, 0.0), (7.6, 7.8, 5.8), (8.0, 8.5, 6.0), (2.0, 7.0, 1.0)],
+)
+def test_what_a_track_lacks_on_one_side_of_a_span_is_heard_on_the_other(
+    generator: SoundGenerator, begin_s: float, end_s: float, from_s: float
+) -> None:
+    """A second on each side in the middle of 8 s; before its end, and after it, two seconds in all."""
+    track = Track(np.zeros((8 * RATE, 1), np.int32), RATE, "WAV", "PCM_16")
+    span = EditSpan(round(begin_s * RATE), round(end_s * RATE))
+    assert heard_from_s(generator, track, span) == pytest.approx(from_s, abs=1 / RATE)
 
 
 def test_an_edit_is_asked_for_as_it_was_trained() -> None:
