@@ -117,7 +117,7 @@ def _plan(
     generator: SoundGenerator,
     folder: Path,
 ) -> _Planned:
-    """What is to be made.
+    """Plan a sound: its row of the list, the key of its noise, and the track that is edited, if any.
 
     Raises:
         BadSample: nothing tells its length, or something of it cannot be read.

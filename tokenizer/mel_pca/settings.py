@@ -19,7 +19,8 @@ class FitMelPCAConfig(StageConfig):
     channels: Literal[1, 2] = 1
     """Channels of the waveform: mono or stereo."""
     mel_hop_samples: int = Field(256, ge=16)
-    """Samples between two mel frames; a latent frame is 4 of them, and the Fourier transforms are as long."""
+    """Samples between two mel frames; a latent frame is 4 of them, and the Fourier transforms are as long: 64 ms at
+    16 kHz. Much shorter ones do not tell the harmonics of a low voice apart: raise it with the sample rate."""
     num_mels: int = Field(128, ge=8)
     latent_dim: int = Field(48, ge=1)
     """Principal components of a latent frame that are kept."""

@@ -107,7 +107,7 @@ def test_muon_takes_its_matrices_and_adamw_the_rest() -> None:
 
 
 def test_muon_moves_a_convolution_as_the_linear_layer_that_it_is() -> None:
-    """The same layer as a convolution and over unfolded pictures, also after its state was saved and loaded."""
+    """A convolution and a linear layer over what it sees take the same steps, also when the state was loaded."""
     convolution = nn.Conv2d(3, 5, 3)
     linear = nn.Linear(27, 5)
     linear.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})

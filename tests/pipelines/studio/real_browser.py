@@ -178,7 +178,7 @@ class Person:
             late.cancel()
 
     def _shown(self) -> str:
-        """What the page says to the person."""
+        """Return the text of the page and its notices, for a failure's message."""
         try:
             texts = {
                 name: self.page.locator(f"#st-{name}").text_content(timeout=1000)
