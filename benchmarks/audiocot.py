@@ -1,5 +1,5 @@
-"""Cost of `audiocot` on seconds-long clips: the engine over its steps, every step by itself, two workers; and how far
-records that are measured (YAMNet, onsets) are from the truth of composed scenes.
+"""Cost of `audiocot` on seconds-long clips: the engine over its steps, every step by itself, two workers; of a writer's
+patches; and how far records that are measured (YAMNet, onsets) are from the truth of composed scenes.
 
 The recordings are those of ESC-10 in the folder of real data; the tagger is YAMNet. Prints a JSON line per case.
 """
@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +22,11 @@ from statistics import median
 from typing import Any
 
 import psutil
+import torch
 from rich.console import Console
 
 from audiollm.audio import load, save
+from audiollm.models.audio_llms.loading import PatchProduct
 from audiollm.recipe.runner import Context
 from audiollm.recipe.stages import Recipe
 from pipelines.audiocot.settings import AudioCotConfig
@@ -43,6 +46,8 @@ EVENTS = {
 """Labels of ESC-10 that are events, and the names of YAMNet's classes (as records have them) that are right."""
 BACKDROPS = ["rain", "sea waves"]
 NEAR_S = 0.25
+PATCHES, PATCH, WIDTH = 1_536, (2, 14, 14), 1_280
+"""Patches of 16 clips of 12 frames of 56 x 56; the patch and the width of Qwen2.5-Omni 7B."""
 PR_SET_CHILD_SUBREAPER = 36
 """Linux's prctl option by which a process adopts its orphaned descendants."""
 
@@ -63,6 +68,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=200, help="composed scenes; 0: without them")
     arguments = parser.parse_args()
     settings = settings_of(arguments.data)
+    report_patches()
     with tempfile.TemporaryDirectory() as temporary:
         report_costs(recordings(arguments.data, arguments.files, Path(temporary)), settings, Path(temporary))
         if arguments.pairs:
@@ -116,6 +122,23 @@ def report_costs(files: Sequence[str], settings: dict[str, Any], folder: Path) -
             line(f"step {name}", round(hours, 1), None, None, "hours of sound an hour of one core")
     rest = timings["driver_cpu_s"] - took
     line("the rest", round(rest, 2), None, None, "CPU-seconds of made sounds, samples and shards")
+
+
+def report_patches() -> None:
+    """Patches of a batch of videos, forward and backward, as products and as transformers' convolution, in turns."""
+    theirs = torch.nn.Conv3d(3, WIDTH, PATCH, PATCH, bias=False)
+    ours = PatchProduct(3, WIDTH, PATCH, PATCH, bias=False)
+    ours.load_state_dict(theirs.state_dict())
+    patches = torch.randn(PATCHES, 3, *PATCH)
+    torch.testing.assert_close(ours(patches), theirs(patches), atol=1e-4, rtol=1e-4)
+    took: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(6):
+        for name, layer in (("ours", ours), ("theirs", theirs)):
+            began = time.process_time()
+            layer(patches).square().mean().backward()
+            took[name].append(time.process_time() - began)
+    own, peer = (median(took[name][1:]) for name in took)
+    line("patches of a writer", round(own, 4), round(peer, 4), peer / own, "CPU-seconds, 1,536 patches")
 
 
 def report_workers(files: Sequence[str], settings: dict[str, Any], folder: Path, pairs: int) -> None:

@@ -13,7 +13,7 @@ import transformers
 from audiollm.audio import Waveform
 from audiollm.models.audio_llms.frames import FramePatches, TimedFramePatches
 from audiollm.models.audio_llms.inputs import InputsError, Pictures, processor_inputs
-from audiollm.models.audio_llms.loading import load_audio_llm
+from audiollm.models.audio_llms.loading import PatchProduct, load_audio_llm
 from tests.audiollm.models.tiny_audio_llms import qwen2_5_omni_thinker, save_processor
 
 LIMITS = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12}
@@ -107,6 +107,32 @@ def test_video_and_sound_of_one_clip_change_the_answer(folder: Path) -> None:
         last_logits(frames, 900.0),
     ):
         assert not torch.allclose(plain, other, atol=1e-6)
+
+
+def test_patches_are_multiplied_and_give_what_transformers_gives(folder: Path) -> None:
+    """Logits and gradients of the model as transformers loads it; the same names in the checkpoint."""
+    ours, processor = load_audio_llm(folder, torch.float32)
+    theirs = type(ours).from_pretrained(folder, dtype=torch.float32).eval()
+    assert type(ours.model.visual.patch_embed.proj) is PatchProduct
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    frames = np.random.default_rng(0).integers(0, 255, (4, 56, 56, 3)).astype(np.uint8)
+    pictures = Pictures(tuple(frames), (0.25, 0.75, 1.25, 1.75))
+    inputs = processor_inputs(processor, [("user", [pictures, "what?"])], generation_prompt=True)
+    found = []
+    for model in (ours, theirs):
+        logits = model(**inputs).logits
+        logits.square().mean().backward()
+        found.append((logits.detach(), model.model.visual.patch_embed.proj.weight.grad))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_larger_than_the_kernel_is_convolved() -> None:
+    convolution = torch.nn.Conv3d(3, 4, (2, 3, 3), (2, 3, 3))
+    product = PatchProduct(3, 4, (2, 3, 3), (2, 3, 3))
+    product.load_state_dict(convolution.state_dict())
+    for size in ((2, 3, 3), (4, 6, 9)):
+        patches = torch.randn(5, 3, *size)
+        torch.testing.assert_close(product(patches), convolution(patches))
 
 
 def test_a_model_without_pictures_says_so(folder: Path) -> None:
